@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from benchmarks.contestants import BARE, ONE_SERVER, Maker
+from benchmarks.contestants import BARE, ONE_SERVER, OVER_SOCKET, Maker
 from benchmarks.measure import OWN, Result, Rounds, Table, apart, measured
 from celery_singleton_lock.testing import RedisServer
 
 #: What each holds back from, or does more, than the bare one.
 GIVES: Mapping[str, str] = {
+    OVER_SOCKET: "owner, expiry; no library: the least that two round trips cost",
     f"{OWN}: as a task locks": "owner, expiry, holder, fence, record of the message, wake-up",
     f"{OWN}: Lock": "owner, expiry, renewal, wake-up",
     "python-redis-lock": "owner, expiry in whole seconds, wake-up",

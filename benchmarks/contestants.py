@@ -6,19 +6,24 @@ name, on connections that stay.
 
 from __future__ import annotations
 
+import secrets
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
 import pottery
 import redis_lock
 import redlock
 from redis import Redis
 from redis.backoff import NoBackoff
+from redis.connection import Connection
 from redis.lock import Lock as RedisPyLock
 from redis.retry import Retry
 
 from benchmarks.measure import OWN
-from benchmarks.schemes import Lock, Ours, Scheme, one_key, ours
+from benchmarks.schemes import COMPARE_AND_DELETE, Lock, Ours, Scheme, one_key, ours
 from celery_singleton_lock import Redlock, clock, process_identity
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -97,6 +102,46 @@ def _list_token(clients: Sequence[Redis], name: str, ttl: float) -> Lock:
     return _Functions(lambda wait: client.blpop([name], wait), lambda _: client.rpush(name, 1))
 
 
+class _OverSocket:
+    """The bare lock as bytes that are written down once: what two round trips cost without any library."""
+
+    def __init__(self, server: socket.socket, take: bytes, free: bytes) -> None:
+        self._server, self._take, self._free, self._token = server, take, free, b""
+
+    def acquire(self, wait: float = 0.0) -> bool:
+        self._token = secrets.token_hex(16).encode()
+        return self._answer(self._take) == b"+OK\r\n"
+
+    def release(self) -> object:
+        return self._answer(self._free) == b":1\r\n"
+
+    def _answer(self, command: bytes) -> bytes:
+        self._server.sendall(command % self._token)
+        return self._server.recv(1024)
+
+
+def _over_socket(urls: Sequence[str]) -> Maker:
+    at = urlsplit(urls[0])
+    assert at.hostname is not None
+    assert at.port is not None
+    server = socket.create_connection((at.hostname, at.port))
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    packer = Connection()
+    with Redis.from_url(urls[0]) as client:
+        digest = client.script_load(COMPARE_AND_DELETE)
+
+    @cache
+    def commands(name: str) -> tuple[bytes, bytes]:
+        no_token = "%b".ljust(32)  # As long as a token: its length is written before it.
+        take = ("SET", name, no_token, "NX", "PX", round(TTL * 1000))
+        free = ("EVALSHA", digest, 1, name, no_token)
+        packed = (b"".join(packer.pack_command(*command)) for command in (take, free))
+        take_bytes, free_bytes = (each.replace(no_token.encode(), b"%b") for each in packed)
+        return take_bytes, free_bytes
+
+    return lambda name: _OverSocket(server, *commands(name))
+
+
 def holder() -> Holder:
     """Of another message each time."""
     return Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
@@ -132,6 +177,7 @@ def _as_task(urls: Sequence[str]) -> Maker:
 
 
 BARE, TOKEN, ON_ONE_NODE = "bare SET NX PX + EVALSHA", "bare BLPOP of a token", "bare lock on one server"
+OVER_SOCKET = "the same, as prepared bytes over a socket"
 
 _bare = opened(one_key("SET NX PX", "EVALSHA"))
 # A client that waits by BLPOP must say so: with redis-py 8's 5 s, a longer wait ends in a TimeoutError.
@@ -150,6 +196,7 @@ WAITING: Mapping[str, Opener] = {
 #: What is timed on one server.
 ONE_SERVER: Mapping[str, Opener] = {
     BARE: _bare,
+    OVER_SOCKET: _over_socket,
     **{name: opener for name, opener in WAITING.items() if name != TOKEN},
     "pottery, 1 master": opened(_pottery),
     "redlock-py, 1 server": opened(_redlock_py),

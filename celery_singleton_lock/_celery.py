@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         request_dict: dict[str, Any]
         _context: Context
         _already_cancelled: bool
+        _already_revoked: bool
 
         def __init__(self, message: Any, **opts: Any) -> None: ...
         @property
@@ -132,10 +133,11 @@ class WorkerRequest(ReceivedRequest):
 
     Promise: a message that goes on is not recorded as ended, and so not dropped when it comes again. Since 5.7 Celery
     sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result was stored before
-    (`_success_was_stored`); what runs as the connection is lost is cancelled.
+    (`_success_was_stored`); what runs as the connection is lost is cancelled. A run can be terminated by its id also
+    where copies of it wait in the same worker: Celery knows the newest delivery of an id, and none once that has ended.
     Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._success_was_stored,
-    celery.worker.request.Request._already_cancelled, celery.worker.request.Request._context,
-    celery.worker.request.Request.request_dict
+    celery.worker.request.Request._already_cancelled, celery.worker.request.Request._already_revoked,
+    celery.worker.request.Request._context, celery.worker.request.Request.request_dict, celery.worker.state.requests
     """
 
     @property
@@ -152,10 +154,43 @@ class WorkerRequest(ReceivedRequest):
         return self._already_cancelled
 
     @property
+    def was_terminated(self) -> bool:
+        """Whether it was stopped for good, or never begun, since it was revoked."""
+        return self._already_revoked
+
+    @property
     def success_was_stored(self) -> bool:
         """Whether its child was lost when it had stored its result, which Celery takes for the end of it."""
         ask = getattr(self, "_success_was_stored", None)
         return ask is not None and bool(ask())
+
+    def others_at_work(self) -> list[Any]:
+        """Other deliveries of this message that the pool has begun with."""
+        return [request for request in active_requests() if request.id == self.id and request is not self]
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            self._leave_others_known()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        try:
+            super().on_timeout(soft, timeout)
+        finally:
+            if not soft:
+                self._leave_others_known()
+
+    def revoked(self) -> bool:
+        revoked = super().revoked()
+        if revoked:
+            self._leave_others_known()
+        return revoked
+
+    def _leave_others_known(self) -> None:
+        """As it ends, Celery forgets its id."""
+        for request in self.others_at_work():
+            worker_state.requests[self.id] = request
 
     def on_sent_again(self) -> None:
         """Its child was lost, and Celery has sent it as a retry."""

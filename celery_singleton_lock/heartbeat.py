@@ -180,7 +180,7 @@ class Heartbeat(Renews):
         # From now on the server may carry it out, whatever comes of the answer.
         lease.doubt(ttl, asked.acquired_at)
         # Not as short a step as in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
-        step = min(trust.MAX_STEP, max(good_for, ttl) / 3)
+        step = min(trust.MAX_STEP, max(good_for, ttl) * trust.OWN_STEP_SHARE)
         (ours,) = self._store.renew([asked], timeout=step)
         if ours:
             lease.become(asked, bound)

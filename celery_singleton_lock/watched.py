@@ -15,9 +15,6 @@ from celery_singleton_lock.lease import Lease
 #: Why a lease was lost that the store no longer has.
 GONE = "the store does not have it any more: it ended, was taken over, or was deleted"
 
-#: What is due within this share of its renewal interval is renewed along with what is due now.
-COALESCE = 0.1
-
 
 @dataclass(slots=True, eq=False)
 class Watched:
@@ -66,7 +63,7 @@ class Watched:
         lease = self.lease()
         if lease is None or lease.reason is not None:
             return False
-        return self.due_at <= now + lease.good_for * trust.RENEW_AFTER * COALESCE
+        return self.due_at <= now + lease.good_for * trust.RENEW_AFTER * trust.COALESCE
 
     def lose(self, lease: Lease, reason: str) -> None:
         """It is lost, which is said at once."""

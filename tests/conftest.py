@@ -11,6 +11,7 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.pulse import pulse
+from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import RedisServer
 
 # It unsubscribes from within the garbage collector: it tries for long to reach a server that ended with its test, and
@@ -92,6 +93,7 @@ def lasting_redis() -> Iterator[RedisServer]:
 def redis_server(lasting_redis: RedisServer) -> Iterator[RedisServer]:
     """A server that tests share, one after the other; each finds it empty."""
     yield lasting_redis
+    write_all()  # Else the journal's thread of this process does, seconds later, in the next test.
     lasting_redis.flush()
 
 

@@ -60,15 +60,6 @@ def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
         )
 
 
-def _pickled_results(it: AppContext) -> Iterator[Finding]:
-    if it.app.conf.result_serializer == "pickle":
-        yield Subject("result_serializer").warning(
-            "it is 'pickle', and so are the return values that the lock server keeps for copies of finished "
-            "messages: anybody who may write there can run code in the workers",
-            "set result_serializer='json'",
-        )
-
-
 def _broadcasts(it: AppContext) -> Iterator[Finding]:
     """Queues whose messages every worker gets, on a broker that does not say which queue a message comes from."""
     queues = it.app.amqp.queues.consume_from
@@ -151,7 +142,6 @@ RULES = (
     switched_off,
     kept_in_memory,
     forgotten_too_soon,
-    _pickled_results,
     _shared_names,
     _newest_on_a_redlock,
     _broadcasts,

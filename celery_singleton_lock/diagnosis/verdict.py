@@ -21,11 +21,7 @@ from celery_singleton_lock._celery import ask_each_worker
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.trust import GIVE_UP_BEFORE, GRACE_SHARE, STEP_SHARE, STRIKE_SHARE
-
-#: The share of the ttl that is left when a holder that could not renew its lease has stopped: about a tenth. The last
-#: try has two steps, and the last strike comes a little after the grace is over.
-STOPPED_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE - GRACE_SHARE - STRIKE_SHARE
+from celery_singleton_lock.trust import STOPPED_BEFORE
 
 #: The share of the ttl by which the end of a lease has to move to count as renewed: servers count milliseconds, by a
 #: clock that they read now and then.

@@ -193,6 +193,14 @@ class SingletonRequest(WorkerRequest):
             self._end_brought()
 
     def terminate(self, *args: Any, **kwargs: Any) -> None:
+        """Also what runs of the same message: Celery knows one delivery of it, which may be a copy that waits."""
+        for request in self.others_at_work():
+            request._terminate(*args, **kwargs)
+        self._terminate(*args, **kwargs)
+
+    def _terminate(self, *args: Any, **kwargs: Any) -> None:
+        if self.was_terminated:
+            return
         super().terminate(*args, **kwargs)
         # A greenlet is gone by now, whatever it was at; a child says so.
         if self.acknowledged and self.app not in children_of:

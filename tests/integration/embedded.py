@@ -48,17 +48,18 @@ def live(pool: str, url: str, apps: list[ref[Celery]]) -> None:
 
     with (
         Redis.from_url(url) as client,
+        # Until the worker has stopped: a copy that is begun as it stops is waited for, by billiard, for 30 seconds.
+        hold_lock(work, "held"),
         start_worker(app, pool=pool, perform_ping_check=False, loglevel="CRITICAL", shutdown_timeout=LIMIT),
     ):
         with allow_join_result():
             assert work.delay("done").get(timeout=LIMIT) == "done"
-        with hold_lock(work, "held"):
-            work.delay("held").forget()
-            deadline = clock.now() + LIMIT
-            # Celery's pool hangs if it is stopped while a child writes to it what came of a message.
-            while state.active_requests or not [*client.scan_iter("*:waiting")]:
-                assert clock.now() < deadline
-                clock.sleep(0.05)
+        work.delay("held").forget()
+        deadline = clock.now() + LIMIT
+        # Celery's pool hangs if it is stopped while a child writes to it what came of a message.
+        while state.active_requests or not [*client.scan_iter("*:waiting")]:
+            assert clock.now() < deadline
+            clock.sleep(0.05)
     app.backend.result_consumer.stop()
     app.close()
 

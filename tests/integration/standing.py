@@ -16,6 +16,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.shops import Shop
 from tests.integration.workers import Worker
@@ -73,6 +74,7 @@ class Staff:
         with self._server.client(2) as locks:
             eternal = [key for key in locks.scan_iter() if locks.pttl(key) == -1]
         assert eternal == [], "keys without a time to live"
+        write_all()  # Else the journal's thread of this process does, seconds later, in the next test.
         self._server.flush()
 
     def come(self, shop: StandingShop, names: tuple[str, ...], options: dict[str, Any]) -> list[Worker]:

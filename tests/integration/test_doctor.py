@@ -85,7 +85,7 @@ class TestOnTheCommandLine:
         assert (first["severity"], first["subject"]) == ("problem", "singleton_lock:1:{job:x}:run")
 
     def test_strict_counts_warnings(self, own_redis: RedisServer) -> None:
-        conf = {"singleton_lock_backend": own_redis.url, "result_serializer": "pickle"}
+        conf = {"singleton_lock_backend": own_redis.url, "singleton_lock_enabled": False}
         assert run_here(**conf).exit_code == 0
         assert run_here("--strict", **conf).exit_code == 1
 

@@ -10,6 +10,7 @@ from typing import Any
 import celery
 import pytest
 from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ResultLost, clock
 from celery_singleton_lock.testing import RedisServer
@@ -106,6 +107,21 @@ class TestRunningMessage:
         shop.record.let_end("report")
         assert result.get(timeout=LIMIT) == "report"
         assert len(shop.record.runs("report")) == 1
+
+    @pytest.mark.parametrize("pool", ["prefork", "gevent"])
+    def test_is_terminated_though_its_copies_wait_in_the_same_worker(self, shop: Shop, pool: str) -> None:
+        """Celery looks for a task by its id, and finds the newest delivery."""
+        (worker,) = shop.start("one", concurrency=2, pool=pool)
+        result = shop.send("late", "report", LONG)
+        shop.record.wait_for(starts=1)
+        again(shop, "late", "report", LONG, task_id=result.id)
+        until(lambda: "a copy waits, in case it dies" in worker.log)
+        shop.app.control.revoke(result.id, terminate=True)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        until(lambda: not shop.held())
+        assert len(shop.record.runs("report")) == 1
+        assert shop.send("late", "report").get(timeout=LIMIT) == "report", "the other copy does not run"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("acks_late", [True, False])

@@ -1,6 +1,6 @@
-"""The public face as users' type checkers see it: never run, checked by mypy and pyright, both strict.
+"""The public API as users' type checkers see it: never run, checked by mypy and pyright, both strict.
 
-Where a comment ignores an error, that error is asserted: a type checker complains of one that is not needed.
+Where a comment ignores an error, that error is asserted: type checkers complain about unneeded comments.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, TimeoutError
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, trust
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
@@ -28,7 +28,7 @@ def granted(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Leas
         TimeoutError: trust counts from sending; what is left of it is too little to start work on.
     """
     _, fence, slot = answer
-    if clock.now() - sent_at > request.ttl / 3:
+    if not trust.came_in_time(sent_at, request.ttl):
         raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
     return request.lease(fence=fence, sent_at=sent_at, slot=slot)
 

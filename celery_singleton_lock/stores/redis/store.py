@@ -27,7 +27,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from celery_singleton_lock import chance, clock
+from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
@@ -199,7 +199,7 @@ class RedisStore:
                 sent_at = clock.now()
                 (ours,) = lock_commands.renewed([lease], self._servers.run(lock_commands.renew([lease])))
                 lease.begin(sent_at)
-                return bool(ours) and clock.now() - sent_at < request.ttl / 3
+                return bool(ours) and trust.came_in_time(sent_at, request.ttl)
 
             return self._patiently(attempt)
 

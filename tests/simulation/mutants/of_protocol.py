@@ -53,7 +53,7 @@ MUTANTS = (
     ),
     _question(
         "a late answer counts",
-        old="if clock.now() - sent_at > request.ttl / 3:",
+        old="if not trust.came_in_time(sent_at, request.ttl):",
         new="if clock.now() - sent_at > request.ttl * 9:",
         breaks="what was not answered in time is asked for again",
         kind="locks",

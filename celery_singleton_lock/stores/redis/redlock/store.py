@@ -15,7 +15,7 @@ from typing import Any
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError, TimeoutError
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold, Lease
@@ -46,9 +46,6 @@ from celery_singleton_lock.stores.stops import Stop
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 logger = get_logger(__name__)
-
-#: What share of the ttl the nodes get to answer, and the seconds at least.
-ANSWER_SHARE, MIN_ANSWER = 1 / 20, 0.05
 
 #: Seconds after which no new try is begun to get a majority.
 PATIENCE = 3.0
@@ -246,7 +243,7 @@ class RedlockStore:
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
         if votes.has_majority and votes.record is None:
             fence = self._fence(conversation, wanted, slot, votes.granted)
-            if fence and clock.now() - sent_at < wanted.ttl / 3:
+            if fence and trust.came_in_time(sent_at, wanted.ttl):
                 return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
@@ -370,7 +367,7 @@ class _NodesWakeUp(RedisWakeUp):
         except LockUnavailable as error:
             # The next question finds another node, or that there is no majority.
             node.failed(error)
-            clock.sleep(min(timeout, MIN_ANSWER))
+            clock.sleep(min(timeout, trust.MIN_ANSWER))
             return None
 
     def _node(self) -> Node:
@@ -417,4 +414,4 @@ def _is_promise(found: Held | Record) -> bool:
 
 
 def _patience(ttl: float) -> float:
-    return min(max(ttl * ANSWER_SHARE, MIN_ANSWER), MAX_ANSWER)
+    return min(max(ttl * trust.ANSWER_SHARE, trust.MIN_ANSWER), MAX_ANSWER)

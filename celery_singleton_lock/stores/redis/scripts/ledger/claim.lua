@@ -1,5 +1,5 @@
 -- KEYS ledger, over, claim..., gone...  ARGV owner, ttl ms, ceiling, (entry, last)... (a claim, a gone and a pair for each)
--- -> {{CLAIMED, 0} | {SENT, last} meanwhile | {CLAIMED_BY_ANOTHER, pttl}, ...}: `ledger_commands.Claim`
+-- -> {{CLAIMED, 0} | {SENT, last} meanwhile | {CLAIMED_BY_ANOTHER, pttl}, ...}: `ledger.Claim`
 -- A claim is for the tick that follows `last`. Idempotent by owner.
 local CLAIMED_BY_ANOTHER, CLAIMED, SENT = 0, 1, 2
 local owner, ttl, ceiling = ARGV[1], ARGV[2], tonumber(ARGV[3])
