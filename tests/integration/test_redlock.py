@@ -219,10 +219,7 @@ class TestReach:
                 proxy.lose(1)
             lease = taken(store)
             assert store.free(lease)
-            until(
-                lambda: nodes.holding(RUN) == [],
-                "the other nodes get the release on a new connection",
-            )
+            until(lambda: nodes.holding(RUN) == [], "the other nodes get the release on a new connection")
             store.close()
 
     def test_error_of_one_node_is_not_an_error(self, nodes: Nodes, store: RedlockStore) -> None:
