@@ -196,7 +196,7 @@ def test_each_beat_sends_what_no_other_has_claimed(beats: Studio) -> None:
     check(beats, missing=2)
     for entry in beats.schedule:
         ids = [message.task_id for message in beats.sent(entry)]
-        assert len(ids) - len(set(ids)) <= 1, "only what was being sent when its beat was stopped"
+        assert len(ids) - len(set(ids)) <= 1, "only the tick that was being sent when its beat was stopped"
 
 
 def test_new_leader_continues_where_the_old_one_stopped(beats: Studio) -> None:
@@ -262,7 +262,7 @@ def test_beats_with_different_clocks_side_by_side(beats: Studio, skew: float) ->
     beats.start("second", skew=skew)
     beats.wait_for_sent(10)
     assert twice(beats.sent()) == []
-    assert len(gaps(beats.sent(), 0.5)) <= 1, "one where the one that is ahead begins"
+    assert len(gaps(beats.sent(), 0.5)) <= 1, "one gap, where the beat that is ahead begins"
 
 
 def test_changed_schedule_is_honoured(beats: Studio) -> None:

@@ -137,7 +137,7 @@ class TestWorkers:
             f"it keeps its locks at {shop.conf['broker_url']}",
         ):
             assert any(words in text for *_, text in of_workers), words
-        assert "pidbox" not in old.log, "it is not asked for what it does not know"
+        assert "pidbox" not in old.log, "it is not asked about what it does not know"
 
 
 class TestOneServer:

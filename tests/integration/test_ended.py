@@ -49,7 +49,7 @@ def found(store: RedisStore, holder: Holder = ME) -> Lease | Held | Record:
 
 
 def forget_contents(client: Redis) -> None:
-    until(lambda: not [*client.scan_iter(f"{KEY}:done:*")], "what they were is forgotten")
+    until(lambda: not [*client.scan_iter(f"{KEY}:done:*")], "their contents are forgotten")
 
 
 def message(number: int, seconds: float = 60.0) -> Record:
@@ -72,7 +72,7 @@ class TestEnds:
         known = found(store)
         assert isinstance(known, Record)
         assert known.content == b"record"
-        assert 50 < known.seconds <= 62, "its age is that of the message's end"
+        assert 50 < known.seconds <= 62, "its age is the age of the message's end"
 
     def test_expire_one_by_one(self, store: RedisStore) -> None:
         store.free(taken(store, key=KEY, holder=ME), record=message(0, 1.0))
@@ -92,7 +92,7 @@ class TestEnds:
         store.free(taken(store, key=KEY, holder=ME), record=RECORD._replace(content_for=None))
         assert client.exists(ENDED) == 0
         store.replace_records([(KEY, RECORD), (KEY, message(1))])
-        assert client.strlen(ENDED) == ENTRY, "those that are gone stay gone"
+        assert client.strlen(ENDED) == ENTRY, "expired records stay gone"
         forget_contents(client)
         assert isinstance(found(store), Record)
 
@@ -127,7 +127,7 @@ class TestEnds:
         known = found(store)
         assert isinstance(known, Record)
         assert known.content == b"newer"
-        assert 590 < known.seconds <= 600, "its age is that of the newer end"
+        assert 590 < known.seconds <= 600, "its age is the age of the newer end"
         assert client.exists(ENDED) == 0
 
     @pytest.mark.parametrize("record", [RECORD, RECORD._replace(content_for=None)])
@@ -141,7 +141,7 @@ class TestEnds:
                 store.free(lease, record=record)
         finally:
             client.config_set("maxmemory", 0)
-        until(lambda: not store._pending, "it was said again")
+        until(lambda: not store._pending, "it was repeated")
         assert isinstance(found(store), Record)
 
     def test_lock_is_not_reserved_for_a_message_that_has_ended(self, store: RedisStore, client: Redis) -> None:
@@ -160,7 +160,7 @@ class TestEnds:
             assert isinstance(lease, Lease), text
             store.free(lease)
         client.set(ENDED, b"\xff" * 4 + name + name + b"\xff" * 4)
-        assert isinstance(found(store), Record), "after one that is none"
+        assert isinstance(found(store), Record), "after a match that does not count"
 
     @pytest.mark.parametrize("places", [1, 2])
     def test_foreign_value_of_another_type_hides_no_end(self, store: RedisStore, client: Redis, places: int) -> None:
@@ -194,7 +194,7 @@ class TestWhatIsLeft:
             store.free(taken(store, key=key, holder=ME), record=message(number))
         shared = {keyspace.shared(key) for key in keys}
         expected = {f"{it}:{what}" for it in shared for what in ("ended", "fence")}
-        until(lambda: {*client.scan_iter()} <= expected, "nothing for each of them")
+        until(lambda: {*client.scan_iter()} <= expected, "no key for each of them")
         assert sum(client.strlen(f"{it}:ended") for it in shared) == ENTRY * len(keys)
 
     def test_expired_ends_are_removed(self, store: RedisStore, client: Redis) -> None:

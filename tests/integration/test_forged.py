@@ -90,7 +90,7 @@ class TestMessages:
         journal = open_url(shop.conf["singleton_lock_backend"]).journal(PREFIX, size=10_000)
         until(lambda: len(list(journal.entries(since=0.0))) == 3)
         assert_harmless(said := say_all(shop))
-        assert "\\x1b[2J" in said, "it is shown, as what it is"
+        assert "\\x1b[2J" in said, "it is shown as what it is"
         worker.kill()
 
     def test_a_number_as_an_id_breaks_no_display(self, shop: Shop) -> None:

@@ -387,7 +387,7 @@ class TestRelease:
         heir = taken(store, holder=following)
         store.free(heir, record=Record(following.message, b"record", 60.0))
         proxy.deliver()
-        assert store.held(KEY) == [], "what arrives late keeps nothing for an heir that was there"
+        assert store.held(KEY) == [], "a late release keeps nothing for an heir that has come"
 
     def test_keeps_nothing_for_an_heir_that_has_run(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease, following = taken(direct, holder=ME), replace(ME, retries=2)

@@ -371,7 +371,7 @@ class TestWaiting:
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
         clock.sleep(1.5)
         asked = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
-        assert asked <= 20, "each looks once a second, in case that a wake-up went to one that is frozen"
+        assert asked <= 20, "each looks once a second, in case a wake-up went to a frozen waiter"
         lock.release()
         for thread in threads:
             thread.join()

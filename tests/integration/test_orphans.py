@@ -116,7 +116,7 @@ def test_only_locks_without_a_message_are_freed(shop: Shop, tasks: SimpleNamespa
     assert queued(shop) == orphaned | kept
 
     told = clear(shop)
-    assert told.keys() == orphaned, "nothing is said of the others"
+    assert told.keys() == orphaned, "the others are not mentioned"
     assert {line["why"] for line in told.values()} == {"its message no longer exists"}
     assert all(line["freed"] and line["task_id"] and line["held_for"] >= AGE for line in told.values())
     assert queued(shop) == kept
@@ -222,7 +222,7 @@ def test_doctor_finds_them(shop: Shop, tasks: SimpleNamespace) -> None:
     diagnosis = diagnose(shop.app, timeout=1.0)
     (found,) = [finding for finding in diagnosis.findings if "no longer exist" in finding.text]
     assert (found.severity, found.subject) == ("warning", orphan)
-    assert len(queued(shop)) == 2, "it looks only"
+    assert len(queued(shop)) == 2, "it only looks"
 
 
 @pytest.mark.slow

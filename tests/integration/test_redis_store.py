@@ -188,7 +188,7 @@ class TestLostReplies:
         monkeypatch.setattr(store._servers, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.abandon(lease)
-        until(lambda: client.exists(f"{KEY}:run") == 0, "the server has heard of it")
+        until(lambda: client.exists(f"{KEY}:run") == 0, "the server has freed it")
 
     def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: RedisStore) -> None:
         store.free(taken(store))

@@ -72,7 +72,7 @@ def taken(store: RedlockStore, **options: object) -> Lease:
 
 def taken_on_all(nodes: Nodes, store: RedlockStore) -> Lease:
     lease = taken(store)
-    until(lambda: len(nodes.holding(RUN)) == 5, "the last ones have heard of it")
+    until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
     return lease
 
 
@@ -197,7 +197,7 @@ class TestReach:
         record, key = Record(ME.message, b"refused", 60.0), keyspace.done_key(KEY, ME.message)
         clients = [server.client() for server in nodes.servers]
         assert store.refuse(KEY, ME, record) is None
-        until(lambda: all(client.get(key) == "refused" for client in clients), "all have heard it")
+        until(lambda: all(client.get(key) == "refused" for client in clients), "all nodes have it")
         for server in nodes.servers[:3]:
             hang(server)
         with pytest.raises(LockUnavailable):
@@ -207,7 +207,7 @@ class TestReach:
         another = Holder("another")
         assert store.refuse(KEY, another, record._replace(message=another.message)) is None
         other_key = keyspace.done_key(KEY, another.message)
-        until(lambda: all(client.get(other_key) for client in clients), "they have read what they were told before")
+        until(lambda: all(client.get(other_key) for client in clients), "they have read the earlier commands")
         assert [client.get(key) for client in clients] == ["refused"] * 5
 
     def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:
@@ -219,7 +219,7 @@ class TestReach:
                 proxy.lose(1)
             lease = taken(store)
             assert store.free(lease)
-            until(lambda: nodes.holding(RUN) == [], "the nodes whose replies were lost are told on a new connection")
+            until(lambda: nodes.holding(RUN) == [], "the other nodes get the release on a new connection")
             store.close()
 
     def test_error_of_one_node_is_not_an_error(self, nodes: Nodes, store: RedlockStore) -> None:
@@ -245,7 +245,7 @@ class TestReach:
         threads = threading.active_count()
         for _ in range(50):
             store.free(taken(store))
-        assert threading.active_count() <= threads + 1, "one thread that repeats it, not one per call"
+        assert threading.active_count() <= threads + 1, "one repeating thread, not one per call"
         nodes.servers[0].resume()
         assert all(server.client().info("clients")["connected_clients"] <= 3 for server in nodes.servers)
 
@@ -284,8 +284,8 @@ class TestGivenUp:
         """Meanwhile, nobody asks the nodes for anything."""
         began = clock.now()
         resume(nodes)
-        until(lambda: nodes.holding(RUN) == [], "the nodes were told")
-        assert clock.now() - began < LONG / 2, "they were told, the ttl had no part in it"
+        until(lambda: nodes.holding(RUN) == [], "the nodes were told to free it")
+        assert clock.now() - began < LONG / 2, "by the commands, not by the ttl"
 
     @pytest.mark.parametrize("connected", [False, True], ids=["new connections", "old connections"])
     def test_acquire_without_an_answer_leaves_nothing(self, nodes: Nodes, store: RedlockStore, connected: bool) -> None:
@@ -342,7 +342,7 @@ class TestGivenUp:
     ) -> None:
         """A time limit strikes during the connection to a node, before any node was told."""
         lease = taken(store, ttl=LONG)
-        until(lambda: len(nodes.holding(RUN)) == 5, "the last ones have heard of it")
+        until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
 
         def interrupted(*_: object, **__: object) -> None:
             monkeypatch.undo()
@@ -351,7 +351,7 @@ class TestGivenUp:
         monkeypatch.setattr(Conversation, "connect", interrupted)
         with pytest.raises(SoftTimeLimitExceeded):
             ending(store, lease)
-        until(lambda: not nodes.holding(RUN), "all nodes have heard of it")
+        until(lambda: not nodes.holding(RUN), "all nodes have freed it")
 
     def test_release_without_an_answer_is_repeated_and_counts(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
@@ -471,7 +471,7 @@ class TestGivenUp:
         request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
         assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == 1
         assert store.renew([lease], timeout=1.0) == [True]
-        until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all have heard of it")
+        until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
         assert node.server.run(commands.undo(lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
@@ -487,7 +487,7 @@ class TestGivenUp:
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
         until(lambda: store._nodes._repeater._thread is None, "nothing is pending any more")
-        assert not any(node.server._free for node in store._nodes.each), "nor are its connections"
+        assert not any(node.server._free for node in store._nodes.each), "its connections are closed"
 
     def test_node_that_answers_late_is_not_left_alone(self, nodes: Nodes, store: RedlockStore) -> None:
         """Only a node without a connection is avoided: a late node is there, and others may need it."""
@@ -516,7 +516,7 @@ class TestGivenUp:
         store._try = lambda *args: asked.append(1) or attempt(*args)  # type: ignore[method-assign]
         with pytest.raises(LockUnavailable):
             acquire(store, limit=50)
-        assert len(asked) <= 3, "one slot in each of the tries"
+        assert len(asked) <= 3, "one slot in each try"
         resume(nodes)
 
 
@@ -540,7 +540,7 @@ class TestManyLeases:
         with pytest.raises(LockUnavailable):
             store.renew(self.many(store, 5000, 30.0), timeout=0.5)
         assert waits, "it has waited"
-        assert sorted(filter(None, waits), reverse=True) == [*filter(None, waits)], "less and less, of one time"
+        assert sorted(filter(None, waits), reverse=True) == [*filter(None, waits)], "the waits share one timeout"
         assert max(waits) <= 0.5
         resume(nodes)
 
@@ -580,7 +580,7 @@ class TestManyLeases:
             heartbeat.start(loss.lease, loss.lost)
         for server in nodes.servers[:3]:
             server.pause()
-        until(lambda: len(told) == len(losses), "all have been told")
+        until(lambda: len(told) == len(losses), "all were notified")
         assert min(loss.left for loss in losses) > 0, "before anybody else could have it"
         resume(nodes)
 
@@ -724,7 +724,7 @@ class TestFences:
                 store.free(lease)
             for index in range(3):
                 nodes.servers[(first + index) % 5].restart()
-            until(lambda: released(store, acquire_or_none(store)), "they are connected to again")
+            until(lambda: released(store, acquire_or_none(store)), "the store is connected again")
         assert fences == sorted(set(fences))
 
     def test_they_grow_over_changing_majorities_with_a_stopped_clock(
@@ -739,7 +739,7 @@ class TestFences:
                 server.pause()
             found: list[object] = []
             # Nodes that were silent a moment ago are avoided for a while.
-            until(lambda: found.append(acquire_or_none(store)) or isinstance(found[-1], Lease), "it is had")  # noqa: B023
+            until(lambda: found.append(acquire_or_none(store)) or isinstance(found[-1], Lease), "it is acquired")  # noqa: B023
             fences.append(found[-1].fence)
             until(lambda: released(store, found[-1]), "it is freed")  # noqa: B023
             for server in down:
@@ -780,7 +780,7 @@ class TestMarks:
             server.kill()
         # One node with the record is left, and two that were down when it was written.
         assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Record)
-        until(lambda: nodes.holding(RUN) == [], "the two have been told to take it back")
+        until(lambda: nodes.holding(RUN) == [], "the two nodes were told to undo it")
 
     def test_node_that_gets_it_later_forgets_it_with_the_others(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
@@ -795,7 +795,7 @@ class TestMarks:
         for server in late:
             server.start()
         key = keyspace.done_key(KEY, ME.message)
-        until(lambda: all(server.client().exists(key) for server in late), "they have been told")
+        until(lambda: all(server.client().exists(key) for server in late), "they have the record")
         assert all(35_000 < pttl(server, key) <= 40_000 for server in late)
         assert all(40_000 < pttl(server, key) <= 60_000 for server in nodes.servers[2:])
 

@@ -79,7 +79,7 @@ class TestFaults:
     def test_of_a_task_that_comes_again(self, shop: Shop) -> None:
         shop.conf["singleton_lock_on_conflict"] = "retry"  # The next call may come before the redelivered one.
         outcomes = rehearsed(shop, "rejected_when_lost", "--fault", "killed", "--fault", "redelivered")
-        assert outcomes["killed"]["runs"] == 3, "the killed one, the same again, and the next call"
+        assert outcomes["killed"]["runs"] == 3, "the killed run, its repetition, and the next call"
         assert outcomes["killed"]["notes"] == []
         assert outcomes["redelivered"]["runs"] == 1
         assert all(outcome["kept"] for outcome in outcomes.values())

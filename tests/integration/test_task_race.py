@@ -51,6 +51,6 @@ def test_harness_sees_what_a_lock_at_send_time_does(course: Callable[[str], Cour
     job = Job(ours, "killed", "work", LONG)
     ours.send_and_die(job)
     with ours.locks.client() as locks:
-        assert [*locks.scan_iter("*:queue*")], "its sender has left its lock"
+        assert [*locks.scan_iter("*:queue*")], "the sender has left its lock behind"
     assert job.runs == []
     assert task_race.queued(ours) == "1"

@@ -63,7 +63,7 @@ def patiently_taken(store: Store, key: str = KEY) -> Lease:
             return False
         return isinstance(found[-1], Lease)
 
-    until(is_taken, "the lock can be had")
+    until(is_taken, "the lock is available")
     lease = found[-1]
     assert isinstance(lease, Lease)
     return lease
@@ -108,7 +108,7 @@ class TestSentinel:
             hang_up.start()
             store = open_url(f"sentinel://127.0.0.1:{gone.getsockname()[1]};{sentinels.url}", sentinels.options)
             assert store.free(taken(store))
-            assert len(asked) == 1, "and not again and again, with pauses"
+            assert len(asked) == 1, "not over and over, with pauses"
             socket.create_connection(gone.getsockname()).close()
             hang_up.join(LIMIT)
         store.close()
@@ -282,7 +282,7 @@ class TestReplicas:
         store.remember(KEY, record_of(Holder("remembered")))
         replica.resume()
         until(lambda: keeps_record_of(replica, ran), "it has the record")
-        assert store.refuse(KEY, refused, record_of(refused)) is None, "what it finds is its own"
+        assert store.refuse(KEY, refused, record_of(refused)) is None, "it finds its own record"
 
     def test_new_master_learns_of_the_end(self, pair: tuple[RedisServer, RedisServer]) -> None:
         """The old master lives on without its replicas, and accepts the end from clients that are still connected."""
@@ -314,9 +314,9 @@ class TestReplicas:
         done = f"{KEY}:done:{message.message}"
         for _ in range(2):
             assert master.client().delete(done)
-            until(lambda: keeps_record_of(master, message), "it is said again")
+            until(lambda: keeps_record_of(master, message), "it is repeated")
         replica.client().replicaof("127.0.0.1", master.port)
-        until(lambda: not store._pending, "nothing is left to be said")
+        until(lambda: not store._pending, "nothing is pending")
         assert keeps_record_of(replica, message)
 
     def test_lock_without_a_message_is_freed_at_once(self, pair: tuple[RedisServer, RedisServer]) -> None:
@@ -459,7 +459,7 @@ class TestCluster:
             listening = threads.submit(listen)
             calls = [Stop(new_owner(), "first"), Stop(new_owner(), "second")]
             store.tell("followed", PROCESS, calls[0])
-            until(lambda: heard, "the first is heard, and the next one is waited for")
+            until(lambda: heard, "the first call has arrived, and it waits for the next")
             cluster.migrate_slot(keyspace.stops_key("followed", PROCESS))
             store.tell("followed", PROCESS, calls[1])
             listening.result(LIMIT)
@@ -532,9 +532,9 @@ class TestCluster:
         lease = patiently_taken(store)
         assert lease.fence > fence
         assert store.free(lease)
-        until(lambda: all(released(store, other) or other.reason for other in others), "the others are freed")
+        until(lambda: all(released(store, other) or other.reason for other in others), "the others get freed")
         dead.start()
-        until(lambda: dead.client().info("replication")["role"] == "slave", "the dead one is a replica now")
+        until(lambda: dead.client().info("replication")["role"] == "slave", "the dead master is now a replica")
 
     def test_leases_on_other_nodes_are_renewed_when_one_is_dead(self, cluster: Cluster, store: Store) -> None:
         leases = [taken(store, f"many:{{job:{number}}}") for number in range(30)]

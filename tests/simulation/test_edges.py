@@ -1,4 +1,4 @@
-"""A promise is broken without what it assumes, and not with it."""
+"""A promise breaks without its assumptions, and not with them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_names_of_mutants_are_unique() -> None:
 
 @pytest.mark.slow
 def test_mutants_are_found() -> None:
-    """A script, the workers' main process, and what only shows at the end."""
+    """A mutant of a script, one of a worker's main process, and one that shows only at the end."""
     names = ["free deletes nothing", "the main process frees for the living", "a fence without end"]
     found = subprocess.run(
         [sys.executable, "-m", "tests.simulation.mutants", *names, "--seeds", "40", "--jobs", "1"],

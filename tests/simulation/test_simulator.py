@@ -41,7 +41,7 @@ def test_a_seed_has_the_same_trace_in_every_process_and_after_other_seeds() -> N
 
 @pytest.mark.slow
 def test_a_finished_simulation_leaves_nothing_in_memory() -> None:
-    """But for what copies of the package have that no later one has used yet."""
+    """Except for objects in copies of the package that no later simulation has used yet."""
     before, after = scene("left", *map(str, range(8)))
     assert after <= before
 

@@ -32,7 +32,7 @@ def test_copies_on_two_containers_run_one_after_the_other(shop: Shop) -> None:
     assert overlaps(runs) == []
     assert nodes(runs) == {"one", "two"}
     assert [run.fence for run in runs] == sorted({run.fence for run in runs})
-    assert overlaps(shop.wait_for("plain", ends=4)), "without a lock they should overlap, or this test shows nothing"
+    assert overlaps(shop.wait_for("plain", ends=4)), "without a lock they must overlap, or this test proves nothing"
 
 
 def test_lock_of_a_killed_container_is_free_when_its_lease_ends(shop: Shop) -> None:

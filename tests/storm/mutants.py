@@ -20,7 +20,7 @@ def apply(name: str) -> None:
 def _change(old: bytes, new: bytes) -> None:
     """Replace a text by another in each script that contains it."""
     scripts = [script for script in vars(lock_commands).values() if isinstance(script, Script) and old in script.text]
-    assert scripts, f"no script has {old!r} any more"
+    assert scripts, f"no script contains {old!r} any more"
     for script in scripts:
         script.text = script.text.replace(old, new)
         script.sha = hashlib.sha1(script.text, usedforsecurity=False).hexdigest()

@@ -515,7 +515,7 @@ def depose(nemesis: Nemesis) -> Struck:
     old = group.master()
     old.pause()
     try:
-        until(lambda: _is_deposed(group, old), "another one is primary")
+        until(lambda: _is_deposed(group, old), "another server is primary")
     finally:
         old.resume()
     nemesis.wait(nemesis.chance.uniform(0.0, 1.0))

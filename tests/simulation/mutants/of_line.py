@@ -1,4 +1,4 @@
-"""Faults of what waits in line for a lock, in workers' main processes."""
+"""Faults of copies that wait in line for a lock, in workers' main processes."""
 
 from __future__ import annotations
 

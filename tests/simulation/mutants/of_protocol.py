@@ -1,4 +1,4 @@
-"""Faults of the protocol on the clients' side, and those that attacks on the first version found."""
+"""Faults of the clients' side of the protocol, and faults that attacks on the first version found."""
 
 from __future__ import annotations
 

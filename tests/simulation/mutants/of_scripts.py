@@ -1,4 +1,4 @@
-"""Faults of the scripts that the servers run."""
+"""Faults of the server scripts."""
 
 from __future__ import annotations
 

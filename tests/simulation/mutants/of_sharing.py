@@ -1,4 +1,4 @@
-"""Faults of messages that end as another one does, or because a newer one has come."""
+"""Faults of messages that end as another one, or because a newer one has come."""
 
 from __future__ import annotations
 
