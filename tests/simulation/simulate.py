@@ -66,9 +66,9 @@ def prepare(*, processes: int = PROCESSES, rounds: int = 3) -> None:
     urandom = os.urandom
     os.urandom = lambda count: _random(urandom, count)  # type: ignore[assignment]
     # What is made once, and what a first run makes, is neither looked at nor collected between two simulations.
+    gc.disable()
     for package in loading.ready(processes):
         apps.app_of(package, {})
-    gc.disable()
     for seed in range(rounds):
         simulate(draw(seed))
     gc.freeze()
