@@ -491,9 +491,9 @@ class _Selector:
         return self._there()
 
     def _there(self) -> list[tuple[selectors.SelectorKey, int]]:
-        found = []
+        found, its = [], descriptors()
         for fd, key in self._keys.items():
-            it = descriptors().get(fd)
+            it = its.get(fd)
             events = 0
             if it is None or it.readable:
                 events |= key.events & selectors.EVENT_READ

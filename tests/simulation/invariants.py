@@ -63,11 +63,13 @@ class Invariants:
             if not process.alive:
                 self._dead_since.setdefault(process.pid, self.run.now)
         held = holds.on_most(self.world.servers)
-        now = {("dead", *it) for it in self._left_behind(held)}
-        now |= {("left", *it) for it in self._left_on_a_host(held)}
-        now |= {("kept", *it) for it in self._kept_for_the_done(held)}
-        now |= {("ended", *it) for it in self._not_freed(held)}
-        now |= {("idle", *it) for it in self._idle(held)}
+        now: set[Any] = set()
+        if held:
+            now |= {("dead", *it) for it in self._left_behind(held)}
+            now |= {("left", *it) for it in self._left_on_a_host(held)}
+            now |= {("kept", *it) for it in self._kept_for_the_done(held)}
+            now |= {("ended", *it) for it in self._not_freed(held)}
+            now |= {("idle", *it) for it in self._idle(held)}
         now |= {("free", *it) for it in self._missed(held)}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         for it, since in self._since.items():
@@ -156,7 +158,7 @@ class Invariants:
         if trouble.is_held_back(self.world):
             return found
         for server in self.world.servers:
-            if server.model is None:
+            if server.model is None or not server.model._waiting:
                 continue
             values = dict(server.living_values())
             for (_, key), blocked in server.model._waiting.items():

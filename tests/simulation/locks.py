@@ -410,9 +410,11 @@ class LocksChecker:
 
     def _must_not_wait_longer(self, turn: Turn) -> None:
         use = turn.use
+        if use.patience is None:
+            return
         frozen = not turn.process.runs or turn.process.frozen_until > turn.since
         late = OVERDUE if trouble.was_there(self.world, turn.since) else LATE + self._more
-        if use.patience is not None and not frozen and self.run.now > turn.since + use.patience * 1.01 + late:
+        if not frozen and self.run.now > turn.since + use.patience * 1.01 + late:
             self.run.fail(f"{use.name}: use {use.number} was to wait for {use.patience} s, and still waits")
 
     def look_at_the_end(self) -> None:

@@ -214,6 +214,8 @@ class Parked:
                 if self._has_room(copy.worker):
                     free[key, copy.process.name, self._begun[key], self._held[key]] = copy
         self._free_since = {it: self._free_since.get(it, self.run.now) for it in free}
+        if not free:
+            return
         trouble_ends = trouble.last_end(self.world, but=HARMLESS)
         for it, since in self._free_since.items():
             begins = max(since, free[it].at, trouble_ends)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import log
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -136,7 +137,7 @@ class Simulation:
         self.seed = seed
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.interval = interval
+        self._rate = 1.0 / interval
         self.until_preempted = 0
         self.current: Task | None = None
         self.over = False
@@ -239,7 +240,8 @@ class Simulation:
         task = self.current
         if task is None or getcurrent() is not task.greenlet:
             return
-        self.until_preempted = int(self.rng.expovariate(1.0 / self.interval)) + 1
+        # As `rng.expovariate`, in half the time.
+        self.until_preempted = int(-log(1.0 - self.rng.random()) / self._rate) + 1
         if self.ready or (self._heap and self._heap[0][0] <= self.now) or not self._may_stay(task):
             self.yield_now()
         else:

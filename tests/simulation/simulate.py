@@ -67,9 +67,9 @@ def prepare(*, processes: int = PROCESSES, rounds: int = 3) -> None:
     urandom = os.urandom
     os.urandom = lambda count: _random(urandom, count)  # type: ignore[assignment]
     # The garbage collector ignores objects that are made once, or by a first run.
+    gc.disable()
     for package in loading.ready(processes):
         apps.app_of(package, {})
-    gc.disable()
     for seed in range(rounds):
         simulate(draw(seed))
     gc.freeze()
