@@ -46,6 +46,12 @@ def waiting(shop: Shop) -> list[int]:
     return [json.loads(line)["waiters"] for line in ask(shop, "list", "--json").stdout.splitlines()]
 
 
+def waited(shop: Shop) -> float:
+    """How many seconds the copies have waited that have run, according to `celery locks stats --json`."""
+    each = map(json.loads, ask(shop, "stats", "--json").stdout.splitlines())
+    return sum(of_task["waited"] for of_task in each if of_task.get("task", "").endswith("patient"))
+
+
 def are_older_than(shop: Shop, seconds: float) -> bool:
     """Whether each place in line is that of a copy that met its first conflict so long ago."""
     with shop.locks() as client:
@@ -103,11 +109,15 @@ def test_each_waiting_copy_counts_for_as_long_as_it_waits(shop: Shop) -> None:
     shop.start("one", "two")
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
+    began = clock.now()
     results = send(shop, 5)
     until(lambda: are_older_than(shop, WAITING_TTL) and waiting(shop) == [5])
     assert json.loads(ask(shop, "show", "--json", EXCLUSIVE, "report").stdout)["waiters"] == 5
+    assert shop.log.count("put back, waits for the lock") == 5
     shop.record.let_end("report")
     check(shop, [holder, *results])
+    until(lambda: waited(shop) >= 5 * WAITING_TTL)
+    assert waited(shop) < 5 * (clock.now() - began)
 
 
 def test_copies_of_a_killed_process_stop_counting(shop: Shop) -> None:
