@@ -11,7 +11,7 @@ from celery_singleton_lock import clock
 Answer = TypeVar("Answer")
 
 #: Seconds until a test gives up. Only a failing test takes that long.
-LIMIT = 40
+LIMIT = 180
 
 
 def until(true: Callable[[], object], what: str = "it is so", *, seconds: float = LIMIT) -> None:
