@@ -23,7 +23,7 @@ class Store(LockStore, Inspector, Protocol):
         """
 
     def wake(self, key: str) -> None:
-        """Wake a waiter as if the lock was freed, whether it was or not. Never raises: a waiter that is not woken looks
+        """Wake a waiter as if the lock were freed, whether it is or not. Never raises: a waiter that is not woken looks
         by itself.
         """
 

@@ -93,7 +93,7 @@ class MemoryStore:
             return request.lease(fence=occupant.fence, sent_at=sent_at, slot=slot)
 
     def _arrive(self, request: LockRequest) -> tuple[int | None, str | None]:
-        """The number of its message in the order of its key, and the newest message, if that is another one."""
+        """The number of the request's message in the order of its key; the newest message, if that is another one."""
         if request.arrival is None:
             return None, None
         now = clock.now()

@@ -83,7 +83,7 @@ class Cluster:
         return [Part(self, address) for address in self._masters()]
 
     def masters(self) -> Sequence[Server]:
-        """All masters themselves, which follow no moved keys."""
+        """All masters as single servers, which do not follow moved keys."""
         return [self._server(address) for address in self._masters()]
 
     def master_of(self, key: str) -> Server:

@@ -137,7 +137,7 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
 
 
 def _numbers(answers: Iterable[Any]) -> list[int]:
-    """The answers, none of which may be an error, such as a missing permission."""
+    """The answers; an error among them, such as a missing permission, is raised."""
     found = [*answers]
     for answer in found:
         if isinstance(answer, Exception):

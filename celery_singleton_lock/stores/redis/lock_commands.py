@@ -40,7 +40,7 @@ PROVISIONAL = 1.0
 #: Arguments of `replace_records.lua` for each record.
 _OF_RECORD = 4
 
-#: The parts with which scripts grant a lock, and those with which they look for one.
+#: The parts with which scripts grant a lock, and those with which they look at it first.
 GRANTING = "now", "lock/grant", "lock/answers"
 LOOKING = "lock/request", "lock/places", "lock/ended", "lock/newest"
 ACQUIRE = Script(*GRANTING, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)

@@ -272,7 +272,7 @@ class Conversation:
         try:
             for answer in connection.arrived():
                 if not self._unanswered[index]:
-                    raise ConnectionError("it answered what it was not asked")
+                    raise ConnectionError("it sent an answer that nobody asked for")
                 sent = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
                     # Even if nobody waits for it any more: it may end a hold.
