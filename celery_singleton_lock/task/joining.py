@@ -150,7 +150,7 @@ class Joining:
             return found
         if not lease.held:  # Nobody renews it yet.
             server = self._execution.runtime.store.server
-            self._acquisition.put_back(LockUnavailable(server, "the lease ended while the copy looked for the other end"))
+            self._acquisition.put_back(LockUnavailable(server, "the lease ended as the copy looked for another end"))
         self._take_over()
         return None
 
