@@ -46,6 +46,11 @@ setup: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[embedded,demo]' --group dev
 	@touch $@
 
+# Else each of the processes that run tests compiles them all.
+.venv/.compiled: .venv/.dev
+	@$(PYTEST) --collect-only --quiet --quiet --ignore tests/smoke > /dev/null
+	@touch $@
+
 demo: .venv/.demo
 	@$(BIN)/python -m examples.demo
 
@@ -53,10 +58,10 @@ demo: .venv/.demo
 compose-demo: .venv/.demo
 	@$(BIN)/python -m examples.containers $(COMPOSE_DEMO)
 
-test: .venv/.dev
+test: .venv/.compiled
 	$(PYTEST) $(PARALLEL) -m "not slow"
 
-test-slow: .venv/.dev
+test-slow: .venv/.compiled
 	$(PYTEST) $(PARALLEL) -m "slow and not smoke and not storm"
 
 test-all: test test-slow

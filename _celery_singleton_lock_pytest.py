@@ -1,7 +1,7 @@
 """The pytest plugin, loaded in every run of pytest where the package is installed.
 
-It stands outside of the package, since to import anything from that imports Celery as well: a project that does not use
-the fixture does not pay for it, and what coverage measures is not imported before it begins.
+It is outside of the package, because any import from the package imports Celery, too. So a project that does not use
+the fixture pays nothing, and nothing that coverage should measure is imported before it begins.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 if TYPE_CHECKING:
     from celery_singleton_lock.testing import RecordedLocks
 
-# What a test of a store inherits says what it has found.
+# Inherited tests of a store then show the values in failed assertions.
 pytest.register_assert_rewrite("celery_singleton_lock.testing.store_contract")
 
 
 @pytest.fixture
 def singleton_locks() -> Iterator[RecordedLocks]:
-    """Locks of exclusive Celery tasks in memory, for one test: no server, and everything that happens is recorded."""
+    """The locks of exclusive Celery tasks in memory, for one test: no server, and everything is recorded."""
     from celery_singleton_lock.testing import memory_locks
 
     with memory_locks() as locks:

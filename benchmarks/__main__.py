@@ -26,7 +26,7 @@ def main() -> None:
         path = measure.save(result, quick=options.quick, server_version=version)
         print(report.section(json.loads(path.read_text())))
         print(f"({name}: {time.monotonic() - begun:.0f} s)\n", flush=True)
-    print(report.write(), report.plot(), sep="\n")
+    print(report.write())
 
 
 if __name__ == "__main__":

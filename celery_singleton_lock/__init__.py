@@ -70,7 +70,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Locks outside of tasks, loaded when they are first used: tasks do without."""
+    """Locks outside of tasks, loaded when they are first used: tasks do not need them."""
     if name in ("Lock", "Redlock", "Semaphore"):
         from celery_singleton_lock import lock
 

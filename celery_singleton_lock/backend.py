@@ -1,7 +1,7 @@
-"""The place of the locks: `Backend`, parsed once from `singleton_lock_backend`.
+"""Where the locks are: `Backend`, parsed once from `singleton_lock_backend`.
 
-A URL holds a password, and a mistyped one may hold it anywhere. So nothing of a text is shown but what was
-recognised, and nothing that stands before the last `@`.
+A URL may contain a password, and a mistyped URL may contain it anywhere. So only recognised parts of a text are shown,
+and nothing before the last `@`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ _KINDS: Mapping[str, Kind] = {
     "memory": Kind.MEMORY,
 }
 
-#: Schemes of `singleton_lock_backend`.
+#: The schemes of `singleton_lock_backend`.
 SCHEMES = tuple(_KINDS)
 
-#: Nodes of a Redlock: fewer have no majority that survives one, more cost much and add little.
+#: The number of nodes of a Redlock: with fewer, no majority survives the failure of a node; more cost much and add
+#: little.
 MIN_NODES, MAX_NODES = 3, 9
 
 _SOCKETS = ("redis+socket", "unix")
 
-#: What stands before a host: in it, `/`, `?` and `#` would begin the path, and `;` another URL.
+#: The part before a host. In it, `/`, `?` and `#` would begin the path, and `;` another URL.
 _LOGIN = r"(?P<login>[^/?#;]*@)?"
 
 _QUERY = r"\?\w+=[^@#&]*(&\w+=[^@#&]*)*"
@@ -54,8 +55,9 @@ class Backend:
     """Where the locks are.
 
     Attributes:
-        kind: what keeps them.
-        urls: of the servers, Sentinels or nodes, their schemes in lower case; with passwords, so never show them.
+        kind: the kind of server that keeps them.
+        urls: the URLs of the servers, Sentinels or nodes, with schemes in lower case. They have passwords: never show
+            them.
         masked: the URLs as they may be shown.
     """
 
@@ -68,7 +70,7 @@ class Backend:
         """The backend of one URL, or of several joined by `;`.
 
         Raises:
-            ValueError: it is none; the message shows it, and says what is allowed.
+            ValueError: the text is not a backend; the message shows the text, and says what is allowed.
         """
         urls = tuple(map(_normal, text.split(";")))
         for url in urls:
@@ -86,26 +88,26 @@ class Backend:
 
     @property
     def in_memory(self) -> bool:
-        """Whether each process has locks of its own."""
+        """Whether each process has its own locks."""
         return self.kind is Kind.MEMORY
 
 
 def can_keep_locks(url: str) -> bool:
-    """Whether a broker or result backend can keep the locks as well: several of them are no Redlock."""
+    """Whether a broker or result backend can also keep the locks. Several servers are not taken for a Redlock."""
     return scheme(url) in SCHEMES and (";" not in url or scheme(url) == "sentinel")
 
 
 def scheme(url: str) -> str:
-    """The beginning of a URL, in lower case; all of it where there is no `://`."""
+    """The scheme of a URL, in lower case; the whole text if it has no `://`."""
     return url.partition("://")[0].lower()
 
 
 def is_readable(url: str) -> bool:
-    """Whether user, password, host and port of a URL can be told apart."""
+    """Whether user, password, host and port of a URL can be distinguished."""
     rest = url.partition("://")[2]
     after_host = re.split("[/?#]", rest, maxsplit=1)[1:]
     if any("@" in text for text in after_host):
-        return False  # A password with one of these characters: what follows would be taken for a path.
+        return False  # A password has one of these characters: the rest would be taken for a path.
     try:
         parts = urlsplit(url)
         return parts.port is None or parts.port >= 0
@@ -117,7 +119,7 @@ def masked(urls: str) -> str:
     """A URL, or several joined by `;`, as it may be logged."""
     each = urls.split(";")
     if len({"@" in url for url in each}) > 1:
-        return _beginning(urls)  # Perhaps one URL, and the `;` is in its password.
+        return _beginning(urls)  # Perhaps this is one URL with a `;` in its password.
     parts = [_masked(url) for url in each]
     return ";".join(part for part in parts if part is not None) if None not in parts else _beginning(urls)
 
@@ -147,7 +149,7 @@ def _kind_of(urls: Sequence[str], together: str) -> Kind:
 
 
 def _masked(url: str) -> str | None:
-    """None for what cannot be told apart."""
+    """One URL as it may be logged; None if its parts cannot be distinguished."""
     begins, _, rest = url.partition("://")
     pattern = _OF_SOCKET if begins.lower() in _SOCKETS else _OF_HOST
     found = pattern.fullmatch(rest)
@@ -158,5 +160,5 @@ def _masked(url: str) -> str | None:
 
 
 def _beginning(text: str) -> str:
-    """The scheme, if it is one."""
+    """The scheme, if it is valid, without the rest."""
     return f"{scheme(text)}://\u2026" if "://" in text and scheme(text) in SCHEMES else "\u2026"

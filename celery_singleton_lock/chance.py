@@ -1,8 +1,7 @@
 """Random numbers, separate from those of your code.
 
-The threads of the package run beside a user's code, which may have seeded Python's own generator to get the same
-numbers each time: they must not use these up. Nor may a seed, or a fork, make many processes try again at the same
-moment.
+The package's threads run beside your code, which may have seeded Python's own generator to get the same numbers each
+time: they must not use up these numbers. Nor may a seed, or a fork, make many processes try again at the same moment.
 """
 
 from __future__ import annotations
@@ -21,5 +20,5 @@ def back_off(failures: int, first: float, most: float) -> float:
 
 
 def spread(seconds: float, *, least: float = 0.5) -> float:
-    """A random time from this share of the seconds to all of them, so that not everybody comes at once."""
+    """A random time between the share `least` of these seconds and all of them, so that not all come at once."""
     return seconds * _chance.uniform(least, 1.0)

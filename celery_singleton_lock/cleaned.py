@@ -1,7 +1,7 @@
-"""Cleans what comes from a message, from Redis or from another worker, before it is kept or shown.
+"""Cleans values from a message, from Redis or from another worker, before they are kept or shown.
 
-A sender or writer chooses its type, its length and each character of it. Nothing here raises, and what it
-gives is bounded, can be encoded, and does nothing to a terminal. What was clean already stays as it is.
+A sender or writer can choose the type, the length and each character of a value. The functions here do not raise, and
+their results are bounded, can be encoded, and do no harm to a terminal. A clean value stays as it is.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-#: Bytes (as UTF-8) of a text that are kept at most: as long as a task's id may be in the tables of result backends.
+#: The most bytes (as UTF-8) of a text: the longest task id in the tables of result backends.
 MAX_BYTES = 255
 
-#: Bytes of a key: of its prefix, of a lock's name, and of a digest. None that is made here has more.
+#: The most bytes of a key: for its prefix, a lock's name, and a digest. No key that is made here is longer.
 MAX_KEY_BYTES = 600
 
-#: Bytes of a line that people are shown: an explanation may be long, but not a key of megabytes.
+#: The most bytes of a line for people: an explanation may be long, but not as long as a key of megabytes.
 MAX_LINE_BYTES = 20_000
 
-#: Hex digits by which a text that was cut is told from others with the same beginning.
+#: Hex digits that distinguish a text that was cut from others with the same beginning.
 _DIGITS = 16
 
-#: The largest whole number: whatever we count fits, and so do the numbers of Lua, JSON and Redis.
+#: The largest integer: every count fits, and Lua, JSON and Redis can represent it.
 MAX_COUNT = 2**53
 
 #: The latest moment, in seconds since the epoch, and the longest time: the end of the year 9998.
@@ -33,11 +33,11 @@ MAX_SECONDS = 253_370_764_800.0
 
 
 def text(value: object, *, most: int = MAX_BYTES) -> str:
-    """A text of at most this many bytes, printable; a longer one is cut and ends with a digest of all of it."""
+    """A printable text of at most `most` bytes; a longer text is cut and ends with a digest of the whole text."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and len(value) <= most:
         return str(value)
     found = value if isinstance(value, str) else _in_short(value)
-    shown = printable(found[:most])  # Megabytes of it would take their time.
+    shown = printable(found[:most])  # Megabytes would take too long.
     content = shown.encode()
     if len(found) <= most and len(content) <= most:
         return shown
@@ -51,17 +51,17 @@ def text_or_none(value: object) -> str | None:
 
 
 def line(value: object) -> str:
-    """A line of an operator's terminal."""
+    """A line for an operator's terminal."""
     return text(value, most=MAX_LINE_BYTES)
 
 
 def key(value: object) -> str:
-    """The key of a lock: longer than any that is made here are cut."""
+    """The key of a lock; a key longer than any that is made here is cut."""
     return text(value, most=MAX_KEY_BYTES)
 
 
 def printable(value: object) -> str:
-    """A text in which each character shows as what it is, in one line: others are escaped as in Python's source."""
+    """A text of printable characters, in one line; other characters are escaped as in Python source."""
     found = value if isinstance(value, str) else _in_short(value)
     if found.isprintable():
         return str(found)
@@ -69,12 +69,12 @@ def printable(value: object) -> str:
 
 
 def value_shown(value: object) -> str:
-    """A value in an error message, as `repr` has it, but in short."""
+    """A value for an error message: its `repr`, shortened."""
     return printable(_in_short(value))
 
 
 def count(value: object) -> int:
-    """A whole number from 0 to `MAX_COUNT`; 0 for anything else."""
+    """An integer from 0 to `MAX_COUNT`; 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else 0
 
 
@@ -82,11 +82,11 @@ def seconds(value: object) -> float:
     """A time from 0 to `MAX_SECONDS`; 0 for anything else."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return 0.0
-    return float(value) if 0 <= value <= MAX_SECONDS else 0.0  # NaN is neither.
+    return float(value) if 0 <= value <= MAX_SECONDS else 0.0  # NaN is not in this range.
 
 
 def whole(digits: object) -> int | None:
-    """The whole number that Redis has as text; None for anything else, and for one beyond `MAX_COUNT`."""
+    """The integer that Redis keeps as text; None for anything else, and for an integer beyond `MAX_COUNT`."""
     try:
         found = int(digits) if isinstance(digits, bytes) and len(digits) < 20 else None
     except ValueError:
@@ -95,7 +95,7 @@ def whole(digits: object) -> int | None:
 
 
 def array(content: str | bytes) -> list[Any] | None:
-    """The list that a JSON text holds; None for anything else."""
+    """The list in a JSON text; None for anything else."""
     try:
         found = json.loads(content)
     except (ValueError, TypeError, RecursionError):
@@ -106,12 +106,12 @@ def array(content: str | bytes) -> list[Any] | None:
 def headers(request: Any) -> Mapping[str, Any]:
     """The headers of a message that are not Celery's own."""
     found = request.headers
-    # Asked several times of each message, and an abstract class takes its time to say whether it is one of it.
+    # This is called several times for each message, and `isinstance` is slow with an abstract class.
     return found if type(found) is dict or isinstance(found, Mapping) else {}
 
 
 class _Short(reprlib.Repr):
-    """As `repr`, but in short, and of whatever may be in a message or a setting."""
+    """A shortened `repr`, for whatever may be in a message or a setting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _Short(reprlib.Repr):
         self.maxlevel = 3
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to write down what has thousands of digits."""
+        """Python refuses to write an integer with thousands of digits."""
         if x.bit_length() > 1024:
             return f"a whole number of about {round(x.bit_length() * math.log10(2))} digits"
         return super().repr_int(x, level)

@@ -1,7 +1,7 @@
 """The only module that asks the time.
 
-Leases are measured on a clock that cannot be set and that goes on while the host is suspended (`CLOCK_BOOTTIME` on
-Linux), so that a laptop or VM which slept for an hour does not trust a lease of thirty seconds.
+Leases are measured on a clock that cannot be set and that continues while the host is suspended (`CLOCK_BOOTTIME` on
+Linux), so that a laptop or VM that slept for an hour does not trust a lease of thirty seconds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import partial
 
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
-#: Seconds on the steady clock of this host; comparable between its processes, not between hosts. No function of this
-#: package: each task asks a dozen times.
+#: Seconds on the steady clock of this host; comparable between its processes, but not between hosts. Not wrapped in a
+#: Python function, since each task asks a dozen times.
 now: Callable[[], float] = time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME)
 
 
 def wall() -> float:
-    """Seconds since the epoch; for people to read, and to number things by, never to decide by."""
+    """Seconds since the epoch; for people, and for numbering things, but never for decisions."""
     return time.time()
 
 

@@ -1,7 +1,8 @@
 """Extends the locks of sent messages to the time for which these may wait.
 
-A lock is taken for some seconds before its message is sent: a program that dies in between leaves no more than that.
-Once the broker has the message, nobody waits for this: a thread of its own says it, of all that were sent meanwhile.
+Before a message is sent, its lock is taken only for some seconds, so a program that dies in between leaves it for no
+longer. Once the broker has the message, the lock is extended. Nobody waits for this: a separate thread does it for all
+messages that were sent meanwhile.
 
 Protocol: `docs/protocol.md`, section 12.
 """
@@ -25,19 +26,20 @@ from celery_singleton_lock.stores.base import LockStore
 
 logger = get_logger(__name__)
 
-#: Seconds that the lock of a message is good for before it is confirmed: longer than sending takes.
+#: Seconds for which the lock of a message lasts before it is confirmed: longer than sending takes.
 PROVISIONAL = 30.0
 
-#: Seconds in which more comes to be said together; and until the next try where there was no answer.
+#: Seconds in which more messages may come, to be confirmed together; and seconds until the next try if there was no
+#: answer.
 AFTER, RETRY_AFTER = 0.02, 1.0
 
-#: Seconds for which the thread stays: sending one message after the other starts no thread for each.
+#: Seconds for which the thread stays, so that a series of messages does not start a thread for each.
 LINGER = 5.0
 
-#: Seconds that a server gets for each step.
+#: The seconds that a server has for each step.
 TIMEOUT = 2.0
 
-#: Holds in one round trip.
+#: The most holds in one round trip.
 BATCH = 200
 
 
@@ -53,19 +55,19 @@ class Confirmations:
         _write_at_exit(WeakMethod(write))
 
     def start_anew(self) -> None:
-        #: What is to be said, and until when that is of use. No mutex: a signal's handler may
-        #: interrupt the thread that adds, and add something itself.
+        #: The holds to confirm, and until when that is useful. Without a mutex: a signal handler may interrupt the
+        #: thread that adds, and add something itself.
         self._holds: deque[tuple[Hold, float]] = deque()
-        #: A program that ends waits for what a thread says at that moment.
+        #: Held during a write, so that a program that ends waits for it.
         self._writing = threading.Lock()
 
     def add(self, hold: Hold) -> None:
-        """Have `hold` last for its ttl from about now, if it is still there then."""
+        """Make `hold` last for its ttl from about now, if it still exists then."""
         self._holds.append((hold, clock.now() + PROVISIONAL))
         self._later.want()
 
     def write(self) -> float | None:
-        """Say what there is to say; what was not answered is kept for that many seconds."""
+        """Confirm all holds; None, or the seconds until the next try for those that were not answered."""
         with self._writing:
             return self._write()
 
@@ -83,9 +85,9 @@ class Confirmations:
         return None
 
     def _next(self) -> list[tuple[Hold, float]]:
-        """Those that come next, without what is over by now unless another one has said it."""
+        """The next holds to confirm, without those that must have ended by now."""
         now, batch = clock.now(), list[tuple[Hold, float]]()
-        with suppress(IndexError):  # There are no more.
+        with suppress(IndexError):  # Raised when none are left.
             while len(batch) < BATCH:
                 hold, until = self._holds.popleft()
                 if until >= now:
@@ -94,7 +96,7 @@ class Confirmations:
 
 
 def _write_at_exit(write: WeakMethod[Callable[[], object]]) -> None:
-    """A program that ends as soon as it has sent something says so before."""
+    """Let a program that ends right after sending confirm its messages before."""
 
     def at_exit() -> None:
         if (found := write()) is not None:

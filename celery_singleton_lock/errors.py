@@ -1,8 +1,8 @@
 """The errors of this package.
 
-All are `SingletonLockError`s, survive pickle and JSON result backends (their arguments are plain values), and carry
-what went wrong as attributes. A lock that somebody else holds (`LockConflict`), one that was lost (`LockLost`) and a
-server that does not answer (`LockUnavailable`) share only the base class: they call for different reactions.
+All are `SingletonLockError`s, survive pickle and JSON result backends (their arguments are plain values), and have the
+details as attributes. A lock that somebody else holds (`LockConflict`), a lock that was lost (`LockLost`) and a server
+that does not answer (`LockUnavailable`) share only the base class: they call for different reactions.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def _moment(since: float) -> str:
 
 
 def with_label(key: str, label: str) -> str:
-    """A key as people are shown it."""
+    """A key as it is shown to people."""
     return f"{key} ({label})" if label else key
 
 
 class SingletonLockError(Exception):
-    """Base of every error that this package raises."""
+    """The base class of every error that this package raises."""
 
 
 class InvalidOption(SingletonLockError, ImproperlyConfigured):
@@ -41,16 +41,16 @@ class LockConflict(SingletonLockError):
 
     Attributes:
         key: the key of the lock.
-        task_id: the id of the task that holds it, cut to 255 bytes and printable; None if it is not known.
-        remaining: seconds until the holder's lease ends unless it renews it; infinite for a key that somebody else
+        task_id: the id of the task that holds it, cut to 255 bytes and printable; None if unknown.
+        remaining: seconds until the holder's lease ends unless it is renewed; infinite for a key that somebody else
             wrote without a time to live.
-        label: what the digest in the key was made of, in a few words; empty if it is not known, and in an error that a
+        label: a few words about what the digest in the key was made from; empty if unknown, and in an error that a
             result backend has stored as JSON.
     """
 
     def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0, *, label: str = "") -> None:
         endless = remaining is None or math.isinf(remaining)
-        # None among the arguments, which become JSON: that has no word for infinite.
+        # The arguments become JSON, which has no infinity: None is used for it.
         Exception.__init__(self, key, task_id, None if endless else remaining)
         self.key = key
         self.task_id = task_id
@@ -71,8 +71,8 @@ class DuplicateTask(SingletonLockError):
     Attributes:
         key: the key of that lock.
         task_id: the id of the task that has it, cut to 255 bytes and printable.
-        since: when that was sent, seconds since the epoch.
-        label: as that of a `LockConflict`.
+        since: when that message was sent, in seconds since the epoch.
+        label: as for a `LockConflict`.
     """
 
     def __init__(self, key: str, task_id: str, since: float = 0.0, *, label: str = "") -> None:
@@ -109,7 +109,7 @@ class LockLost(SingletonLockError):
 
     Attributes:
         key: the key of the lock.
-        reason: what happened, in words.
+        reason: the cause, in words.
     """
 
     def __init__(self, key: str, reason: str = "") -> None:
@@ -142,9 +142,9 @@ class StaleFence(SingletonLockError):
     """A write was refused: a later holder of the lock has written there, or the writer holds no lock at all.
 
     Attributes:
-        target: what was to be written, in words.
+        target: the target of the write, in words.
         fence: the writer's fencing token; 0 if it holds no lock.
-        seen: the highest token that was seen there; None if nobody looked.
+        seen: the highest token that was found there; None if that was not checked.
     """
 
     def __init__(self, target: str, fence: int, seen: int | None = None) -> None:
@@ -164,8 +164,8 @@ class ResultLost(SingletonLockError):
 
     Attributes:
         task: the name of the task.
-        task_id: its id.
-        limit: bytes of a return value that are kept beside the lock.
+        task_id: the id of the task.
+        limit: the most bytes of a return value that are kept beside the lock.
     """
 
     def __init__(self, task: str, task_id: str, limit: int = 0) -> None:
@@ -177,14 +177,14 @@ class ResultLost(SingletonLockError):
     def __str__(self) -> str:
         return (
             f"task {self.task}[{cleaned.text(self.task_id)}] was carried out by a worker that died before it "
-            f"stored the result; its outcome is larger than the {self.limit} bytes that are kept, or not of "
-            "plain types, and the task is not run again"
+            f"stored the result; the result is larger than the {self.limit} bytes that are kept, or not of "
+            "plain types, and the task does not run again"
         )
 
 
 class Aborted(BaseException):
     """Raised inside a task whose lock is lost, to stop it; recorded as `LockLost`.
 
-    It is a `BaseException`, as `asyncio.CancelledError` is, and for the same reason: an `except Exception` in a task's
-    loop must not keep a run alive that has lost its lock. Clean up in `finally`, and do not swallow it.
+    It is a `BaseException`, like `asyncio.CancelledError`, and for the same reason: an `except Exception` in a task's
+    loop must not keep a run going that has lost its lock. Clean up in `finally`, and do not swallow it.
     """

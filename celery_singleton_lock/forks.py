@@ -1,7 +1,7 @@
-"""Locks, threads and work that start anew in the child of a fork.
+"""Locks, threads and work that start afresh in the child of a fork.
 
-The child has the forking thread only. What the other threads were about stays as they left it: their locks locked, and
-a request for one hangs. So whatever has a lock or a thread here, or owes something, starts with nothing there.
+The child has only the forking thread. Everything else stays as the other threads left it: their locks are locked, and
+whoever acquires one hangs. So every object with locks, threads or unfinished work starts afresh in the child.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ logger = get_logger(__name__)
 
 
 class StartsAnew(Protocol):
-    """Has locks, threads or work of its own."""
+    """An object with its own locks, threads or work."""
 
     def start_anew(self) -> None:
-        """Have what a new one has: no lock that is held, no thread, no work."""
+        """Become like a new object: no held lock, no thread, no work."""
 
 
-#: All of this process. Weak: to start anew is no reason to stay.
+#: All such objects in this process. Weak references, so that this does not keep them alive.
 _all: weakref.WeakSet[StartsAnew] = weakref.WeakSet()
 
 
 def start_anew_in_child(it: StartsAnew) -> None:
-    """Have `it` start anew in the child of each later fork, and only there."""
+    """Start `it` anew in the child of each later fork, and only there."""
     _all.add(it)
 
 
@@ -36,7 +36,7 @@ def _start_all_anew() -> None:
         try:
             it.start_anew()
         except Exception:
-            # The others are not to keep what their parent's threads have locked.
+            # Go on: the others must not keep the locks that the parent's threads held.
             logger.exception("fork: could not start %r again in the child", it)
 
 

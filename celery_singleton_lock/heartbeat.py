@@ -1,8 +1,8 @@
-"""Renews every lease of a store; its thread is that of the process (`pulse.py`).
+"""Renews every lease of a store, in the thread of the process (`pulse.py`).
 
-All leases of one store that are due are renewed in one round, and rounds of one store follow each other. A renewal that
-arrives after the release does no harm: it renews what is held and never creates anything. What changes the ttl of a
-lease (`renew`) never runs beside a round that renews it, or nobody would know which of the two ttls it has.
+All due leases of one store are renewed in one round, and rounds of one store follow each other. A renewal that arrives
+after the release does no harm: it renews what is held and never creates anything. A change of a lease's ttl (`renew`)
+never runs beside a round that renews the lease, or nobody would know which of the two ttls it has.
 
 Protocol: `docs/protocol.md`, section 4.
 """
@@ -25,10 +25,10 @@ from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
 
 logger = get_logger(__name__)
 
-#: Seconds without a lease after which the thread ends: in a row of short tasks it is not started for each.
+#: Seconds without a lease after which the thread ends, so that a series of short tasks does not start it for each.
 LINGER = 1.0
 
-#: Seconds for which ending the last lease waits at most for a thread that does not linger.
+#: The longest wait in seconds, at the end of the last lease, for a thread that does not linger.
 FAREWELL = 1.0
 
 
@@ -36,7 +36,7 @@ class Heartbeat(Renews):
     """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share.
 
     Attributes:
-        outage: what this process says while the store does not answer.
+        outage: logs about a store that does not answer.
     """
 
     def __init__(self, store: Store) -> None:
@@ -48,14 +48,14 @@ class Heartbeat(Renews):
         pulse.prepare()
 
     def start(self, lease: Lease, on_lost: Callable[[], None], *, linger: bool = True) -> None:
-        """Renew `lease` from now on; call `on_lost` when it is lost, or is to end for a newer task, and again until it
-        is stopped.
+        """Renew `lease` from now on. Call `on_lost` when the lease is lost or must end for a newer task, and repeat the
+        call until it is stopped.
 
         Args:
-            lease: kept as a weak reference only.
-            on_lost: runs in the heartbeat's thread, so it must be quick. A bound method does not keep its object;
-                nothing else may lead to the lease, which would be renewed until it is stopped.
-            linger: False to have the thread be gone when the last lease is stopped, rather than a moment later.
+            lease: kept only as a weak reference.
+            on_lost: runs in the heartbeat's thread, so it must be quick. A bound method does not keep its object alive;
+                any other callable must not refer to the lease, which would then be renewed until it is stopped.
+            linger: False to end the thread when the last lease is stopped, rather than a moment later.
         """
         lease.ask = self._ask
         due_at = lease.acquired_at + lease.good_for * trust.RENEW_AFTER
@@ -65,12 +65,12 @@ class Heartbeat(Renews):
             self.watched[lease.owner] = watched
             try:
                 pulse.follow(self, due_at)
-            except RuntimeError:  # No thread can be had: the caller must not believe that the lease is renewed.
+            except RuntimeError:  # No thread can be started: the caller must not believe that the lease is renewed.
                 del self.watched[lease.owner]
                 raise
 
     def stop(self, lease: Lease) -> None:
-        """Renew `lease` no more. A renewal that is under way may still arrive, and does no harm."""
+        """Stop renewing `lease`. A renewal that is under way may still arrive, and does no harm."""
         with pulse.mutex:
             watched = self.watched.pop(lease.owner, None)
             ending = [] if watched is None else pulse.left(self, watched.linger)
@@ -78,10 +78,10 @@ class Heartbeat(Renews):
             thread.join(FAREWELL)
 
     def renew(self, lease: Lease, ttl: float) -> bool:
-        """Give `lease` another ttl from now on, by which it is renewed then if it is under watch; False if it is lost.
+        """Give `lease` a new ttl from now on, also for later renewals if it is under watch; False if it is lost.
 
         Raises:
-            LockUnavailable: no answer. The lease keeps its ttl, and is trusted for the shorter one.
+            LockUnavailable: no answer. The lease keeps its ttl, and is trusted for the shorter of the two.
         """
         mine = object()
         try:
@@ -96,8 +96,8 @@ class Heartbeat(Renews):
                     pulse.follow(self, watched.due_at)
 
     def supersede(self, owner: str, by: str) -> None:
-        """Have the run under this owner's lease stop for a newer task, if that is under watch: at once, and not
-        when a renewal says so.
+        """Stop the run under this owner's lease for a newer task, if the lease is under watch: at once, not only when a
+        renewal reports it.
         """
         with pulse.mutex:
             watched = self.watched.get(owner)
@@ -106,8 +106,8 @@ class Heartbeat(Renews):
                 pulse.follow(self, 0.0)
 
     def renew_now(self) -> None:
-        """Renew all leases at once, since one of them was taken away, and its holder is to hear of that:
-        also in the processes that were forked from this one, within a second.
+        """Renew all leases at once, because one of them was taken away and its holder must learn that; within a second,
+        this also happens in the processes that were forked from this one.
         """
         with pulse.mutex:
             self._prompt.give()
@@ -115,7 +115,7 @@ class Heartbeat(Renews):
                 pulse.follow(self, 0.0)
 
     def heed(self) -> None:
-        # A renewal on its way may have been sent before.
+        # Not during a renewal, which may have been sent before.
         if self.in_round or self.taken or not self._prompt.is_new():
             return
         for watched in list(self.watched.values()):
@@ -123,7 +123,7 @@ class Heartbeat(Renews):
                 watched.due_at = 0.0
 
     def close(self) -> None:
-        """End the thread as soon as there is no lease to renew; another lease would start it again."""
+        """End the thread as soon as there is no lease to renew; a new lease would start it again."""
         with pulse.mutex:
             self._closed = True
             for watched in list(self.watched.values()):
@@ -136,7 +136,7 @@ class Heartbeat(Renews):
             if pairs:
                 self._renew(pairs, clock.now())
         except Exception as error:
-            # Whatever it was: these leases are tried again, or given up, and the others depend on this thread.
+            # Whatever it was: these leases are tried again, or given up, and other leases depend on this thread.
             logger.exception("heartbeat: unexpected error; going on")
             for watched, lease in pairs:
                 if watched.due_at <= clock.now() and lease.reason is None:
@@ -152,7 +152,7 @@ class Heartbeat(Renews):
             self.outage.failed(error, leases)
             for (watched, lease), before in zip(pairs, renewals, strict=True):
                 if lease.renewals > before:
-                    watched.due_at = due_after(lease)  # It was some other that got no answer.
+                    watched.due_at = due_after(lease)  # Some other lease got no answer.
                 else:
                     watched.try_again_or_give_up(lease, error)
         except Exception as error:
@@ -161,7 +161,7 @@ class Heartbeat(Renews):
                 for watched, lease in pairs:
                     watched.try_again_or_give_up(lease, error)
                 return
-            # One of them may be the reason, which must not be the end of the others.
+            # One of the leases may be the cause, and must not end the others.
             middle = len(pairs) // 2
             self._renew(pairs[:middle], began)
             self._renew(pairs[middle:], began)
@@ -177,10 +177,10 @@ class Heartbeat(Renews):
         if lease.reason is not None:
             return False
         asked, bound, good_for = lease.asked_for(ttl), lease.bound, lease.good_for
-        # From now on the server may carry it out, whatever comes of the answer.
+        # From now on, the server may carry it out, whatever happens to the answer.
         lease.doubt(ttl, asked.acquired_at)
-        # Not as short a step as in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
-        step = min(trust.MAX_STEP, max(good_for, ttl) / 3)
+        # A longer step than in a round: nobody else waits, and a lease that becomes overdue meanwhile is given up.
+        step = min(trust.MAX_STEP, max(good_for, ttl) * trust.OWN_STEP_SHARE)
         (ours,) = self._store.renew([asked], timeout=step)
         if ours:
             lease.become(asked, bound)
@@ -189,12 +189,12 @@ class Heartbeat(Renews):
         return lease.reason is None
 
     def _ask(self, lease: Lease) -> None:
-        """In the thread that runs under an overdue lease: it goes on only if the lock is still held."""
+        """Ask for an overdue lease, in the thread that runs under it: it goes on only if the lock is still held."""
         step, mine = trust.step_of([lease.good_for]), object()
         try:
             if not self._take(lease.owner, mine, step):
                 lease.lose("it is overdue, and a renewal on its way has no answer yet")
-            elif lease.reason is None and lease.remaining <= 0:  # Else it is known by what was under way.
+            elif lease.reason is None and lease.remaining <= 0:  # Otherwise a renewal under way has settled it.
                 self._renew_overdue(lease, step)
         finally:
             with pulse.mutex:
@@ -203,16 +203,16 @@ class Heartbeat(Renews):
     def _renew_overdue(self, lease: Lease, step: float) -> None:
         try:
             (ours,) = self._store.renew([lease], timeout=step)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not known whether the lock is held
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is unknown whether the lock is held
             lease.lose(f"it is overdue, and could not be renewed: {error}")
         else:
             if not ours:
                 lease.lose(GONE)
 
     def _take(self, owner: str, mine: object, timeout: float | None = None) -> bool:
-        """Wait until no renewal of this lease is under way, keep others from it; False if that takes too long.
+        """Wait until no renewal of this lease is under way, and keep others away; False if that takes too long.
 
-        It may be interrupted (by a time limit, a signal) when the lease is taken: `_give_back` in any case.
+        An interruption (by a time limit, a signal) may come when the lease is already taken: always call `_give_back`.
         """
         with pulse.mutex:
             if not pulse.given_back.wait_for(lambda: owner not in self.taken, timeout):
@@ -221,7 +221,7 @@ class Heartbeat(Renews):
             return True
 
     def _give_back(self, owner: str, mine: object) -> None:
-        """With the mutex. Where it was not taken, nothing changes."""
+        """Undo `_take`, under the mutex; does nothing if the lease was not taken."""
         if self.taken.get(owner) is mine:
             del self.taken[owner]
             pulse.given_back.notify_all()

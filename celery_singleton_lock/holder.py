@@ -14,35 +14,36 @@ from typing import TypeGuard
 
 from celery_singleton_lock import cleaned
 
-#: Characters of an owner token: 128 random bits in hex, so that every script finds it by position.
+#: The length of an owner token: 128 random bits in hex, so that every script finds it by position.
 OWNER_LENGTH = 32
 
-#: Characters of an owner token that are the same in each attempt to get a majority of a Redlock.
+#: How many first characters of an owner token are the same in each attempt to get a majority of a Redlock.
 STEM_LENGTH = 28
 
 #: The attempt (see `Holder.attempt`) of a message that is neither a retry nor a replacement.
 FIRST = (0, 0)
 
-#: In the place of `Holder.replaced`: no message has this number, so that none takes the lock for its own.
+#: A value for `Holder.replaced` that no message has, so that no message takes the lock for its own.
 NOBODY = -1
 
-#: Parts of a holder beside an owner token. The store writes the fence behind them, and what was added later follows.
+#: The number of parts of a holder beside an owner token. The store writes the fence after them; parts that were added
+#: later follow.
 FIELDS = 9
 FENCE, LABEL, ORDER, NEWER = FIELDS, FIELDS + 1, FIELDS + 2, FIELDS + 3
 
 _OWNER = re.compile(rf"[0-9a-f]{{{OWNER_LENGTH}}}")
 
-#: A text in JSON. The rest of a holder is numbers: to have an encoder write down all of it takes three times as long.
+#: Encodes a text as JSON. The other parts of a holder are numbers: encoding the whole holder takes three times as long.
 _quoted = json.encoder.encode_basestring_ascii
 
 
 def new_owner() -> str:
-    """A random owner token: new for every delivery of a message, since a redelivery has the same task id."""
+    """A random owner token, new for every delivery of a message, because a redelivery has the same task id."""
     return os.urandom(OWNER_LENGTH // 2).hex()
 
 
 def is_owner(text: object) -> TypeGuard[str]:
-    """Whether it is an owner token, as far as one can see."""
+    """Whether the text has the form of an owner token."""
     return isinstance(text, str) and _OWNER.fullmatch(text) is not None
 
 
@@ -51,27 +52,28 @@ def stem(owner: str) -> str:
     return owner[:STEM_LENGTH]
 
 
-# Nobody changes one. To have Python refuse that would take five times as long for each that is made.
+# Holders are never changed. Making the class frozen would make creating one five times as slow.
 @dataclass(slots=True, unsafe_hash=True)
 class Holder:
-    """Who holds a lock; for people, and to tell a redelivery from another task.
+    """Who holds a lock; for people, and to distinguish a redelivery from another task.
 
     Attributes:
-        task_id: the id of the task, None outside of one.
+        task_id: the id of the task; None outside of a task.
         retries: how often the task was retried before.
         node: the worker's node name.
-        pid: the process that runs it.
-        since: seconds since the epoch.
+        pid: the process that runs the task.
+        since: when it asked for the lock, in seconds since the epoch.
         replaced: how often `Task.replace` passed the task's id on before.
         process: see `process_identity.own`.
-        ttl: seconds that each renewal of the lock is good for; 0 where it is not renewed, as between two attempts, and
-            for a holder that does not hold it yet.
-        sending: the name of the sending that the message belongs to, see `message_identity`; by default the task's id.
-            Copies of one message have the same, and no other message has.
-        record: the name of what is remembered of the message; by default its sending.
-        label: what the digest in the lock's key is of, in a few words; empty where nobody has said that.
-        order: of messages (see `stores.base.Arrival`) of which a newer one has it stopped; empty where none may.
-        superseded_by: the id of the newer task for which it was told to stop; None while it was not.
+        ttl: seconds by which each renewal extends the lock; 0 if it is not renewed, as between two attempts, and for a
+            holder that does not hold it yet.
+        sending: the name of the sending to which the message belongs, see `message_identity`; by default the task's id.
+            All copies of one message have the same sending, and no other message has it.
+        record: the name of the message's record; by default its sending.
+        label: a few words about what the digest in the lock's key was made from; empty if unknown.
+        order: the order of messages (see `stores.base.Arrival`) in which a newer message stops the holder; empty if no
+            message may.
+        superseded_by: the id of the newer task for which the holder must stop; None if there is none.
     """
 
     task_id: str | None = None
@@ -94,28 +96,28 @@ class Holder:
 
     @property
     def place(self) -> str:
-        """Where it runs, for people."""
+        """Where the holder runs, for people."""
         return f"{self.node} (pid {self.pid})" if self.pid else str(self.node)
 
     @property
     def attempt(self) -> tuple[int, int]:
-        """Which of the messages of its sending it is; a later one is greater. Copies of one message are equal."""
+        """The place of the message in its sending: a later message has a greater one, copies of a message the same."""
         return self.replaced, self.retries
 
     @property
     def message(self) -> str:
-        """A name for the message, the same for each copy of it."""
+        """A name for the message, the same for each copy."""
         return f"{self.record or self.sending}:{self.replaced}.{self.retries}"
 
     @property
     def reserved_as(self) -> str:
         """The owner token under which a lock is reserved for this holder's message."""
-        # Of what its copies have in common: each finds the reservation.
+        # Made from what its copies have in common, so that each copy finds the reservation.
         return hashlib.sha256(f"heir:{self.message}".encode()).hexdigest()[:OWNER_LENGTH]
 
     @property
     def arrives_as(self) -> str:
-        """A name for its sending, where only the newest of a key's is to run: how its hold begins."""
+        """A name for the sending, if only the newest message of a key should run: the beginning of its hold's value."""
         return f"[{_quoted(self.sending)},{'null' if self.task_id is None else _quoted(self.task_id)},"
 
     def is_copy_of(self, other: Holder) -> bool:
@@ -123,11 +125,11 @@ class Holder:
         return self.sending != "" and self.sending == other.sending
 
     def dumps(self, ttl: float = 0.0, fence: int = 0) -> str:
-        """As it is kept beside the owner token in the value of a lock that it holds with this ttl and fence."""
+        """The text that is kept beside the owner token, in the value of a lock held with this ttl and fence."""
         return self.around_fence(ttl).replace("\n", f",{fence}", 1)
 
     def around_fence(self, ttl: float) -> str:
-        """The same in two lines, for a store to write the fence that it gives in the place of the line's end."""
+        """The same in two lines: the store replaces the line's end with the fence that it assigns."""
         task_id = "null" if self.task_id is None else _quoted(self.task_id)
         node = "null" if self.node is None else _quoted(self.node)
         before = (
@@ -140,7 +142,7 @@ class Holder:
 
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:
-        """The holder as written by `dumps`, also of a later version; None when somebody else wrote it."""
+        """The holder as written by `dumps`, also by a later version; None if something else wrote it."""
         fields = cleaned.array(text)
         if fields is None or len(fields) < FIELDS:
             return None
@@ -162,5 +164,5 @@ class Holder:
 
 
 def _task_of(newer: object) -> str | None:
-    """The id of the task in what a store has added for a newer one (see `Holder.arrives_as`)."""
+    """The task id in the part that a store has added for a newer message (see `Holder.arrives_as`)."""
     return cleaned.text(newer[1]) if isinstance(newer, list) and len(newer) > 1 else None

@@ -1,4 +1,4 @@
-"""An entry of the journal: what became of one copy of a message."""
+"""An entry of the journal: what happened to one copy of a message."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from celery_singleton_lock import cleaned
 
-#: What became of it: it ran; it was refused as `on_conflict` said, or waits, also for the message that it follows; it
-#: ended as the task that it had joined, or followed; a newer one came while it waited; it stood by for a copy that runs
-#: elsewhere, or was dropped beside one; it ended as another copy had that was finished; its lock was freed, since its
-#: process had died.
+#: What happened to the copy: it ran; it was refused according to `on_conflict`, or waits, perhaps for the message that
+#: it follows; it ended as the task that it had joined or followed; a newer message came while it waited; it was on
+#: stand-by for a copy that runs elsewhere, or was dropped because of one; it ended like another copy that had finished;
+#: its lock was freed because its process had died.
 Waiting = Literal["retry", "rerun", "replace", "join", "follow"]
 Kind = Literal["run", "skip", "raise", "reject", Waiting, "joined", "superseded", "stand-by", "drop", "repeat", "free"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-#: The message header that names the entry of beat's schedule that it was sent for.
+#: The message header that names the entry of beat's schedule for which the message was sent.
 SCHEDULED_HEADER = "singleton_lock_entry"
 
-#: The outcome of a run that was stopped, since its lock was lost; of one whose process was being stopped; and of one
-#: that was stopped for a newer one.
+#: The outcomes of a run that was stopped: because its lock was lost, because its process was being stopped, and because
+#: of a newer message.
 LOST, STOPPED, SUPERSEDED = "LOST", "STOPPED", "SUPERSEDED"
 
-#: Those that were not carried out, and will not be.
+#: The kinds of copies that were not carried out, and will not be.
 REFUSALS: tuple[Kind, ...] = ("skip", "raise", "reject")
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Entry(NamedTuple):
-    """What became of one copy; its fields stand in the journal in this order.
+    """What happened to one copy; the journal stores the fields in this order.
 
     Attributes:
         kind: see `Kind`.
         task: the task's name.
-        key: of the lock.
-        task_id: of the copy.
+        key: the key of the lock.
+        task_id: the task id of the copy.
         node, pid: where it was: the worker's node name, and the process.
-        began, ended: when the body ran; of a copy that did not run, when it asked for the lock and when it had its
-            answer. Seconds on one clock: of this host until it is written, then the server's.
-        waited: seconds for the lock.
-        outcome: of a run: Celery's state for it, LOST or STOPPED.
-        fence, renewals: of a run's lease.
+        began, ended: when the body ran; for a copy that did not run, when it asked for the lock and when it had its
+            answer. Seconds on one clock: this host's until the entry is written, then the server's.
+        waited: seconds of waiting for the lock.
+        outcome: for a run: Celery's state for it, LOST, STOPPED or SUPERSEDED.
+        fence, renewals: the fence of a run's lease, and how often it was renewed.
         limit: how many may hold the lock at once.
         holder, holder_node, holder_since: the task that had the lock meanwhile, where it ran, and since when.
-        scheduled: the entry of beat's schedule that it was sent for; '' where it was not, or by another kind of beat.
-        label: what the digest in the key is of, in a few words; '' where nobody has said that.
+        scheduled: the entry of beat's schedule for which it was sent; '' if there is none, or for another kind of beat.
+        label: a few words about what the digest in the key was made from; '' if unknown.
     """
 
     kind: Kind
@@ -70,11 +70,11 @@ class Entry(NamedTuple):
     label: str = ""
 
     def moved(self, offset: float) -> Entry:
-        """The same on a clock that is ahead by so much."""
+        """The same entry on a clock that is ahead by `offset` seconds."""
         return self._replace(began=self.began + offset, ended=self.ended + offset)
 
     def cleaned(self) -> Entry:
-        """The same, whatever is in it, as it may be kept and shown."""
+        """The same entry, made safe to keep and show, whatever is in it."""
         return _cleaned(self)
 
     def dumps(self) -> str:
@@ -84,7 +84,7 @@ class Entry(NamedTuple):
     def loads(cls, text: str | bytes) -> Entry | None:
         """The entry as written by `dumps`, also by a later version, which may have more fields.
 
-        None when somebody else wrote it, or when a later version did of a kind that is unknown here.
+        None if something else wrote it, or if a later version wrote it with a kind that is unknown here.
         """
         fields = cleaned.array(text)
         if fields is None or len(fields) < _REQUIRED or fields[0] not in KINDS:
@@ -96,7 +96,7 @@ def _cleaned(fields: Sequence[Any]) -> Entry:
     return Entry(*(clean(value) for clean, value in zip(_CLEAN.values(), fields, strict=False)))
 
 
-#: How each field is cleaned; of the kind it is known that it is one.
+#: How each field is cleaned; the kind was checked before.
 _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "kind": str,
     "task": cleaned.text,

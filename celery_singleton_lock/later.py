@@ -1,7 +1,7 @@
 """A thread for background work: it exists while there is something to do.
 
-A caller notes something to do where `work` finds it, and then says that there is some: a thread does it a while
-later, with all that came meanwhile. What is noted while it works, it does next.
+A caller puts work where `work` finds it, and then calls `want`. A thread does the work a while later, with all that
+came meanwhile. Work that comes while the thread works is done next.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ RETRY_AFTER = 1.0
 
 
 class Later:
-    """Calls `work` in a thread of its own.
+    """Calls `work` in a separate thread.
 
     Args:
-        name: of the thread.
-        work: does what there is; returns None when nothing is left, else the seconds after which to call it again.
-        after: seconds that what comes may wait for more.
-        linger: seconds for which the thread stays when there is nothing left. To start one takes longer than what most
-            callers do meanwhile.
+        name: the name of the thread.
+        work: does all work; returns None when nothing is left, otherwise the seconds until the next call.
+        after: seconds that work waits for more work.
+        linger: seconds for which the thread stays when nothing is left. Starting a thread takes longer than most
+            callers take for their own part.
     """
 
     def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0, linger: float = 0.0) -> None:
@@ -40,25 +40,25 @@ class Later:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        # Reentrant: a signal's handler may come at any line, and note something itself.
+        # Reentrant: a signal handler may run at any line, and call `want` itself.
         self._mutex = lock = threading.RLock()
-        #: The thread need not linger any more.
+        #: Notified when the thread need not linger any more.
         self._changed = threading.Condition(lock)
         #: Whether a thread is going to look for something to do.
         self._is_wanted = False
         self._thread: threading.Thread | None = None
 
     def want(self) -> None:
-        """There is something to do."""
+        """Say that there is work."""
         thread = self._thread
         if self._is_wanted and thread is not None and thread.is_alive():
-            return  # As for most of what comes one after the other: it has not looked yet.
+            return  # The usual case in a series of calls: the thread has not looked yet.
         with self._mutex:
-            self._is_wanted = True  # Before a thread starts, which would look twice.
+            self._is_wanted = True  # Before a thread starts, which would otherwise look twice.
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread = thread  # First: an interruption of the start must not lead to two.
-                with suppress(RuntimeError):  # No thread is to be had: what comes next tries again.
+                self._thread = thread  # Before the start: if that is interrupted, there must not be two threads.
+                with suppress(RuntimeError):  # No thread can be started: the next call tries again.
                     thread.start()
             self._changed.notify()
 
@@ -66,11 +66,11 @@ class Later:
         pause: float | None = self._after
         while pause is not None:
             clock.sleep(pause)
-            self._is_wanted = False  # Before it looks: what is noted from now on, it may not see.
+            self._is_wanted = False  # Before it looks: it may not see work that comes from now on.
             try:
                 pause = self._work()
             except (Exception, SystemExit):
-                # Also where code of the user's calls `sys.exit`: without this thread nothing is done any more.
+                # Also if user code calls `sys.exit`: without this thread, no more work would be done.
                 logger.exception("%s: unexpected error; going on", self._name)
                 pause = RETRY_AFTER
             with self._mutex:
@@ -79,5 +79,5 @@ class Later:
                 if pause is None and self._is_wanted:
                     pause = self._after
                 if pause is None:
-                    # Under the mutex: the next caller finds no thread, and starts one.
+                    # Under the mutex, so that the next caller finds no thread, and starts one.
                     self._thread = None

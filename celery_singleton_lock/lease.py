@@ -1,7 +1,7 @@
-"""A hold is something under a key that can be freed; a lease is a hold that is trusted until a moment.
+"""A hold is something under a key that can be freed; a lease is a hold that is trusted until a certain moment.
 
-The holder trusts its lease from before the command that took or renewed it was *sent*, not from the answer: the server
-counts from some moment in between, so the holder always stops trusting first (`trust.end_of`).
+The holder trusts its lease from the moment before the command that took or renewed it was *sent*, not from the answer.
+The server counts from some moment in between, so the holder always stops trusting first (`trust.end_of`).
 
 Protocol: `docs/protocol.md`, section 3.
 """
@@ -23,13 +23,13 @@ class Hold:
 
     Attributes:
         key: the key of the lock.
-        owner: the owner token, which is this hold's alone.
-        ttl: seconds that it lasts without a renewal.
-        limit: how many may hold the key at once; each holds another slot of it.
-        slot: which one; None where only the owner is known.
-        ending: whether it was asked to be freed, and there was no answer.
-        superseded_by: the id of the newer task for which its holder is to stop; None where no renewal has said
-            that. It is held until then.
+        owner: the owner token, which no other hold has.
+        ttl: seconds that the hold lasts without a renewal.
+        limit: how many may hold the key at once; each holds a different slot.
+        slot: the slot of this hold; None if only the owner token is known.
+        ending: whether a request to free it got no answer.
+        superseded_by: the id of the newer task for which its holder must stop; None if there is none. The hold lasts
+            until the holder has stopped.
     """
 
     __slots__ = ("__weakref__", "ending", "key", "limit", "owner", "slot", "superseded_by", "ttl")
@@ -45,16 +45,16 @@ class Hold:
 
     @classmethod
     def of_nobody(cls, key: str) -> Hold:
-        """A hold that is none, for what is said about a key; its ttl is how long that may take, see `Redlock`."""
+        """A hold that nobody has, for other requests about a key; its ttl is how long these may take, see `Redlock`."""
         return Hold(key, new_owner(), ttl=30.0)
 
     def supersede(self, by: str | None) -> None:
-        """Have its holder stop for a newer task, the first that has said so; None: nobody has."""
+        """Note the newer task for which the holder must stop; the first such task counts. None changes nothing."""
         self.superseded_by = by if self.superseded_by is None else self.superseded_by
 
     @property
     def good_for(self) -> float:
-        """Seconds that a renewal is good for."""
+        """Seconds for which a renewal counts."""
         return self.ttl
 
     def __repr__(self) -> str:
@@ -65,22 +65,22 @@ class Lease(Hold):
     """One execution's hold of a lock, trusted until a moment.
 
     Attributes:
-        fence: a number that is higher for every later holder of the same key. Let the system that you write to refuse
+        fence: a number that is higher for every later holder of the same key. Let the system to which you write refuse
             a lower number than it has seen, and a stale holder cannot do harm. 0 if no lock is held.
-        reason: why the lease was lost; None while it is not.
+        reason: why the lease was lost; None if it is not lost.
     """
 
-    # Written by the thread that renews it (`extend`, `lose`), read by the one that runs under it; each attribute is
-    # replaced whole, so neither needs a mutex. For the renewal:
+    # Written by the thread that renews the lease (`extend`, `lose`), read by the thread that runs under it; each
+    # attribute is replaced as a whole, so neither needs a mutex. For the renewal:
     # - trusted_until: on `clock.now()`; after it somebody else may hold the lock.
-    # - bound: the least ttl of the renewals that may or may not be carried out, see `doubt`.
-    # - ask: asks the store whether a lease is still held, and extends or loses it; set by the part that renews it.
+    # - bound: the shortest ttl of renewals that may or may not be carried out, see `doubt`.
+    # - ask: asks the store whether a lease is still held, and extends or loses it; set by the heartbeat.
     __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "trusted_until")
 
     def __init__(
         self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
     ) -> None:
-        # As Hold's own: each task makes one, and a call takes longer than these lines.
+        # As in `Hold`, without calling it: each task makes a lease, and a call takes longer than these lines.
         self.key, self.owner, self.ttl, self.limit, self.slot, self.ending = key, owner, ttl, limit, slot, False
         self.fence = fence
         self.pid = os.getpid()
@@ -111,11 +111,11 @@ class Lease(Hold):
 
     @property
     def give_up_at(self) -> float:
-        """When its task is stopped unless it is renewed: early enough for that to end while the lock is held."""
+        """When its task is stopped unless the lease is renewed: early enough for it to end while the lock is held."""
         return self.trusted_until - self.good_for * trust.GIVE_UP_BEFORE
 
     def check(self) -> None:
-        """Raise an error if the lock is lost; costs no round trip while the lease is trusted.
+        """Raise an error if the lock is lost; takes no round trip while the lease is trusted.
 
         A process that slept past the end of its lease asks the store: if its hold is still there, nobody else had the
         lock in between. Nothing stops a process that is paused right after this call; if that matters, use `fence`.
@@ -134,27 +134,27 @@ class Lease(Hold):
         self.extend(sent_at)
 
     def extend(self, sent_at: float) -> None:
-        """Trust the lease anew from `sent_at`, when the command that renewed it was sent."""
+        """Trust the lease again from `sent_at`, when the command that renewed it was sent."""
         self.renewals += 1
         self.trusted_until = trust.end_of(sent_at, self.good_for)
 
     def asked_for(self, ttl: float) -> Lease:
-        """The same hold, as it will be if the store gives it another ttl."""
+        """The same hold, as it will be if the store gives it this ttl."""
         return Lease(
             self.key, self.owner, ttl=ttl, fence=self.fence, sent_at=clock.now(), limit=self.limit, slot=self.slot
         )
 
     def become(self, asked: Lease, bound: float) -> None:
-        """Have the ttl of `asked`, which the store has renewed, and the `bound` of before it was asked."""
+        """Take over the ttl of `asked`, which the store has renewed, and the `bound` from before the request."""
         self.ttl, self.bound = asked.ttl, bound
         self.supersede(asked.superseded_by)
         self.extend(asked.acquired_at)
 
     def doubt(self, ttl: float, sent_at: float) -> None:
-        """Not know whether a renewal with this ttl, sent at that time, was carried out, or will be.
+        """Note that a renewal with this ttl, sent at this time, may have been carried out, or may still be.
 
-        Whatever came of it, and whenever it comes: the lease lasts for the shorter ttl from its last renewal. As nobody
-        knows how late it may come, that holds for every later renewal too.
+        In any case, the lease lasts for the shorter ttl from its last renewal. As nobody knows how late the renewal may
+        be carried out, the shorter ttl also counts for every later renewal.
         """
         self.bound = min(self.bound, ttl)
         self.trusted_until = min(self.trusted_until, trust.end_of(sent_at, ttl))
@@ -164,7 +164,7 @@ class Lease(Hold):
 
 
 def unheld() -> Lease:
-    """In the place of a lease, where no lock is held: fence 0, never `held`."""
+    """A replacement for a lease if no lock is held: fence 0, never `held`."""
     lease = Lease("", "", ttl=0.0, fence=0, sent_at=0.0)
     lease.lose("this execution holds no lock")
     return lease

@@ -1,7 +1,7 @@
 """A mutex that a fork cannot leave locked forever.
 
-What these guard is changed by single steps (an entry of a dict, an attribute), which a fork finds done or not done; so
-in the child each simply starts anew, unlocked.
+The state that these guard changes in single steps (an entry of a dict, an attribute), which a fork finds done or not
+done. So in the child, each mutex simply starts anew, unlocked.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from celery_singleton_lock import forks
 
 
 class Mutex:
-    """Holds a lock, another one in the child of a fork: `with mutex.lock: ...`.
+    """Has a lock, a new one in the child of a fork: `with mutex.lock: ...`.
 
-    The plain lock is what is entered: one that is made in Python could be interrupted (by a time limit, an abort)
-    between having been acquired and the block, and would stay locked.
+    Enter the plain lock: a context manager in Python could be interrupted (by a time limit, an abort) after it was
+    acquired and before the block, and would stay locked.
 
     Args:
-        make: `threading.RLock` where a signal's handler, or a finalizer, may come by in the same thread.
+        make: `threading.RLock` if a signal handler or a finalizer may use it in the same thread.
     """
 
     __slots__ = ("__weakref__", "lock", "make")

@@ -1,4 +1,4 @@
-"""What a process logs about a lock server that does not answer: as that begins, at half time, and when it is over."""
+"""What a process logs about a lock server that does not answer: at the beginning, at half time, and at the end."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from celery_singleton_lock.lease import Lease
 
 logger = get_logger(__name__)
 
-#: Seconds without a failure after which an answer ends an outage: of a cluster, only some servers may be silent.
+#: Seconds without a failure after which an answer ends an outage: in a cluster, only some servers may be silent.
 QUIET = 1.0
 
 
 class Outage:
-    """A silence of one lock server. Several threads write it; at worst two of them log the same."""
+    """An outage of one lock server. Several threads write to it; at worst, two of them log the same."""
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._last = 0.0
-        #: When half of the time is over that the first lease had left; None: no lease was at risk yet.
+        #: When half of the time that the first lease had left is over; None: no lease was at risk yet.
         self._half_time: float | None = None
 
     def failed(self, error: LockUnavailable, leases: Sequence[Lease] = ()) -> None:
-        """The server did not answer; `leases`: those that it was to renew."""
+        """Note that the server did not answer; `leases`: the leases that it should have renewed."""
         now, began = clock.now(), self._began
         self._last = now
         if began is None:
@@ -40,20 +40,20 @@ class Outage:
             self._half_time = (now + _first(leases).give_up_at) / 2
 
     def answered(self, server: str) -> None:
-        """The server has answered, as it nearly always does."""
+        """Note that the server has answered, as it nearly always does."""
         began = self._began
         if began is not None and clock.now() >= self._last + QUIET:
             self._began = None
-            logger.warning("%s answers again; it did not for %.1f s", server, self._last - began)
+            logger.warning("%s answers again, after an outage of %.1f s", server, self._last - began)
 
 
 def _first(leases: Sequence[Lease]) -> Lease:
-    """The one whose task is stopped first."""
+    """The lease whose task is stopped first."""
     return min(leases, key=lambda lease: lease.give_up_at)
 
 
 def _at_risk(leases: Sequence[Lease]) -> str:
-    """How many leases end unless it answers, and which is the first."""
+    """How many leases end unless the server answers, and which of them is the first."""
     if not leases:
         return ""
     first = _first(leases)

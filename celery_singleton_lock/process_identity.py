@@ -1,8 +1,8 @@
-"""Identifies a process, and decides whether it is provably over.
+"""Identifies a process, and decides whether it has provably ended.
 
-A pid alone says little: it is reused, and another container or host has the same ones. On Linux a process is known by
-the name of its host (which tells apart two that were resumed from one snapshot), the boot of that, its pid namespace,
-its pid, and when it was started. Elsewhere nothing is ever proven.
+A pid alone says little: it is reused, and other containers and hosts have the same pids. On Linux, a process is
+identified by the name of its host (which distinguishes two hosts that were resumed from one snapshot), the boot of the
+host, its pid namespace, its pid, and when it was started. On other systems, nothing is ever proven.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def own() -> str:
-    """This process as "place/pid/start", the place being a digest; empty where that cannot be told."""
+    """This process as "place/pid/start", where the place is a digest; empty if that cannot be found out."""
     return _identity(os.getpid())
 
 
 def is_over(process: str) -> bool:
-    """Whether a process that was called this has ended: False unless it ran here and that can be proven."""
+    """Whether the process with this identity has ended: False unless it ran here and its end can be proven."""
     place, _, rest = process.partition("/")
     digits, _, start = rest.partition("/")
     if not place or place != _place() or not (digits.isascii() and digits.isdigit()):
@@ -33,7 +33,7 @@ def is_over(process: str) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        pass  # It exists, under another user; or was never a pid.
+        pass  # The process exists, under another user; or this was never a pid.
     state, started = _state_and_start(pid)
     return state in ("Z", "X") or (started is not None and started != start)
 
@@ -46,7 +46,7 @@ def _identity(pid: int) -> str:
 
 @lru_cache(maxsize=1)
 def _place() -> str:
-    """This host, this boot of it, and this namespace of pids."""
+    """This host, its current boot, and this pid namespace."""
     try:
         place = f"{socket.gethostname()} {_BOOT.read_text()} {os.readlink('/proc/self/ns/pid')}"
         return hashlib.sha256(place.encode()).hexdigest()[:12]
@@ -55,9 +55,9 @@ def _place() -> str:
 
 
 def _state_and_start(pid: int) -> tuple[str | None, str | None]:
-    """A process's state and the tick at which it was started, by /proc (see proc_pid_stat(5))."""
+    """A process's state, and the clock tick at which it was started, from /proc (see proc_pid_stat(5))."""
     try:
-        # The name of the program, in parentheses, may hold anything.
+        # The name of the program, in parentheses, may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0], fields[19]
     except (OSError, IndexError):

@@ -1,19 +1,19 @@
-"""Asks a process, and those that it has forked, to look at something now.
+"""Asks a process, and all processes that it has forked, to look at something now.
 
 A worker's main process cannot reach into the processes of its pool: a signal would interrupt whatever runs there, and a
-pipe would need a thread that reads it. So they share a number. Each compares it when it wakes anyway.
+pipe would need a thread that reads it. So they share a number, which each process compares when it wakes up anyway.
 """
 
 from __future__ import annotations
 
 from mmap import mmap
 
-#: Bytes of the number.
+#: The size of the number in bytes.
 _SIZE = 4
 
 
 class Prompt:
-    """Shared with each process that is forked after it was made."""
+    """A number that is shared with each process that is forked afterwards."""
 
     def __init__(self) -> None:
         self._shared = mmap(-1, _SIZE)
@@ -24,7 +24,7 @@ class Prompt:
         self._shared[:_SIZE] = (number % 256**_SIZE).to_bytes(_SIZE, "big")
 
     def is_new(self) -> bool:
-        """Whether it was given since this process asked last; a process that has just been forked may not know."""
+        """Whether the prompt was given since this process last asked; a process that was just forked may miss it."""
         given = self._shared[:_SIZE]
         if given == self._seen:
             return False

@@ -1,9 +1,9 @@
 """The threads that do the renewals of this process: when they start, what each does next, and when they end.
 
-There is one, whatever the number of leases. A round of renewals may wait for a silent server, and leases in other
-stores must not wait for it: so where there are leases in several stores, another thread watches the one that makes the
-rounds, goes on with the other stores when that is held up, and is then watched in turn. There are as many threads as
-servers are silent at this moment, and at most two more.
+There is one thread, whatever the number of leases. But a round of renewals may wait for a silent server, and leases in
+other stores must not wait for that. So if there are leases in several stores, a second thread watches the thread that
+makes the rounds. When that is held up, the second goes on with the other stores, and is then watched in turn. There are
+as many threads as there are silent servers at this moment, and at most two more.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from celery_singleton_lock.watched import Watched
 
 logger = get_logger(__name__)
 
-#: Seconds that the thread sleeps at most while there are leases: sleeping does not count the time in which the host is
-#: suspended, and a lease does.
+#: The longest sleep of the thread in seconds while there are leases: a sleep does not count the time during which the
+#: host is suspended, but a lease does.
 MAX_SLEEP = 1.0
 
 #: Seconds after which a round is held up: far more than a healthy server takes, far less than a lease can spare.
 PATIENCE = 0.02
 
-#: Threads that wait for what is due next, where there are leases in several stores.
+#: The number of threads that wait for what is due next, if there are leases in several stores.
 WATCHERS = 2
 
 
 class Renews(ABC):
-    """Renews the leases of one store; a `Heartbeat`. All of it is written under the pulse's mutex.
+    """Renews the leases of one store; a `Heartbeat`. All attributes are written under the pulse's mutex.
 
     Attributes:
-        watched: the leases under watch, by their owners.
-        taken: owners of the leases of which a renewal is under way, and whose that is.
+        watched: the leases under watch, by their owner tokens.
+        taken: the owner tokens of leases with a renewal under way, and who does the renewal.
         in_round: whether a thread is in a round.
     """
 
     def start_anew(self) -> None:
-        """Watch nothing: at first, and in the child of a fork, whose leases are the parent's."""
+        """Watch nothing: at first, and in the child of a fork, because the leases are the parent's."""
         self.watched: dict[str, Watched] = {}
         self.taken: dict[str, object] = {}
         self.in_round = False
@@ -53,11 +53,11 @@ class Renews(ABC):
 
     @abstractmethod
     def heed(self) -> None:
-        """Have all leases be due now, if that was asked for."""
+        """Make all leases due now, if that was asked for."""
 
     @abstractmethod
     def round(self, due: Sequence[Watched]) -> None:
-        """Renew what is due, and say when each is due again."""
+        """Renew the due leases, and set when each is due again."""
 
 
 class Pulse:
@@ -69,43 +69,43 @@ class Pulse:
         self.is_prepared = False
 
     def prepare(self) -> None:
-        """Begin when first needed: what patches threads (gevent's `patch_all`) may come after the import."""
+        """Begin when first needed: threads may be patched (by gevent's `patch_all`) after the import."""
         with self._preparing.lock:
             if not self.is_prepared:
                 self.start_anew()
                 self.is_prepared = True
 
     def start_anew(self) -> None:
-        #: Entered itself: a Condition's `with` is Python, and could be interrupted with the lock taken. Reentrant: a
-        #: finalizer, or a signal's handler, may come at any line and release a lock of its own. So what is gone through
-        #: here is a copy.
+        #: Always entered itself: a Condition's `with` is Python code, which could be interrupted with the lock taken.
+        #: Reentrant: a finalizer or a signal handler may run at any line and release another lock. So every loop here
+        #: goes over a copy.
         self.mutex = lock = threading.RLock()
-        #: Something is due sooner, or the last lease has left.
+        #: Notified when something is due sooner, or the last lease has left.
         self.changed = threading.Condition(lock)
-        #: A renewal has ended.
+        #: Notified when a renewal has ended.
         self.given_back = threading.Condition(lock)
         for heartbeat in list(self._heartbeats):
             heartbeat.start_anew()
         self._heartbeats = set()
         self._threads: set[threading.Thread] = set()
-        #: Those of them that are in a round, or tell of a loss.
+        #: The threads that are in a round, or report a loss.
         self._working: set[threading.Thread] = set()
-        #: The thread that makes the rounds, and since when it is in one.
+        #: The thread that makes the rounds, and since when it has been in a round.
         self._in_round: threading.Thread | None = None
         self._in_round_since: float | None = None
-        #: When a thread goes on, unless it is notified.
+        #: When a thread wakes up, unless it is notified.
         self._wakes_at = 0.0
         #: Until when a thread waits without leases.
         self._lingers_until = 0.0
 
     def follow(self, heartbeat: Renews, due_at: float) -> None:
-        """See to it that a thread renews for this heartbeat when that is due."""
+        """Make sure that a thread renews for this heartbeat when that is due."""
         self._heartbeats.add(heartbeat)
         if not self._add_thread() and due_at < self._wakes_at:
             self.changed.notify()
 
     def left(self, heartbeat: Renews, linger: float) -> list[threading.Thread]:
-        """A lease is under watch no more; the threads that end now for lack of others."""
+        """Note that a lease is no longer under watch; the threads that end now because there are no other leases."""
         if heartbeat.watched:
             return []
         if not heartbeat.in_round:
@@ -118,14 +118,14 @@ class Pulse:
         return list(self._threads - self._working - {threading.current_thread()})
 
     def hurry(self) -> None:
-        """Linger no longer."""
+        """Stop lingering."""
         self._lingers_until = 0.0
         self.changed.notify_all()
 
     def _add_thread(self) -> bool:
-        """Start a thread if somebody is missing to watch; whether one was."""
+        """Start a thread if no thread is left to watch; whether one was started."""
         if len(self._threads) == 1 and not self._working and next(iter(self._threads)).is_alive():
-            return False  # As before each of many short leases.
+            return False  # The usual case in a series of short leases.
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads
         missing = self._threads == self._working and (not self._working or len(self._heartbeats) > 1)
@@ -143,7 +143,7 @@ class Pulse:
                     return
                 work()
             except Exception:
-                # Also of choosing what to do: without this thread all leases would be lost.
+                # Also if choosing the work failed: without this thread, all leases would be lost.
                 logger.exception("heartbeat: unexpected error; going on")
                 clock.sleep(PATIENCE)
             finally:
@@ -153,13 +153,13 @@ class Pulse:
                         self._in_round_since = None
 
     def _next(self, me: threading.Thread) -> Callable[[], None] | None:
-        """What this thread is to do, waited for; None when it may end."""
+        """Wait for work for this thread; None when the thread may end."""
         with self.mutex:
             while True:
                 now = clock.now()
                 if (work := self._work(now, me)) is not None:
                     self._working.add(me)
-                    with suppress(Exception):  # No more threads can be had: this one will have to do.
+                    with suppress(Exception):  # No more threads can be started: this one must do.
                         self._add_thread()
                     return work
                 sleep = self._seconds_to_sleep(now)
@@ -171,7 +171,7 @@ class Pulse:
                 self.changed.wait(sleep)
 
     def _seconds_to_sleep(self, now: float) -> float:
-        """Until something is due; 0 or less when there has been no lease for some time."""
+        """Seconds until something is due; 0 or less if there has been no lease for some time."""
         if not self._heartbeats:
             return min(self._lingers_until - now, MAX_SLEEP)
         next_at = min(
@@ -187,7 +187,7 @@ class Pulse:
         return min(max(next_at - now, 0.001), MAX_SLEEP)
 
     def _work(self, now: float, me: threading.Thread) -> Callable[[], None] | None:
-        """What is to be done now: stop holders, or renew the leases of the store where one is most overdue."""
+        """The work to do now: stop holders, or renew the leases of the store with the most overdue lease."""
         to_stop, rounds = self._due(now)
         if to_stop:
             return partial(self._strike, to_stop)
@@ -205,8 +205,8 @@ class Pulse:
         return partial(self._go_round, heartbeat, due)
 
     def _due(self, now: float) -> tuple[list[tuple[Renews, Watched]], list[tuple[float, Renews]]]:
-        """The leases whose holders are to stop, as a rule since they are lost; and since when others are due, of which
-        heartbeat.
+        """The leases whose holders must stop, usually because the leases are lost; and the heartbeats with other due
+        leases, and since when these are due.
         """
         to_stop: list[tuple[Renews, Watched]] = []
         rounds: list[tuple[float, Renews]] = []
@@ -254,9 +254,9 @@ class Pulse:
             try:
                 watched.on_lost()
             except Exception:
-                logger.exception("heartbeat: %s: its task could not be told to stop", lease.key)
+                logger.exception("heartbeat: %s: could not ask its task to stop", lease.key)
 
 
-#: Of this process.
+#: The pulse of this process.
 pulse = Pulse()
 forks.start_anew_in_child(pulse)

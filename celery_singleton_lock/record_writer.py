@@ -1,8 +1,8 @@
 """Rewrites records, in bulk, once the callbacks and next steps of their messages were sent.
 
-A later copy of the message is dropped then without a look at the result backend, which may have forgotten: a result
-that was read and deleted is no reason to send everything again. Nobody waits for this, and a round trip for each
-message would be one too many: a thread of its own writes what came in a second.
+From then on, a later copy of the message is dropped without asking the result backend, which may have forgotten the
+message: a result that was read and deleted is no reason to send everything again. Nobody waits for this, and a round
+trip for each message would be too much: a separate thread writes everything that came within a second.
 
 Protocol: `docs/protocol.md`, section 6.
 """
@@ -22,14 +22,14 @@ from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
-#: Seconds until what came meanwhile is written: well below `redelivery.SETTLING`, after which copies look again.
+#: Seconds until all collected records are written: well below `redelivery.SETTLING`, after which copies look again.
 WRITE_AFTER = 1.0
 
-#: Records that are kept at most while the store does not answer, the latest; copies of the others ask the result
-#: backend.
+#: The most records that are kept while the store does not answer, the latest; copies of the other messages ask the
+#: result backend.
 MOST = 10_000
 
-#: Records in one round trip.
+#: The most records in one round trip.
 BATCH = 200
 
 
@@ -47,7 +47,7 @@ class RecordWriter:
         self._records: dict[tuple[str, str], Record] = {}
 
     def replace(self, key: str, record: Record) -> None:
-        """Have `record` in the place of the one of its message under `key`, soon."""
+        """Replace the record of the same message under `key` with `record`, soon."""
         with self._mutex:
             self._records[key, record.message] = record
             if len(self._records) > MOST:
@@ -55,14 +55,14 @@ class RecordWriter:
         self._later.want()
 
     def replace_now(self, key: str, record: Record) -> None:
-        """As `replace`, at once if the store answers."""
+        """Like `replace`, but at once if the store answers."""
         try:
             self._store.replace_records([(key, record)])
         except LockUnavailable:
             self.replace(key, record)
 
     def write(self) -> float | None:
-        """Write what there is; what cannot be written is kept for that many seconds."""
+        """Write all records; None, or the seconds until the next try for those that could not be written."""
         while True:
             with self._mutex:
                 batch = list(self._records.items())[:BATCH]
@@ -80,7 +80,7 @@ class RecordWriter:
                         del self._records[place]
 
     def _put_last(self, batch: Sequence[tuple[tuple[str, str], Record]]) -> None:
-        """The others are written first: these may wait for long, for one of several servers."""
+        """Write the others first: these may have to wait long for one of several servers."""
         with self._mutex:
             for place, _ in batch:
                 if (record := self._records.pop(place, None)) is not None:

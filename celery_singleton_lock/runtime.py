@@ -1,4 +1,4 @@
-"""Once per app and process: its checked settings, its lock store, its heartbeat, its part of the journal."""
+"""Everything that exists once per app and process: the checked settings, the lock store, the heartbeat, the journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 
-#: Reentrant: a signal's handler may send a task while the first one is being sent.
+#: Reentrant: a signal handler may send a task while the first task is being sent.
 _opening = Mutex(threading.RLock)
 
 
@@ -40,7 +40,7 @@ class Runtime:
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
-        """The runtime of `app`, made when it is first needed; nothing is connected to yet.
+        """The runtime of `app`, made when it is first needed; this does not connect to anything yet.
 
         Raises:
             InvalidOption: a setting is unknown or not allowed.
@@ -50,7 +50,7 @@ class Runtime:
 
 
 def write_all() -> None:
-    """Write what is still to be written of records, then of journals: the process ends."""
+    """Write what is left of all records, then of all journals, because the process ends."""
     with _opening.lock:
         runtimes = [runtime for opened in _all_opened for runtime in opened.runtimes.values()]
     for runtime in runtimes:
@@ -62,7 +62,7 @@ def write_all() -> None:
 
 @contextmanager
 def in_memory() -> Iterator[MemoryStore]:
-    """Keep the locks of every app of this process in a fresh memory meanwhile, and read their settings anew."""
+    """Keep the locks of every app in this process in a new memory store meanwhile, and read their settings again."""
     store = MemoryStore()
     opened = _Opened(store)
     with _opening.lock:
@@ -78,7 +78,7 @@ def in_memory() -> Iterator[MemoryStore]:
 
 @dataclass(eq=False)
 class _Opened:
-    """The runtimes that were opened, by app, and the store that they share if they do."""
+    """The opened runtimes, by app, and the store that they share, if they share one."""
 
     store: MemoryStore | None = None
     runtimes: WeakKeyDictionary[Any, Runtime] = field(default_factory=WeakKeyDictionary)
@@ -94,7 +94,7 @@ class _Opened:
         return Runtime(settings, store, heartbeat, writer, RecordWriter(store), Confirmations(store), stop_calls)
 
 
-#: With the stores that the settings name, and with memories in their place; the last one counts.
+#: First the runtimes with the stores from the settings, then those with memory stores instead; the last entry counts.
 _all_opened = [_Opened()]
 
 

@@ -1,7 +1,7 @@
 """Celery signals about locks.
 
 Every receiver gets `sender` (the task), `task_id`, `key`, and the arguments listed here. Receivers run in the process
-that executes the task; if one raises, that is logged and changes nothing. All times are in seconds.
+that executes the task; if a receiver raises, that is logged and changes nothing. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ lock_acquired = Signal(name="lock_acquired", providing_args=["task_id", "key", "
 #: The execution met a held lock. `conflict` (a `LockConflict`), `policy` (what was done about it).
 lock_conflict = Signal(name="lock_conflict", providing_args=["task_id", "key", "conflict", "policy"])
 
-#: The execution will not run, or was stopped, since a newer call has come. `by` (the id of that). Sent in addition to
-#: those of Celery for a task that was revoked.
+#: The execution will not run, or was stopped, because a newer call has come. `by` (the id of the newer task). Sent in
+#: addition to Celery's signals for a revoked task.
 lock_superseded = Signal(name="lock_superseded", providing_args=["task_id", "key", "by"])
 
-#: A call is a duplicate: another message has the lock that the task takes as it is sent. `task_id` (of
-#: that one), `duplicate` (a `DuplicateTask`), `policy` (what the caller got; "follow" for a part of a canvas, which is
-#: sent, and ends as that one ends). Sent where the call was made.
+#: A call is a duplicate: another message has the lock that the task takes when it is sent. `task_id` (of the other
+#: message), `duplicate` (a `DuplicateTask`), `policy` (what the caller got; "follow" for a part of a canvas, which is
+#: sent, and ends as the other message ends). Sent in the process that made the call.
 lock_duplicate = Signal(name="lock_duplicate", providing_args=["task_id", "key", "duplicate", "policy"])
 
 #: The lock was freed after the run. `lease`, `held` (seconds).

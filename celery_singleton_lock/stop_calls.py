@@ -1,6 +1,6 @@
 """Stops a run at once when a newer task has come: a thread of this process listens while there are such runs.
 
-Nothing depends on it: a renewal says the same. Protocol: `docs/protocol.md`, section 14.
+Nothing depends on it: a renewal reports the same. Protocol: `docs/protocol.md`, section 14.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from celery_singleton_lock.stores.stops import Stop, Stops
 
 logger = get_logger(__name__)
 
-#: Seconds until the next try when the lock server has not answered: at first, and at most.
+#: Seconds until the next try if the lock server has not answered: at first, and at most.
 PAUSE, MAX_PAUSE = 0.05, 2.0
 
-#: Calls that are kept for runs that have not said yet that they expect one: the latest.
+#: How many calls are kept for runs that are not expected yet: the latest.
 EARLY = 100
 
 
@@ -29,8 +29,8 @@ class StopCalls:
     """Listens for the runs of one app in this process.
 
     Args:
-        listen: what this process is told; None where nobody can be told.
-        heartbeat: has the runs under its watch, and stops them.
+        listen: opens the channel of this process's calls; returns None if the store has no such channel.
+        heartbeat: watches the leases of the runs, and stops them.
     """
 
     def __init__(self, listen: Callable[[], Stops | None], heartbeat: Heartbeat) -> None:
@@ -43,28 +43,29 @@ class StopCalls:
     def start_anew(self) -> None:
         self._mutex = threading.Lock()
         self._owners: set[str] = set()
-        #: By owner, who is newer: a run is told to stop from when it has its lock, a moment before it is expected here.
+        #: The newer task by owner token: a call may come as soon as a run has its lock, a moment before it is expected
+        #: here.
         self._early: dict[str, str] = {}
         self._stops: Stops | None = None
         self._failures = 0
 
     def expect(self, owner: str) -> None:
-        """Somebody runs under this owner from now on that may be told to stop."""
+        """Listen, from now on, for calls to stop the run under this owner token."""
         with self._mutex:
             self._owners.add(owner)
             newer = self._early.pop(owner, None)
-            if self._stops is None:  # Here, as the thread may begin when somebody has told it something.
+            if self._stops is None:  # Not in the thread, which may start after a call has come.
                 self._stops = self._listen()
         self._later.want()
         if newer is not None:
             self._heartbeat.supersede(owner, newer)
 
     def forget(self, owner: str) -> None:
-        """It has ended. The thread notices when it has waited in vain: in a row of runs it is not started for each."""
+        """The run has ended. The thread ends only after its next wait, so that it serves a whole series of runs."""
         self._owners.discard(owner)
 
     def _hear(self) -> float | None:
-        """Hear what comes next; None when there is nobody left to hear it for, or nobody can be told."""
+        """Wait for the next call; None if no run is left to listen for, or the store has no channel."""
         with self._mutex:
             stops, is_wanted = self._stops, bool(self._owners)
             if not is_wanted:
@@ -77,17 +78,17 @@ class StopCalls:
         try:
             stop = stops.wait()
         except LockUnavailable as error:
-            logger.debug("stops: nobody is told at once for now: %s", error)
+            logger.debug("stops: no run can be stopped at once for now: %s", error)
             self._failures += 1
             return chance.back_off(self._failures, PAUSE, MAX_PAUSE)
         self._failures = 0
-        # Whatever else is under the same watch is nobody's to stop.
+        # A call must not stop anything else under the same watch.
         if stop is not None and self._is_expected(stop):
             self._heartbeat.supersede(stop.owner, stop.by)
         return 0.0
 
     def _is_expected(self, stop: Stop) -> bool:
-        """Whether its run is; if not yet, it is kept for that."""
+        """Whether the run of this call is expected; if not, keeps the call for later."""
         with self._mutex:
             if stop.owner in self._owners:
                 return True

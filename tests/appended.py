@@ -1,4 +1,4 @@
-"""Files of JSON, a line each, that several processes write and a test reads meanwhile."""
+"""Files of JSON lines that several processes write while a test reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def append(path: Path | str, line: Mapping[str, object]) -> None:
-    """Write a line: one call of the system, so that lines of several processes do not mix."""
+    """Write a line with one system call, so that lines of several processes do not mix."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, (json.dumps(line) + "\n").encode())
@@ -19,6 +19,6 @@ def append(path: Path | str, line: Mapping[str, object]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines so far: a reader may come in the middle of a write, and sees a part of the last line then."""
+    """The complete lines so far: a reader that comes in the middle of a write sees only a part of the last line."""
     whole, _, _ = path.read_bytes().rpartition(b"\n")
     return [json.loads(line) for line in whole.splitlines()]

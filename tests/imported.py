@@ -1,4 +1,4 @@
-"""What the programs of tests have imported before they are forked, see `tests/programs.py`."""
+"""What the programs of tests import before they are forked, see `tests/programs.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module, metadata
 
-# Each worker reads what all that is installed says of itself, and several times. Kept from here on.
+# Each worker reads the metadata of all installed packages several times. From here on it is cached.
 metadata.entry_points = cache(metadata.entry_points)
 metadata.version = cache(metadata.version)
 
 import celery_singleton_lock  # noqa: E402
 
-#: Beside our own modules: what `celery worker` and `celery beat` import one by one.
+#: What `celery worker` and `celery beat` import one by one, besides our own modules.
 _OTHERS = (
     "billiard.heap",
     "billiard.popen_fork",
@@ -43,7 +43,7 @@ for _, name, _ in pkgutil.walk_packages(celery_singleton_lock.__path__, f"{celer
     if not {"contrib", "web"} & {*name.split(".")}:  # Each needs a library, and some need it to be set up.
         import_module(name)
 for name in _OTHERS:
-    with suppress(ImportError):  # Not in each version.
+    with suppress(ImportError):  # Not in every version.
         import_module(name)
 for group in ("celery.commands", "celery.worker", "celery.consumer", "celery_singleton_lock.observers"):
     metadata.entry_points(group=group)

@@ -1,16 +1,16 @@
 """Runs a page of the documentation as its reader would: `python -m tests.pages docs/tutorial.md`.
 
-All blocks of a page run in their order, in one directory, with one namespace and a Redis of their own in the place of
+All blocks of a page run in order, in one directory and one namespace, with a Redis of their own instead of
 `localhost:6379`:
 
-- a `python` block whose first line is `# name.py` is written to that file; any other is run; one that begins with
-  `>>>` must print what it shows;
-- a `console` block's commands are run, and must print what is shown. Workers and beats go on until the end of the page;
-  what is shown of them, with a command or without one, is waited for in their logs. `^C` interrupts the one that was
-  started last;
-- an HTML comment that begins with `run:` is run, and not shown; `not run:` in front of a block says why it is not run.
+- a `python` block whose first line is `# name.py` is written to that file; any other block is run; a block that begins
+  with `>>>` must print what it shows;
+- the commands of a `console` block are run, and must print what is shown. Workers and beats run until the end of the
+  page; their logs must show what the page shows of them, with a command or without one. `^C` interrupts the last
+  program that was started;
+- an HTML comment that begins with `run:` is run but not shown; `not run:` in front of a block says why it is not run.
 
-What is shown may differ in what is another one each time: ids, moments, seconds, process ids. `…` is anything.
+What changes from run to run may differ from what is shown: ids, times, seconds, process ids. `…` matches anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 
-#: What is another one each time.
+#: What changes from run to run.
 VARIABLE = (
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", r"[0-9a-f-]{36}"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", r"[\\d :,-]{23}"),
@@ -48,10 +48,10 @@ VARIABLE = (
     (r"\d+\.\d{5,}(?=s)", r"\\d+\\.\\d+"),
 )
 
-#: Seconds that a reader takes to type the next line, at least: what is sent at once may be begun in either order.
+#: Minimum of seconds that a reader takes to type the next line: what is sent at once may start in either order.
 TYPING = 0.3
 
-#: Commands that a reader needs and a test does not: what they bring is there.
+#: Commands that a reader needs and a test does not: what they install is there.
 ALREADY_DONE = ("pip ", "python -m pip ", "docker ", "redis-server", "git ", "make ")
 
 _BLOCK = re.compile(
@@ -73,7 +73,7 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """What is to be run of a page, in its order."""
+    """What is to be run of a page, in order."""
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start()) + 2
         if found["hidden"] is not None:
@@ -84,7 +84,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 @dataclass
 class Program:
-    """A worker or a beat, in a process group of its own."""
+    """A worker or a beat, in its own process group."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -105,7 +105,7 @@ class Program:
 
 @dataclass
 class Reader:
-    """A reader who does what a page says."""
+    """A reader who follows the instructions of a page."""
 
     server: RedisServer
     directory: Path
@@ -180,7 +180,7 @@ class Reader:
         self._learn(shown, found)
 
     def _watch(self, shown: str) -> None:
-        """What the program prints that was started last and still runs."""
+        """Wait for the output of the program that was started last and still runs."""
         alive = [program for program in self.programs if program.process.poll() is None]
         alive[-1].wait_for(self._pattern(shown, between=True))
 
@@ -192,11 +192,11 @@ class Reader:
             raise Wrong(f"shown:\n{shown}\nits log:\n{program.log.read_text()[-3000:]}")
 
     def _learn(self, shown: str, found: re.Match[str]) -> None:
-        """The page's process ids are these."""
+        """Note which process ids the page means."""
         self.pids.update(zip(re.findall(r"pid (\d+)", shown), found.groups(), strict=True))
 
     def _pattern(self, shown: str, *, between: bool = False) -> re.Pattern[str]:
-        """What may be printed where the page shows this; with more lines in between, or not."""
+        """A pattern for what may be printed where the page shows this, with or without more lines in between."""
         lines = []
         for line in shown.splitlines(keepends=True):
             pattern = re.escape(line).replace("\\ ", " ").replace("\\-", "-")
@@ -207,7 +207,7 @@ class Reader:
         return re.compile((r"(?:.*\n)*?.*?" if between else "").join(lines))
 
     def _start_worker(self, app: Any, concurrency: int = 4) -> None:
-        """A worker of the page's app, in this process; in the place of one that does not know of later tasks."""
+        """A worker of the page's app in this process; it replaces one that does not know later tasks."""
         self.worker.close()
         options = {"pool": "threads", "concurrency": concurrency, "perform_ping_check": False, "loglevel": "WARNING"}
         self.worker.enter_context(start_worker(app, shutdown_timeout=LIMIT, **options))
@@ -215,7 +215,7 @@ class Reader:
 
 
 def main(page: Path) -> int:
-    """Run it; 1 when something is not as shown."""
+    """Run a page; the status is 1 if something is not as shown."""
     text = page.read_text()
     with ExitStack() as exits:
         directory = exits.enter_context(tempfile.TemporaryDirectory())

@@ -6,8 +6,8 @@ import random
 import socket
 from contextlib import ExitStack, suppress
 
-#: Below what the system gives to connections (32768 and up): nobody takes them before a server has started, which may
-#: be seconds, nor while it is being started again. Those of Redis are above, see `with_bus`.
+#: Below the ports that the system gives to connections (32768 and up): nobody takes one before a server has started,
+#: which may take seconds, or while it is being restarted. The ports of Redis are above, see `with_bus`.
 _SINGLE = range(10_000, 12_000)
 _WITH_BUS = range(12_000, 22_000)
 _BUS = 10_000
@@ -18,7 +18,7 @@ def free() -> int:
 
 
 def with_bus() -> int:
-    """A free port whose bus of a Redis Cluster, 10000 higher, is free as well."""
+    """A free port whose bus port for a Redis Cluster, 10000 higher, is free as well."""
     return _free(_WITH_BUS, [0, _BUS])
 
 
@@ -27,6 +27,6 @@ def _free(candidates: range, offsets: list[int]) -> int:
         port = random.SystemRandom().choice(candidates)  # no test seeds it
         with suppress(OSError), ExitStack() as probes:
             for offset in offsets:
-                # Not `create_server`, which would share the port of a server that shall start again.
+                # Not `create_server`, which would share the port of a server that is to be restarted.
                 probes.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
             return port

@@ -1,7 +1,7 @@
-"""Python programs that start in a moment: forked from a process that has imported Celery and this package before.
+"""Python programs that start in a moment: forked from a process that has already imported Celery and this package.
 
-Most of the time that `celery worker` takes to start goes into imports. Nothing else is shared: each program is a
-process in a session of its own, with its own environment, and makes its own app.
+`celery worker` spends most of its start on imports. Nothing else is shared: each program is a process in its own
+session, with its own environment, and makes its own app.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.patience import LIMIT
 
 ROOT = Path(__file__).parents[1]
 
-#: What Celery reads when it is imported: a program with one of these in its environment is not forked.
+#: Variables that Celery reads when it is imported: a program with one of these in its environment is not forked.
 _READ_AT_IMPORT = ("C_FORCE_ROOT", "AUTOSCALE_KEEPALIVE")
 
 _fork_server = get_context("forkserver")
@@ -32,7 +32,7 @@ _fork_server.set_forkserver_preload(["tests.imported"])
 
 
 class Forked:
-    """What tests use of a `subprocess.Popen`, of a program that was forked."""
+    """A program that was forked, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(
         self,
@@ -76,18 +76,18 @@ def start(
     given: Path = Path(os.devnull),
     directory: Path = ROOT,
 ) -> subprocess.Popen[bytes] | Forked:
-    """Start `python -m module arguments` in a session of its own.
+    """Start `python -m module arguments` in its own session.
 
     Args:
         module: what to run.
         arguments: of the program.
-        environment: beside that of the tests.
-        output: file to which it writes, at the end of what is there.
-        errors: file to which it writes errors; the same one by default.
-        given: file that it reads.
+        environment: variables beyond those of the tests.
+        output: file to which its output is appended.
+        errors: file to which it writes errors; the same file by default.
+        given: file that it reads as its input.
         directory: where it runs.
     """
-    # Aborted, it says in which lines its threads are.
+    # When aborted, it prints the lines in which its threads are.
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1", **environment}
     files = (given, output, errors or output)
     if not _must_be_fresh(arguments, environment):
@@ -100,7 +100,7 @@ def start(
 def run(
     module: str, arguments: Sequence[str], *, environment: Mapping[str, str], given: str = "", directory: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m module arguments` to its end; `given` is what it reads."""
+    """Run `python -m module arguments` to its end; `given` is its input."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("given", "output", "errors")]
         files[0].write_text(given)
@@ -111,7 +111,7 @@ def run(
 
 
 def _must_be_fresh(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    # Greenlets patch what is imported after them; coverage begins to measure with the interpreter.
+    # Greenlets patch what is imported after them; coverage starts to measure with the interpreter.
     measured = any(name.startswith("COVERAGE_PROCESS") for name in environment)
     return (
         measured or bool({"gevent", "eventlet"} & {*arguments}) or any(name in environment for name in _READ_AT_IMPORT)
@@ -120,7 +120,7 @@ def _must_be_fresh(arguments: Sequence[str], environment: Mapping[str, str]) -> 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], files: list[str], directory: str) -> None:
     os.setsid()
-    gc.freeze()  # Celery collects before it forks, and what was imported stays anyway.
+    gc.freeze()  # Celery collects garbage before it forks, and imported modules stay anyway.
     given, output, errors = files
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     opened = [os.open(given, os.O_RDONLY), os.open(output, flags, 0o644), os.open(errors, flags, 0o644)]
@@ -128,7 +128,7 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], files: 
         os.dup2(file, number)
         os.close(file)
     faulthandler.enable(2)
-    # multiprocessing has put another file in its place.
+    # multiprocessing has replaced it by another file.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     os.chdir(directory)
     os.environ.clear()
@@ -140,6 +140,6 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], files: 
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        # As an interpreter does that ends; multiprocessing leaves some of it out.
+        # What an interpreter does when it exits; multiprocessing leaves some of it out.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -1,6 +1,6 @@
-"""A TCP proxy that can lose replies: the command arrives and is carried out, and nobody hears of it.
+"""A TCP proxy that can lose replies: the command arrives and is carried out, but its reply never comes.
 
-And whatever else a network does: it keeps back what goes one way, or both, is slow, cuts, and forgets connections.
+It does whatever else a network does, too: it holds back one direction or both, is slow, cuts and forgets connections.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import suppress
 
 from celery_singleton_lock import clock
 
-#: Seconds that a client gets for the handshake of TLS: meanwhile no other is accepted.
+#: Seconds that a client gets for the TLS handshake: meanwhile no other client is accepted.
 HANDSHAKE = 10.0
 
 
 class LossyProxy:
-    """Forwards to a port; `lose(n)` swallows the next n replies and cuts those connections. Speaks TLS if asked to.
+    """Forwards to a port; `lose(n)` swallows the next n replies and cuts their connections. Speaks TLS if asked to.
 
-    `delay(seconds)` keeps every reply back for so long.
+    `delay(seconds)` holds every reply back for that long.
     """
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
@@ -28,7 +28,7 @@ class LossyProxy:
         self._to_lose = 0
         self._delay = 0.0
         self.lost = 0
-        #: Open where what goes that way is let through: commands, replies.
+        #: Set while a direction is let through: commands, replies.
         self._open = {False: threading.Event(), True: threading.Event()}
         self.let_through()
         self._forsaken: set[socket.socket] = set()
@@ -45,7 +45,7 @@ class LossyProxy:
         self.let_through()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join(2 * HANDSHAKE)  # What it has accepted is to be closed as well.
+        self._threads[0].join(2 * HANDSHAKE)  # Connections that it has accepted are to be closed as well.
         for one in [*self._sockets]:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -64,13 +64,13 @@ class LossyProxy:
         return self._delay > 0
 
     def cut(self) -> None:
-        """End all connections; new ones are welcome."""
+        """Close all connections; new ones are accepted."""
         for one in self._sockets[1:]:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
     def hold(self, *, commands: bool = False, replies: bool = False) -> None:
-        """Keep back what goes these ways, and deliver it at `let_through`: as TCP does in a partition."""
+        """Hold back these directions, and deliver at `let_through`: as TCP does in a partition."""
         for way, held in ((False, commands), (True, replies)):
             if held:
                 self._open[way].clear()
@@ -80,7 +80,7 @@ class LossyProxy:
             way.set()
 
     def forsake(self) -> None:
-        """Forget the connections that there are, and say so to nobody: half open, they take all and answer nothing."""
+        """Forget the present connections without closing them: half open, they take everything and answer nothing."""
         self._forsaken = {*self._sockets[1:]}
 
     def _go(self, target: object, *args: object) -> threading.Thread:

@@ -1,4 +1,4 @@
-"""A private RabbitMQ, for tests: on loopback, gone with `with`."""
+"""A private RabbitMQ for tests: on loopback, gone at the end of `with`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from celery_singleton_lock import clock
 from tests import ports
 from tests.patience import LIMIT
 
-#: Where Debian and the packages of RabbitMQ's makers put it; the program on the PATH insists on being another user.
+#: Where the packages of Debian and of RabbitMQ put it; the program on the PATH insists on running as another user.
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 _CONTROL = _PROGRAM.with_name("rabbitmqctl")
 
-#: Why there is none on this machine; empty if there is one.
+#: Why there is no RabbitMQ on this machine; empty if there is one.
 MISSING = "" if _PROGRAM.exists() and shutil.which("epmd") else "no rabbitmq-server here (Debian: rabbitmq-server)"
 
 
@@ -46,7 +46,7 @@ class RabbitMQ:
             "RABBITMQ_CONF_ENV_FILE": str(home / "none"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
         }
-        # Not as the daemon that RabbitMQ would start by itself: that one stays.
+        # Not the daemon that RabbitMQ would start by itself: that one would stay.
         self._names = self._start(["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"])
         self._server = self._start([str(_PROGRAM)])
 
@@ -60,28 +60,28 @@ class RabbitMQ:
         self._directory.cleanup()
 
     def pause(self) -> None:
-        """Let it hang: it answers nobody, and closes no connection."""
+        """Let it hang: it answers nobody and closes no connection."""
         os.killpg(self._server.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.killpg(self._server.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """As when its host goes."""
+        """End it as if its host had died."""
         _end(self._server)
 
     def stop(self) -> None:
-        """As its service is stopped: it takes leave of everybody."""
+        """Stop it as a service is stopped: it closes its connections."""
         self.control("stop")
         self._server.wait()
 
     def restart(self) -> None:
-        """Start it again on what it has on its disk."""
+        """Start it again with the data on its disk."""
         self._server = self._start([str(_PROGRAM)])
         self._wait_until_ready()
 
     def control(self, *command: str) -> str:
-        """What `rabbitmqctl` says."""
+        """The output of `rabbitmqctl`."""
         return subprocess.run(
             [_CONTROL, "-q", *command], env=self._environment, check=True, capture_output=True, text=True
         ).stdout
@@ -112,7 +112,7 @@ class RabbitMQ:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a server and all that it started."""
+    """Send SIGKILL to a server and all processes that it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

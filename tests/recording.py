@@ -1,4 +1,4 @@
-"""Who ran when: written by the tasks of the tests, on one clock, and checked for overlaps in one place."""
+"""Which task ran when: written by the tasks of the tests, on one clock, and checked for overlaps in one place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Run:
     task_id: str
     pid: int
     start: float
-    #: Infinite for a run that never came to its end.
+    #: Infinite for a run that never completed.
     end: float = float("inf")
     outcome: str = "open"
     fence: int = 0
@@ -30,7 +30,7 @@ class Run:
 
 @contextmanager
 def run(job: str, task_id: str, fence: int = 0) -> Iterator[None]:
-    """Record what happens within as a run of `job`, which may be stopped at any line, here as well."""
+    """Record the block as a run of `job`. It may be stopped at any line, also in this function."""
     outcome = "aborted"
     try:
         write(event="start", job=job, task_id=task_id, fence=fence)
@@ -49,7 +49,7 @@ def mark(job: str, task_id: str) -> None:
 
 
 def _certainly(**fields: object) -> None:
-    """Write it, also where that is interrupted; twice, maybe."""
+    """Write it even if that is interrupted; perhaps twice."""
     try:
         write(**fields)
     except BaseException:
@@ -58,12 +58,12 @@ def _certainly(**fields: object) -> None:
 
 
 def write(**fields: object) -> None:
-    """One line, at this time."""
+    """Write one line with the present time."""
     append(os.environ[VARIABLE], {"at": clock.now(), "pid": os.getpid(), **fields})
 
 
 def may_end(job: str) -> bool:
-    """Whether a test has said so, see `Record.let_end`."""
+    """Whether a test has allowed it, see `Record.let_end`."""
     return os.path.exists(_ending(os.environ[VARIABLE], job))
 
 
@@ -72,14 +72,14 @@ def _ending(record: str, job: str) -> str:
 
 
 class Record:
-    """The runs that were recorded in a file."""
+    """The runs recorded in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
 
     def runs(self, job: str | None = None, *, killed_at: float = float("inf")) -> list[Run]:
-        """In the order of their starts; those without an end ended at `killed_at`."""
+        """The runs in the order of their starts; those without an end ended at `killed_at`."""
         found: list[Run] = []
         open_runs: dict[tuple[str, int], int] = {}
         for event in read(self.path):
@@ -91,16 +91,16 @@ class Record:
                 found.append(Run(event["job"], *place, event["at"], end=event["at"], outcome="done"))
             else:
                 index = open_runs.pop(place, None)
-                if index is not None:  # Neither stopped before its start was written, nor written twice.
+                if index is not None:  # It was neither stopped before its start was written nor written twice.
                     found[index] = replace(found[index], end=event["at"], outcome=event["event"])
         return sorted((run for run in found if job in (None, run.job)), key=lambda run: run.start)
 
     def let_end(self, job: str) -> None:
-        """End the runs of a job that take as long as a test wants, and those to come."""
+        """End the present and future runs of a job that take as long as a test wants."""
         Path(_ending(str(self.path), job)).touch()
 
     def wait_for(self, *, starts: int = 0, ends: int = 0, job: str | None = None) -> list[Run]:
-        """The runs, once that many have started and ended. The one place in the tests that looks again and again."""
+        """The runs, once that many have started and ended. The only place in the tests that polls the record."""
         deadline = clock.now() + LIMIT
         while True:
             runs = self.runs(job)
@@ -111,7 +111,7 @@ class Record:
 
 
 def overlaps(runs: list[Run]) -> list[tuple[Run, Run]]:
-    """Pairs of runs of one job of which one started before the other had ended."""
+    """Pairs of runs of one job where one started before the other had ended."""
     found = []
     for job in {run.job for run in runs}:
         of_job = sorted((run for run in runs if run.job == job), key=lambda run: run.start)

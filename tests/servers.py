@@ -1,4 +1,4 @@
-"""Groups of real servers: independent ones, a master that Sentinels watch, and a cluster."""
+"""Groups of real servers: independent nodes, a master that Sentinels watch, and a cluster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests import ports
 from tests.patience import LIMIT, until  # noqa: F401 - many take it from here
 from tests.proxy import LossyProxy
 
-#: Seconds that a server of a group has to answer us; one that is paused does not.
+#: Seconds that a server of a group has to answer us; a paused server does not answer.
 PATIENCE = 2.0
 
 Some = TypeVar("Some", bound="Group")
 
 
 class Group:
-    """Servers that end together, at the end of `with` or when they cannot be set up."""
+    """Servers that end together, at the end of `with` or when the setup fails."""
 
     servers: list[RedisServer]
 
@@ -54,10 +54,10 @@ class Group:
         return next(server for server in self.servers if server.port == port)
 
     def _start(self, count: int, make: Callable[[int], RedisServer]) -> list[RedisServer]:
-        """Start servers beside each other; `make` gets the port."""
+        """Start servers at the same time; `make` gets the port."""
         with ThreadPoolExecutor(count) as pool:
             futures = [pool.submit(_on_free_port, make) for _ in range(count)]
-        # All are noted before the first error is raised: what has started must end.
+        # All are noted before the first error is raised: every server that has started must end.
         for future in futures:
             if future.exception() is None:
                 self._exits.enter_context(future.result())
@@ -65,12 +65,12 @@ class Group:
 
 
 class Nodes(Group):
-    """Servers that do not know each other, for Redlock.
+    """Servers that do not know each other, for a Redlock.
 
     `servers[i].kill()` and `start()` make a node come back empty at its address, `pause()` and `resume()` silent.
 
     Args:
-        count: of them.
+        count: number of them.
         proxied: reach them through proxies, which `slow` needs. A dead node then closes connections instead of
             refusing them.
     """
@@ -95,32 +95,32 @@ class Nodes(Group):
         return ";".join(f"redis://127.0.0.1:{port}/0" for port in self.ports)
 
     def clients(self) -> list[Redis]:
-        """A client of each, on the way that `url` names; `servers[i].client()` goes past the proxy."""
+        """A client of each, by the route in `url`; `servers[i].client()` bypasses the proxy."""
         return [Redis(port=port, decode_responses=True, retry=Retry(NoBackoff(), 0)) for port in self.ports]
 
     def slow(self, index: int, seconds: float) -> None:
-        """Keep each answer of a node back for so long, on connections that are open as well; 0 ends it."""
+        """Hold back each answer of a node for that long, also on open connections; 0 ends it."""
         if not self.proxies:
             raise RuntimeError("only Nodes(proxied=True) can be slow")
         self.proxies[index].delay(seconds)
 
     def holding(self, key: str) -> list[int]:
-        """Indexes of those that have the key, among the ones that run."""
+        """Indexes of the running nodes that have the key."""
         return [
             index for index, server in enumerate(self.servers) if server.pid is not None and server.client().exists(key)
         ]
 
 
 class SentinelGroup(Group):
-    """A master with replicas, and Sentinels of which two replace it when it dies.
+    """A master with replicas, and Sentinels: two of them together replace it when it dies.
 
     Args:
-        name: that the Sentinels know the master by.
+        name: by which the Sentinels know the master.
         replicas: number of them.
         sentinels: number of them.
         down_after: seconds of silence after which a Sentinel takes a server for dead. Sentinels connect once a second:
             with less than that they take the new master for dead as well, and replace it at once.
-        failover_timeout: seconds that a failover may take; an election that nobody wins is repeated after twice that.
+        failover_timeout: seconds that a failover may take; an election without a winner is repeated after twice that.
     """
 
     NAME = "locks"
@@ -167,17 +167,17 @@ class SentinelGroup(Group):
         return Sentinel([("127.0.0.1", sentinel.port) for sentinel in self.sentinels], sentinel_kwargs=once)
 
     def master(self) -> RedisServer:
-        """The master by what the Sentinels say."""
+        """The master according to the Sentinels."""
         _, port = self.sentinel().discover_master(self.name)
         return self._at(port)
 
     def replicas(self) -> list[RedisServer]:
-        """All but the master, dead ones too."""
+        """All servers but the master, including dead ones."""
         master = self.master()
         return [server for server in self.servers if server is not master]
 
     def client(self) -> Redis:
-        """Of the one that is master now; it does not follow a failover."""
+        """A client of the present master; it does not follow a failover."""
         return self.master().client()
 
     def wait_until_ready(self) -> None:
@@ -189,7 +189,7 @@ class SentinelGroup(Group):
         _wait(self._missing, "the Sentinels know each other and all servers")
 
     def fail_over(self) -> RedisServer:
-        """Kill the master, and wait until another one is for all Sentinels and accepts writes; the dead one."""
+        """Kill the master, and wait until all Sentinels agree on another that accepts writes; returns the dead one."""
         dead = self.master()
         dead.kill()
 
@@ -204,12 +204,12 @@ class SentinelGroup(Group):
         return dead
 
     def bring_back(self, server: RedisServer) -> None:
-        """Start a dead server as a replica of the present master, and wait until it is in sync."""
+        """Restart a dead server as a replica of the present master, and wait until it is in sync."""
         server.start()
         self.demote(server)
 
     def demote(self, server: RedisServer) -> None:
-        """Make one that is not the master any more a replica of the present one, and wait until it is in sync."""
+        """Make a former master a replica of the present one, and wait until it is in sync."""
         _ask(server, "REPLICAOF", "127.0.0.1", self.master().port)
         self.wait_until_ready()
 
@@ -225,7 +225,7 @@ class SentinelGroup(Group):
                 return f"a Sentinel sees {seen} as port, state of the master, and other Sentinels"
             if not ports <= _healthy_replicas(sentinel, self.name):
                 return "a Sentinel does not see all replicas"
-        # Asked from themselves: the Sentinels ask them every ten seconds only.
+        # The servers themselves are asked: the Sentinels ask them only every ten seconds.
         for replica in replicas:
             link = _replication(replica)
             if (link.get("master_port"), link.get("master_link_status")) != (master.port, "up"):
@@ -253,7 +253,7 @@ def _info(sentinel: RedisServer, name: str) -> dict[str, Any]:
 
 
 def _healthy_replicas(sentinel: RedisServer, name: str) -> set[int]:
-    """Ports of the replicas that a Sentinel takes for alive."""
+    """Ports of the replicas that a Sentinel considers alive."""
     with _client(sentinel) as client:
         return {int(one["port"]) for one in client.sentinel_slaves(name) if one["flags"] == "slave"}
 
@@ -268,10 +268,10 @@ def _is_online(replica: dict[str, Any]) -> bool:
 
 
 class Cluster(Group):
-    """A Redis Cluster; the part of it that is alive goes on without the rest.
+    """A Redis Cluster; the nodes that are alive go on without the rest.
 
     Args:
-        masters: number of them; a dead one is replaced while most of them are alive.
+        masters: number of them; a dead master is replaced while most of them are alive.
         replicas: of each master.
         node_timeout: seconds of silence after which a node is taken for dead.
     """
@@ -312,7 +312,7 @@ class Cluster(Group):
         return RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", server.port) for server in _running(self.servers)])
 
     def master_of(self, key: str) -> RedisServer:
-        """The owner of the key's slot, by what the first node says that answers."""
+        """The owner of the key's slot, according to the first node that answers."""
         slot = key_slot(key.encode())
         for server in _running(self.servers):
             with suppress(RedisError):
@@ -324,15 +324,15 @@ class Cluster(Group):
         _wait(self._missing, "the cluster is complete")
 
     def flush(self) -> None:
-        """Delete everything in it."""
+        """Delete all keys."""
         with self.client() as client:
             client.flushall()
 
     def migrate_slot(self, key: str, during: Callable[[], object] = lambda: None) -> RedisServer:
-        """Move the slot of a key to another master, which is returned; all nodes know it then.
+        """Move the slot of a key to another master, which is returned; afterwards all nodes know about it.
 
-        `during` is called when none of its keys has moved yet: the old master redirects requests for a key that it
-        does not have to the new one, with ASK.
+        `during` is called before any of its keys has moved: for a key that the old master does not have, it redirects
+        requests to the new master with ASK.
         """
         slot, old = key_slot(key.encode()), self.master_of(key)
         masters = {entry[2][1] for entry in _ask(old, "CLUSTER", "SLOTS")}
@@ -354,7 +354,7 @@ class Cluster(Group):
         return new
 
     def fail_over(self, key: str) -> RedisServer:
-        """Kill the master that has the key, and wait until all know that its replica has taken over; the dead one."""
+        """Kill the master that has the key, and wait until all know that its replica took over; return it."""
         slot, dead = key_slot(key.encode()), self.master_of(key)
         dead.kill()
         others = {server.port for server in self.servers if server is not dead}
@@ -365,11 +365,11 @@ class Cluster(Group):
 
     def _replicate(self, replica: RedisServer, master: RedisServer) -> None:
         identity = _ask(master, "CLUSTER", "MYID")
-        # Refused until the replica has heard of the master.
+        # Refused until the replica knows the master.
         _wait(lambda: "" if _ask(replica, "CLUSTER", "REPLICATE", identity) else "no", "a replica knows its master")
 
     def _not_owned(self, slot: int, ports: set[int]) -> str:
-        """The owner of the slot, unless all say that it is the same one of these."""
+        """Which nodes have the slot; empty if all agree on one of these ports."""
         owners = {_owner(server, slot) for server in _running(self.servers)}
         return "" if len(owners) == 1 and owners <= ports else f"{owners} have the slot"
 
@@ -399,7 +399,7 @@ View = tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
 def _view(server: RedisServer) -> View:
-    """First slot, last slot, and the ports of master and replicas, of each range that a node knows of."""
+    """First slot, last slot, and ports of master and replicas, for each range that a node knows."""
     ranges = _ask(server, "CLUSTER", "SLOTS")
     return tuple(
         sorted(
@@ -410,7 +410,7 @@ def _view(server: RedisServer) -> View:
 
 
 def _owner(server: RedisServer, slot: int) -> int:
-    """Port of the master that has the slot, by what a node says."""
+    """Port of the master that has the slot, according to a node."""
     for first, last, (master, *_) in _view(server):
         if first <= slot <= last:
             return master
@@ -427,19 +427,19 @@ def _running(servers: Sequence[RedisServer]) -> list[RedisServer]:
 
 
 def _client(server: RedisServer, again: int = 0) -> Redis:
-    """Asks again so often where its connection ends, and never one that is silent."""
+    """A client that asks again when its connection ends, but never when a server is silent."""
     retry = Retry(NoBackoff(), again, supported_errors=(ConnectionError,))
     return Redis(port=server.port, decode_responses=True, socket_timeout=PATIENCE, retry=retry)
 
 
 def _ask(server: RedisServer, *command: Any) -> Any:
-    # A storm that cuts clients off means those of others. What is asked here may be carried out twice.
+    # A storm cuts off all clients, and means those of others. Commands of this client may be carried out twice.
     with _client(server, again=5) as client:
         return client.execute_command(*command)
 
 
 def _on_free_port(make: Callable[[int], RedisServer]) -> RedisServer:
-    """Make a server on a free port; on another one if somebody was faster."""
+    """Make a server on a free port; on another port if somebody was faster."""
     for _ in range(4):
         with suppress(RuntimeError):
             return make(ports.with_bus())
@@ -447,7 +447,7 @@ def _on_free_port(make: Callable[[int], RedisServer]) -> RedisServer:
 
 
 def _wait(missing: Callable[[], str], what: str) -> None:
-    """Wait until nothing is missing; what does not answer is missing."""
+    """Wait until nothing is missing; a server that does not answer counts as missing."""
     deadline = clock.now() + LIMIT
     while reason := _reason(missing):
         assert clock.now() < deadline, f"waited {LIMIT:g} s in vain until {what}: {reason}"

@@ -1,4 +1,4 @@
-"""A TCP proxy to a Redis that falls silent at a command of a kind: in front of it, within it, or behind it."""
+"""A TCP proxy to a Redis that falls silent at a command of some kind: before it, within it, or after it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.script import Script
 from tests.proxy import LossyProxy
 
-#: In front: the server gets the command when the stall is over, also if nobody waits for it any more. Within: it gets
-#: the one half before and the other after. Behind: it is carried out, and its answer comes when the stall is over.
+#: front: the server gets the command when the stall is over, even if nobody waits for it any more. within: it gets one
+#: half before the stall and the other half after it. behind: it carries out the command, but the answer comes when the
+#: stall is over.
 Place = Literal["front", "within", "behind"]
 
-#: Kinds of commands by what is in them.
+#: Kinds of commands, by their text.
 KINDS: dict[str, bytes] = {
     **{
         name: script.sha.encode()
@@ -31,32 +32,32 @@ KINDS: dict[str, bytes] = {
 
 
 class StallingProxy(LossyProxy):
-    """Forwards to a port; `stall` makes all connections silent at once, for the first command of a kind."""
+    """Forwards to a port; `stall` silences all connections at once, at the next command of a kind."""
 
     def __init__(self, port: int) -> None:
         self.seen: Counter[str] = Counter()
         self._armed: tuple[str, Place, float] | None = None
         self._mutex = threading.Lock()
         self._silent_until = 0.0
-        #: Whether it is the answers that are kept back, and not the commands.
+        #: Whether the answers are held back rather than the commands.
         self._keeps_answers = False
         self.struck = threading.Event()
         super().__init__(port)
 
     def stall(self, kind: str, place: Place, seconds: float) -> None:
-        """Fall silent for so long at the next command of this kind; `struck` is set then."""
+        """Fall silent for that long at the next command of this kind; `struck` is set then."""
         with self._mutex:
             self.struck.clear()
             self._armed = kind, place, seconds
 
     def disarm(self) -> None:
-        """Do not wait for a command that did not come."""
+        """Stop waiting for a command that did not come."""
         with self._mutex:
             self._armed = None
 
     @property
     def back_at(self) -> float:
-        """When it is, or was, to be heard again."""
+        """The time at which it answers, or answered, again."""
         return self._silent_until
 
     def _forward(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:

@@ -1,4 +1,4 @@
-"""Beat that can be started twice: one leads, its messages are claimed and recorded, the others are on standby.
+"""Beat that can be started twice: one beat leads and claims and records what it sends, the others are on standby.
 
 Begin with `scheduler.py`; `leader.py` decides between beats, `claiming.py` sends.
 """

@@ -1,7 +1,7 @@
-"""Makes a scheduler of Celery's send only its own ticks: a tick is claimed, sent under its own id, and recorded.
+"""Makes a Celery scheduler send only its own ticks: a tick is claimed, sent under its own id, and recorded.
 
-Mixed into the scheduler's class. That keeps its schedule, its heap and its way of ticking; what is changed is how an
-entry is found due, advanced and sent.
+This is mixed into the scheduler's class, which keeps its schedule, its heap and its way of ticking. The mixin changes
+how an entry is found due, advanced and sent.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ DUE_HEADER = "singleton_lock_due"
 #: Entries that are claimed in one round trip.
 BATCH = 100
 
-#: Seconds until the next try: of a tick that another beat has claimed, and of one that the broker has not taken.
+#: Seconds until a tick is tried again: after another beat has claimed it, and after the broker did not take it.
 AGAIN, RETRY_AFTER = 0.25, 1.0
 
 
 class NotNow(BaseException):
-    """Leaves the wrapped scheduler's tick. Not an `Exception`: Celery takes those for faults of an entry."""
+    """Leaves the wrapped scheduler's tick. Not an `Exception`, which Celery would take for a fault of the entry."""
 
 
 class Claiming(Scheduler):
-    """What is mixed into the wrapped scheduler: it sends what is claimed, under the tick's id, and records it."""
+    """The mixin for the wrapped scheduler: it sends what is claimed, under the tick's id, and records it."""
 
     def take_part(self, claims: Claims, settings: BeatSettings) -> None:
         """Claim from now on; nothing is sent before."""
@@ -61,7 +61,7 @@ class Claiming(Scheduler):
         forget_heap(self)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """As the wrapped one's; before that, what the broker did not take."""
+        """Send what the broker did not take before; then do what the wrapped scheduler does."""
         if self._unsent and clock.now() >= self._retries_at:
             with _leaving():
                 self._send_unsent()
@@ -72,17 +72,17 @@ class Claiming(Scheduler):
         return min(seconds, RETRY_AFTER) if self._unsent else seconds
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """As the wrapped one's, with the last runs that all beats share."""
+        """As in the wrapped scheduler, with the last runs that all beats share."""
         forget_heap(self)
         with _leaving():
             behind = self._claims.align(self.schedule.values())
         for entry in behind:
-            # Sent by a beat that died before it had written that to the database.
+            # The beat that sent it died before it wrote that to the database.
             self._advance(entry, ticks.micros(entry.last_run_at))
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
-        """Whether the entry's tick is due and this beat's to send; and the seconds until the next one, or this one."""
+        """Whether the entry's tick is due and this beat may send it; and the seconds until this tick or the next."""
         tick = self._claims.granted(entry)
         if tick is None:
             is_due, seconds = super().is_due(entry)
@@ -114,7 +114,7 @@ class Claiming(Scheduler):
         self._send(entry, tick, producer)
 
     def apply_async(self, entry: ScheduleEntry, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped one's; notes when the broker has not taken it."""
+        """As in the wrapped scheduler; notes when the broker did not take the message."""
         try:
             return super().apply_async(entry, *args, **kwargs)
         except Exception as error:
@@ -122,7 +122,7 @@ class Claiming(Scheduler):
             raise
 
     def _claim(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float] | None:
-        """Claim a tick that is due; None if it is this beat's now, else what `is_due` says."""
+        """Claim a tick that is due; None if this beat has it now, else what `is_due` is to return."""
         if entry.name in self._unsent:
             return False, AGAIN
         with _leaving():
@@ -163,12 +163,12 @@ class Claiming(Scheduler):
                 del self._unsent[entry.name]
 
     def _others_due(self, entry: ScheduleEntry) -> dict[str, Tick]:
-        """Ticks of the entries behind this one that are due as well, to be claimed along with it."""
+        """The due ticks of the entries after this one, to be claimed along with it."""
         found: dict[str, Tick] = {}
         for other in entries_beside(self, entry):
             if other is entry or other.name in self._unsent or self._claims.granted(other):
                 continue
-            with suppress(Exception):  # It will say so itself, when it is its turn.
+            with suppress(Exception):  # The error comes again when it is this entry's turn.
                 if super().is_due(other)[0] and (tick := ticks.tick_of(other)):
                     found[other.name] = tick
             if len(found) == BATCH - 1:
@@ -176,7 +176,7 @@ class Claiming(Scheduler):
         return found
 
     def _pass_over(self, entry: ScheduleEntry, last: int) -> tuple[bool, float]:
-        """Another beat has sent the tick: take it as if it was sent here."""
+        """Another beat has sent the tick: treat it as sent here."""
         following = self._advance(entry, last)
         if next_entry(self) is entry:
             is_due, seconds = super().is_due(following)
@@ -204,7 +204,7 @@ class Claiming(Scheduler):
 
 @lru_cache
 def claiming(scheduler: type[Scheduler]) -> type[Claiming]:
-    """A class of schedulers as `scheduler`, which claims what it sends."""
+    """A subclass of `scheduler` that claims what it sends."""
     wrapped = (Comparing,) if scheduler is Scheduler else (scheduler, Comparing)
     return type(f"Claiming{scheduler.__name__}", (Claiming, *wrapped), {"__module__": scheduler.__module__})
 
@@ -220,11 +220,11 @@ def _leaving() -> Iterator[None]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put off the signals that end beat: between sending and recording they would have a tick sent again."""
+    """Put off the signals that end beat: between sending and recording, they would cause a tick to be sent again."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # Not by a mask: another thread may get the signal, and its handler runs in this one all the same.
+    # A signal mask is not enough: another thread may get the signal, and its handler runs in this one all the same.
     came: set[int] = set()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}

@@ -1,8 +1,8 @@
 """What one beat may send, and what it has sent.
 
-A tick is claimed before it is sent and recorded afterwards, both for many entries in one round trip where many are due
-at once. A beat that dies in between loses no tick: its claim ends, and the next leader sends it again, under the same
-id. What that costs is small, since what was sent is recorded within milliseconds.
+A tick is claimed before it is sent, and recorded afterwards. Where many entries are due at once, one round trip claims
+or records many of them. A beat that dies in between loses no tick: its claim ends, and the next leader sends the tick
+again, under the same id. The cost is small, since a tick is recorded within milliseconds after it was sent.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from celery_singleton_lock.stores.ledger import Ledger, Refused
 if TYPE_CHECKING:
     from celery_singleton_lock._celery import ScheduleEntry
 
-#: Seconds after which what was sent is recorded though more is about to be sent.
+#: Seconds after which sent ticks are recorded, even if more are about to be sent.
 RECORD_AFTER = 0.01
 
-#: Seconds by which the clock of another host may be ahead: of a last run that is later it is taken for wrong.
+#: Seconds by which the clock of another host may be ahead: a last run that is later than that is taken for wrong.
 MAX_AHEAD = 3600.0
 
 
 class Claims:
     """The claims of one beat, which last for `ttl` seconds. Used by one thread.
 
-    `may_send` says whether this beat may send anything at all, and asks nobody.
+    `may_send` says whether this beat may send anything at all, without asking the lock server.
     """
 
     def __init__(self, ledger: Ledger, *, ttl: float, may_send: Callable[[], bool]) -> None:
@@ -38,22 +38,22 @@ class Claims:
         self._ttl = ttl
         self._may_send = may_send
         self._owner = new_owner()
-        #: Owners of claims that were not answered, and the entries that they may have claimed.
+        #: Owner tokens of claims that were not answered, and the entries that they may have claimed.
         self._unanswered: list[tuple[str, list[str]]] = []
         self._granted: dict[str, tuple[Tick, float]] = {}
         self._unrecorded: dict[str, int] = {}
         self._unrecorded_since = 0.0
-        #: What the ids of ticks are made with; known before anything may be sent.
+        #: The secret from which the ids of ticks are made; known before anything may be sent.
         self.secret = ""
 
     def align(self, entries: Iterable[ScheduleEntry]) -> list[ScheduleEntry]:
-        """Have each entry know its last run, whichever beat sent it.
+        """Give each entry its last run, whichever beat sent it.
 
-        Of an entry that is kept in a database only what was sent is recorded: all beats see there what else is to be
-        known, and what is taken for the last run of one that never ran changes with each edit.
+        For an entry that is kept in a database, only what was sent is recorded. All beats see the rest in the
+        database, and if the entry never ran, what counts as its last run changes with each edit.
 
         Returns:
-            The entries of which their database does not know what was sent last.
+            The entries whose last run is not in their database yet.
 
         Raises:
             LockUnavailable: nothing was changed.
@@ -80,19 +80,19 @@ class Claims:
         return tick if tick.last == ticks.micros(entry.last_run_at) else None
 
     def require(self, entry: ScheduleEntry) -> None:
-        """Refuse a scheduler that sends without having asked; a claim that has ended since does not count.
+        """Refuse a scheduler that sends without asking first; to have asked is enough, even if the claim has ended.
 
         Raises:
-            InvalidOption: it does.
+            InvalidOption: it sends without asking.
         """
         if entry.name not in self._granted:
             raise InvalidOption(
-                "setting singleton_lock_beat_scheduler names a scheduler that sends in its own way, without "
-                "asking its is_due(); allowed: one that ticks as celery.beat.Scheduler does"
+                "setting singleton_lock_beat_scheduler names a scheduler that sends without calling its is_due(); "
+                "allowed: a scheduler that ticks as celery.beat.Scheduler does"
             )
 
     def take(self, wanted: Mapping[str, Tick]) -> dict[str, Refused]:
-        """Claim some ticks; those that are refused.
+        """Claim some ticks; returns the refusals.
 
         Raises:
             LockUnavailable: none may be sent.
@@ -102,10 +102,10 @@ class Claims:
         lasts = {entry: tick.last for entry, tick in wanted.items()}
         try:
             refused = self._ledger.claim(lasts, self._owner, ttl=self._ttl, ceiling=_ceiling())
-            # Behind the claim, each time: if the server has lost it, the next beat that claims gets the same.
+            # Asked for after each claim: if the server has lost it, the next beat that claims gets the same one.
             self.secret = self._ledger.secret()
         except BaseException:
-            # It may have been carried out, or be when the server has woken up, and nobody else could send then.
+            # The claim may have been carried out, or may be when the server wakes up: nobody else could send then.
             self._unanswered.append((self._owner, sorted({*wanted, *self._granted})))
             self._owner, self._granted = new_owner(), {}
             raise
@@ -115,7 +115,7 @@ class Claims:
         return refused
 
     def sent(self, tick: Tick, last: int | None = None) -> None:
-        """The tick was sent, or is not to be sent any more; `last` if the entry's last run is another one then."""
+        """The tick was sent, or must not be sent any more; `last`: the entry's last run, if it is not the tick's."""
         self._granted.pop(tick.entry, None)
         if not self._unrecorded:
             self._unrecorded_since = clock.now()
@@ -124,7 +124,7 @@ class Claims:
             self.record()
 
     def settle_in_time(self) -> None:
-        """Settle, unless more is to be sent at once and what was sent a moment ago is recorded along with it.
+        """Settle, unless more is about to be sent, so that what was sent a moment ago is recorded along with it.
 
         Raises:
             LockUnavailable: as `settle`.
@@ -133,10 +133,10 @@ class Claims:
             self.settle()
 
     def settle(self) -> None:
-        """Record what was sent, and take back what was claimed without an answer.
+        """Record what was sent, and take back claims that were not answered.
 
         Raises:
-            LockUnavailable: it will be tried again before anything else is claimed.
+            LockUnavailable: this is tried again before anything else is claimed.
         """
         self.record()
         while self._unanswered:
@@ -148,14 +148,14 @@ class Claims:
         """Record what was sent.
 
         Raises:
-            LockUnavailable: it will be tried again before anything else is claimed.
+            LockUnavailable: this is tried again before anything else is claimed.
         """
         if self._unrecorded:
             self._ledger.record(self._unrecorded, self._owner, ceiling=_ceiling())
             self._unrecorded = {}
 
     def give_up(self) -> None:
-        """Record what was sent, and leave to others what was not.
+        """Record what was sent, and leave the rest to other beats.
 
         Raises:
             LockUnavailable: the claims end by themselves.

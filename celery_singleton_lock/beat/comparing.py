@@ -1,9 +1,9 @@
-"""When a scheduler of Celery's checks whether its schedule was changed: at all of it after a pause, else at the next
-entry.
+"""How a Celery scheduler checks whether its schedule was changed: after a pause it compares all of it, else only the
+next entry.
 
-Celery's own compares the whole schedule before each message: for a thousand entries that are due together that makes a
-million comparisons, and most of their time. What was removed or replaced is not sent as it was here either; what is
-added while many are sent is seen after them, or a second later.
+Celery's own check compares the whole schedule before each message. For a thousand entries that are due together, this
+makes a million comparisons, which take most of the time. Here, too, a removed or replaced entry is never sent as it
+was. An entry that is added while many are sent is seen after them, or a second later.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 else:
     from celery.beat import Scheduler
 
-#: Seconds after which all is compared though there was no pause.
+#: Seconds after which all entries are compared, even without a pause.
 COMPARE_AFTER = 1.0
 
 
 class Comparing(Scheduler):
-    """Mixed in behind the wrapped scheduler, which looks each time at what is its own, such as a database."""
+    """Mixed in behind the wrapped scheduler, which still does its own checks each time, for example of a database."""
 
-    #: The schedule and its copy that were found equal, and until when that is believed.
+    #: A schedule and its copy that were found equal, and until when they are taken for equal.
     _equal: tuple[object, object, float] = (None, None, 0.0)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """As Celery's; before the one after a pause all is compared."""
+        """As in Celery; the first tick after a pause compares all entries."""
         seconds = super().tick(*args, **kwargs)
         if seconds:
             self._equal = None, None, 0.0
@@ -39,7 +39,7 @@ class Comparing(Scheduler):
     def schedules_equal(
         self, old_schedules: Mapping[str, ScheduleEntry] | None, new_schedules: Mapping[str, ScheduleEntry] | None
     ) -> bool:
-        """Whether the schedule is what the heap was made of, as far as that matters for the next entry."""
+        """Whether the heap was made from this schedule, as far as that matters for the next entry."""
         if self._may_be_believed(old_schedules, new_schedules):
             return True
         equal = super().schedules_equal(old_schedules, new_schedules)

@@ -1,7 +1,7 @@
-"""Which of several processes leads: the one that holds a lease.
+"""Which of several processes leads: the holder of a lease.
 
-Nothing renews the lease in the background: the leader has to come by often enough, so that one that hangs does not
-lead forever. The others wait, and are woken when it resigns.
+Nothing renews the lease in the background. The leader must renew it often enough itself, so a leader that hangs does
+not lead forever. The others wait, and are woken when it resigns.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ logger = get_logger(__name__)
 #: Seconds between two tries while the lock server does not answer.
 RETRY_AFTER = 1.0
 
-#: Owners that are known as given up, the last ones; the store undoes what each has asked for.
+#: How many owner tokens that were given up are remembered, the latest; the store undoes their requests.
 GIVEN_UP = 8
 
-#: Seconds after which a candidate that waits asks again, whatever it knows: less than a wake-up is waited for. The
-#: program around it sees in between whether it is to stop.
+#: Seconds after which a waiting candidate asks again, whatever it knows: less than the wait for a wake-up. In between,
+#: the program around it can see whether it should stop.
 ASK_AFTER = 4.0
 
 
 class Leadership:
-    """A candidate for a lease of this key. Used by one thread; `name` is that of what is led, for messages."""
+    """A candidate for a lease of this key. Used by one thread; `name` is the schedule's name, for messages."""
 
     def __init__(self, store: Store, key: str, name: str, *, ttl: float, holder: Holder) -> None:
         self._store = store
@@ -43,32 +43,32 @@ class Leadership:
         self._ttl = ttl
         self._holder = holder
         self._owner = new_owner()
-        #: Owners that have asked without an answer, and may get the lease when the server wakes up.
+        #: Owner tokens whose request was not answered; they may still get the lease when the server wakes up.
         self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
         self._lease: Lease | None = None
-        #: How often it has become the leader.
+        #: How often this candidate has become the leader.
         self.term = 0
         self._renews_at = 0.0
-        #: Who leads, and when that lease ends unless it is renewed.
+        #: The beat that leads, and when its lease ends unless it is renewed.
         self._leader: Held | None = None
         self._ends_at = 0.0
         self._waiter: Waiter | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether the lease can be believed in; asks nobody."""
+        """Whether the lease can be trusted; does not ask the lock server."""
         return self._lease is not None and self._lease.held
 
     @property
     def renews_in(self) -> float:
-        """Seconds until the lease is to be renewed."""
+        """Seconds until the lease must be renewed."""
         return max(self._renews_at - clock.now(), 0.0)
 
     def lead(self, patience: float) -> bool:
-        """Whether this one leads now; the lease is renewed if that is due.
+        """Whether this candidate leads now; renews the lease if that is due.
 
         Args:
-            patience: seconds to wait at most where another one leads; a server that does not answer takes a few more.
+            patience: the longest wait in seconds while another candidate leads; a silent server can add a few more.
         """
         if self._lease is not None:
             self._keep(self._lease)
@@ -77,7 +77,7 @@ class Leadership:
         return self.holds
 
     def resign(self) -> None:
-        """Lead no more, so that another one can at once."""
+        """Stop leading, so that another candidate can lead at once."""
         lease, self._lease, self._owner = self._lease, None, new_owner()
         self._stop_waiting()
         self._take_back()
@@ -103,24 +103,24 @@ class Leadership:
         else:
             if not ours:
                 self._lose(GONE)
-            self._renews_at = lease.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
+            self._renews_at = trust.renewed_at(lease.trusted_until, self._ttl)
 
     def _lose(self, reason: str) -> None:
         logger.warning("beat: no longer leads schedule %s: %s", self._name, reason)
         if self._lease is not None:
-            # A renewal that was not answered may be carried out later, and keep the others waiting; so does a node of a
-            # Redlock that has the lease which most have lost.
+            # A renewal that was not answered may be carried out later, and keep the others waiting. So may a node of a
+            # Redlock that still has the lease when most nodes have lost it.
             self._given_up.append(self._lease.owner)
         self._lease, self._owner = None, new_owner()
 
     def _take_back(self) -> None:
-        """See to it, if the server answers, that nobody waits for what this one has asked for and given up."""
+        """If the server answers, free what this candidate requested and gave up, so that nobody waits for it."""
         while self._given_up:
             if self._store.abandon(Hold(self._key, self._given_up.pop(), ttl=self._ttl)) is None:
                 return
 
     def _stand(self, patience: float) -> None:
-        """Ask to lead; while another one does, wait for that."""
+        """Ask to lead; while another candidate leads, wait for its lease."""
         request = LockRequest(self._key, self._owner, ttl=self._ttl, holder=self._holder, waiting=True)
         if self._waiter is None:
             asked = replace(request, given_up=tuple(self._given_up))
@@ -131,16 +131,16 @@ class Leadership:
         self._leads_by(lambda: waiter.wait(max(min(patience, seconds, ASK_AFTER), 0.001)))
 
     def _leads_by(self, ask: Callable[[], Lease | Held | Record]) -> bool:
-        """Whether this one leads now, by what is found."""
+        """Whether this candidate leads now, by the store's answer."""
         found, why = self._found(ask), "resigned" if clock.now() < self._ends_at else "let its lease end"
         if isinstance(found, Held) and found.holder is not None and process_identity.is_over(found.holder.process):
-            # It ran on this host: no need to wait for the end of its lease.
+            # It ran on this host and is gone: no need to wait for the end of its lease.
             self._store.free(found.hold(self._key, ttl=self._ttl))
             found, why = self._found(ask if self._waiter is None else self._waiter.ask), "was killed"
         if isinstance(found, Held):
             self._stand_by(found)
             return False
-        self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
+        self._lease, self._renews_at = found, trust.renewed_at(found.trusted_until, self._ttl)
         self._stop_waiting()
         self.term += 1
         after = f", after {_in_words(self._leader)} {why}" if self._leader else ""
@@ -157,7 +157,7 @@ class Leadership:
             self._stop_waiting(error)
             raise
         self._given_up.clear()
-        assert isinstance(found, (Lease, Held))  # noqa: S101 - it did not ask for records
+        assert isinstance(found, (Lease, Held))  # noqa: S101 - the request did not ask for records
         return found
 
     def _stand_by(self, leader: Held) -> None:

@@ -1,11 +1,12 @@
 """A scheduler for beat that can be started twice: `celery beat -S exclusive`.
 
-Three layers, each enough for its case. One beat leads by a lease, the others stand by. What was sent is recorded where
-all see it, so that the next leader neither repeats nor skips. And a tick's task id is made from the entry and its due
-time, so that should two beats send one tick all the same, the workers see one message twice, and carry it out once.
+There are three layers, each enough for its case. One beat leads by a lease, and the others are on standby. What was
+sent is recorded where all beats see it, so the next leader neither repeats nor skips a tick. And a tick's task id is
+made from the entry and its due time: if two beats send one tick all the same, the workers see one message twice, and
+carry it out once.
 
-It wraps any scheduler that ticks as Celery's do: `singleton_lock_beat_scheduler`, by default Celery's own. What that
-sends is claimed and recorded (`claiming.py`).
+It wraps any scheduler that ticks as Celery's do: `singleton_lock_beat_scheduler`, by default Celery's own. What the
+wrapped scheduler sends is claimed and recorded (`claiming.py`).
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
-#: Seconds that a claim lasts at most: the successor of a leader that was killed while it sent waits that long to send
-#: that tick again, also where its lease was much longer.
+#: The longest time in seconds that a claim lasts. If a leader is killed while it sends a tick, its successor waits this
+#: long before it sends that tick again, even if the leader's lease was much longer.
 MAX_CLAIM = 5.0
 
 
 class ExclusiveScheduler(Scheduler):
-    """Makes a scheduler exclusive: of all beats that run it, one sends each tick.
+    """Makes a scheduler exclusive: of all beats that run it, only one sends each tick.
 
     The wrapped scheduler exists only while this beat leads. It is made anew each time, from its own file or database
     and the shared record of what was sent.
@@ -52,7 +53,7 @@ class ExclusiveScheduler(Scheduler):
     is_exclusive = True
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
-        """Raises `InvalidOption` for wrong settings; connects to nothing."""
+        """Raises `InvalidOption` for wrong settings; does not connect to anything."""
         self._settings = BeatSettings.from_app(app)
         self._wrapped = _class_of(self._settings.scheduler)
         self._arguments = kwargs
@@ -103,21 +104,21 @@ class ExclusiveScheduler(Scheduler):
         return seconds
 
     def sync(self) -> None:
-        """Have the wrapped scheduler keep its state."""
+        """Let the wrapped scheduler save its state."""
         if self._inner is not None:
             self._inner.sync()
 
     def close(self) -> None:
         """Stop sending, and let another beat lead at once."""
         if self._ticking:
-            return  # A signal's handler has interrupted a tick; the service closes again when that has unwound.
+            return  # A signal handler has interrupted a tick; the service closes again when the tick has unwound.
         if self._inner is not None:
             self._retire(self._inner)
         if self._leadership is not None:
             self._leadership.resign()
 
     def _tick(self, *args: Any, **kwargs: Any) -> float:
-        # Also where another beat leads now: what this one has left unsettled could delay it.
+        # Also if another beat leads now: what this beat left unsettled could delay it.
         self._claims.settle_in_time()
         if not self._leads():
             return 0.0
@@ -132,7 +133,7 @@ class ExclusiveScheduler(Scheduler):
         return seconds if self._leadership is None else min(seconds, self._leadership.renews_in)
 
     def _leads(self) -> bool:
-        """Whether this beat leads; what it had as the leader of an earlier term is given up."""
+        """Whether this beat leads; gives up what it had as the leader of an earlier term."""
         if self._leadership is None:
             return True
         term, leads = self._leadership.term, False
@@ -147,7 +148,7 @@ class ExclusiveScheduler(Scheduler):
         try:
             self._inner = inner = claiming(self._wrapped)(self.app, **self._arguments)
         except BaseException:
-            # A wrong schedule, or its database is not there: perhaps another host fares better.
+            # The schedule is wrong, or its database is missing: another host may fare better.
             if self._leadership is not None:
                 self._leadership.resign()
             raise
@@ -202,6 +203,6 @@ def _class_of(scheduler: str | type) -> Any:
 
 @beat_embedded_init.connect
 def _unwind_when_terminated(sender: Any = None, **_: Any) -> None:
-    """`celery worker -B` ends its beat by SIGTERM, which by default leaves no time to resign."""
+    """`celery worker -B` ends its beat with SIGTERM, which by default leaves no time to resign."""
     if isinstance(scheduler_of(sender), ExclusiveScheduler):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,9 +1,9 @@
-"""Which tick of a schedule is due, and what it is called: the same on every beat that knows the same last run.
+"""Which tick of a schedule is due, and its id: the same on every beat that knows the same last run.
 
-A tick is an entry's due time. It follows from the entry's schedule and its last run alone, never from when somebody
-looked, so that its id names it wherever it is sent from. Its due time becomes the last run: ticks do not drift, and a
-host whose clock differs finds the same ones. Only after a gap of more than one tick the last run is the present, which
-is Celery's own rule: what was missed is made up for by one run.
+A tick is an entry's due time. It follows from the entry's schedule and its last run alone, never from the time of the
+check, so every beat gives it the same id. Its due time becomes the last run: ticks do not drift, and a host whose clock
+differs finds the same ticks. Only after a gap of more than one tick does the last run become the present, which is
+Celery's own rule: one run makes up for all that were missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from celery_singleton_lock import clock
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 
-#: Of the ids of ticks; made once with uuid4.
+#: The namespace of the ids of ticks; made once with uuid4.
 _NAMESPACE = uuid.UUID("5f0c5d1e-8a0b-4c39-9d43-7a1f6f6a2f0e")
 
 
@@ -31,9 +31,9 @@ class Tick:
     """One tick of an entry. Times are microseconds since the epoch.
 
     Attributes:
-        last: the entry's last run, from which this one follows.
-        sets: what the entry's last run is once this is sent.
-        following: when the one after it is due; None if that is not known.
+        last: the entry's last run, from which this tick follows.
+        sets: the entry's last run once this tick is sent.
+        following: when the next tick is due; None if that is not known.
     """
 
     entry: str
@@ -43,10 +43,10 @@ class Tick:
     following: int | None
 
     def id_for(self, schedule: str, secret: str) -> str:
-        """The id of the task that is sent for it.
+        """The id of the task that is sent for this tick.
 
-        With a secret of the schedule, see `Ledger.secret`: anybody with the id in advance could send a message
-        under it, and the tick would be taken for a copy of that.
+        It depends on the schedule's secret, see `Ledger.secret`: anybody who knew the id in advance could send a
+        message under it, and the tick would be taken for a copy of that message.
         """
         return str(uuid.uuid5(_NAMESPACE, f"{schedule}\n{self.entry}\n{self.due}\n{secret}"))
 
@@ -62,7 +62,7 @@ class Tick:
 
     @property
     def seconds_to_following(self) -> float | None:
-        """Seconds until the one after it is due."""
+        """Seconds until the next tick is due."""
         return None if self.following is None else max(self.following - now(), 0) / 1_000_000
 
 
@@ -71,15 +71,15 @@ def now() -> int:
 
 
 def tick_of(entry: Any) -> Tick | None:
-    """The tick that an entry is due for, which its scheduler has found it to be; None if that was sent already."""
+    """The tick of an entry that its scheduler found due; None if that tick was sent already."""
     last, present = micros(entry.last_run_at), now()
     due = next_run(entry, entry.last_run_at)
     if due is not None and due <= last and hasattr(entry.schedule, "clocked_time"):
-        return None  # Of django-celery-beat: due once, and forever after.
+        return None  # A clocked entry of django-celery-beat: due once, but reported as due forever after.
     if due is None or not last < due <= present:
-        due = present  # A schedule with a mind of its own.
+        due = present  # The schedule does not go by its last run.
     if start := getattr(getattr(entry, "model", None), "start_time", None):
-        due = max(due, micros(start))  # The last run of such an entry is pretended to be long ago.
+        due = max(due, micros(start))  # django-celery-beat sets the last run of such an entry to long ago.
     following = next_run(entry, moment(due, entry.last_run_at))
     if following is None or due < following <= present:
         following = next_run(entry, moment(present, entry.last_run_at))
@@ -92,37 +92,37 @@ def last_of(entry: Any) -> int:
     last = micros(entry.last_run_at)
     clocked, model = getattr(entry.schedule, "clocked_time", None), getattr(entry, "model", None)
     if clocked is not None and not getattr(model, "total_run_count", 0):
-        # Of django-celery-beat: it never ran, and "last" is when it was saved, which may be after it was due.
+        # A clocked entry of django-celery-beat that never ran: "last" is when it was saved, maybe after it was due.
         return min(last, micros(clocked) - 1)
     return last
 
 
 def stored(entry: Any) -> int | None:
-    """The last run that is to be written to the database of an entry; None if it is not kept in one."""
+    """The last run in an entry's model, to be written to its database; None if the entry is not kept in one."""
     last = getattr(getattr(entry, "model", None), "last_run_at", None)
     return None if last is None else micros(last)
 
 
 def set_last(entry: Any, last: int) -> None:
-    """Have an entry know its last run, and its row if it is kept in a database."""
+    """Set an entry's last run, also in its row if the entry is kept in a database."""
     entry.last_run_at = moment(last, entry.last_run_at)
     if stored(entry) is not None:
         entry.model.last_run_at = entry.last_run_at
 
 
 def micros(time: datetime) -> int:
-    """A point in time; one without a time zone is UTC, as Celery takes it."""
+    """A point in time; without a time zone it is UTC, as in Celery."""
     return (maybe_make_aware(time) - _EPOCH) // _MICROSECOND
 
 
 def moment(time: int, like: datetime) -> datetime:
-    """A point in time in the zone of another, or without one if that has none."""
+    """A point in time in the time zone of `like`, or without a time zone if `like` has none."""
     aware = _EPOCH + time * _MICROSECOND
     return aware.astimezone(like.tzinfo) if like.tzinfo else aware.replace(tzinfo=None)
 
 
 def next_run(entry: Any, last: datetime) -> int | None:
-    """When an entry is due that was run at `last`; None where its schedule does not say."""
+    """When an entry that last ran at `last` is due; None if its schedule does not say."""
     schedule = entry.schedule
     try:
         aware = maybe_make_aware(last).astimezone(schedule.tz)
@@ -135,7 +135,7 @@ def next_run(entry: Any, last: datetime) -> int | None:
 
 @contextmanager
 def _at(schedule: Any, present: datetime) -> Iterator[None]:
-    """Have a schedule take `present` for the present, so that what it says does not depend on when it is asked."""
+    """Make a schedule take `present` for the present, so that its answer does not depend on when it is asked."""
     nowfun = schedule.nowfun
     schedule.nowfun = lambda: present
     try:

@@ -1,7 +1,7 @@
-"""`celery -A shop locks …`, for operators; Celery loads it by its entry point.
+"""`celery -A shop locks …`, for operators; Celery loads it through its entry point.
 
-Begin with `command`, the base of all commands; each command has its module. `diagnosis.held` is a lock as the commands
-show it.
+Begin with `command`, the base of all commands; each command has its own module. `diagnosis.held` has the lock as the
+commands show it.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ import click
 
 
 def parse(words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and the keyword arguments that the words stand for.
+    """The positional and the keyword arguments in these words.
 
     Args:
-        words: each is JSON or, where it is not valid JSON, a text; `name=value` is a keyword argument, whose value is
-            read in the same way. A text that has to be quoted for that is JSON: `'"7"'`, `'"a=b"'`.
+        words: each is JSON or, if it is not valid JSON, a text; `name=value` is a keyword argument, whose value is read
+            in the same way. Write a text that would be misread as JSON: `'"7"'`, `'"a=b"'`.
 
     Raises:
         UsageError: a keyword argument was given twice.
@@ -40,5 +40,5 @@ def _value(word: str) -> Any:
 
 
 def _refuse(constant: str) -> NoReturn:
-    """NaN and Infinity are no JSON, but Python's parser takes them."""
+    """NaN and Infinity are not JSON, but Python's parser accepts them."""
     raise ValueError(constant)

@@ -25,7 +25,7 @@ def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
     app.loader.import_default_modules()
     with command.runtime_of(ctx, memory=True) as runtime:
         for error in problems(app):
-            raise error  # Of beat: a worker starts all the same.
+            raise error  # Including beat's settings, with which a worker would start all the same.
         tasks = audit_tasks(app, runtime.settings)
         wide = audit_app(app, runtime.settings)
     if not tasks:
@@ -41,6 +41,6 @@ def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
             command.say(f"{task.verdict:<8} {task.task}  ({task.lock})")
             findings.show(serious(task.findings), subject=task.task)
         findings.show(wide)
-        # Most are true of many tasks.
+        # Most notes apply to many tasks.
         findings.show(merged(notes(found)))
     findings.conclude(ctx, [*wide, *serious(found), *merged(notes(found))], as_json, strict)

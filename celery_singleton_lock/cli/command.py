@@ -19,15 +19,15 @@ from celery_singleton_lock.runtime import Runtime
 #: An option of this package.
 option = partial(click.option, cls=CeleryOption, help_group="Locks")
 
-#: Why most commands have nothing to say.
+#: Why most commands cannot show anything.
 IN_MEMORY = "memory:// locks belong to one process, and cannot be seen from here"
 
-#: Every command takes it.
+#: The option that every command has.
 as_json = option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
 class Number(click.FloatRange):
-    """A number within bounds; click takes NaN for one within any."""
+    """A number within bounds; click would accept NaN within any bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -37,7 +37,7 @@ class Number(click.FloatRange):
 
 
 def locks_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function, which gets the context first; by default it has the function's name."""
+    """Make a function a command, by default with the function's name; it gets the context as its first argument."""
 
     def made(function: Callable[..., Any]) -> click.Command:
         with_context = click.pass_context(handle_preload_options(function))
@@ -51,8 +51,8 @@ def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]
     """The locks of the app that `celery -A` names.
 
     Args:
-        ctx: of the command.
-        memory: they may be in memory, since the command asks no server.
+        ctx: the context of the command.
+        memory: whether the locks may be in memory, because the command asks no server.
 
     Raises:
         ClickException: an option is wrong, or the lock server does not answer, also within the `with` block.
@@ -68,16 +68,16 @@ def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]
 
 
 def without_app(ctx: click.Context) -> str:
-    """A hint where no app was named, which may be why something is missing; else nothing."""
+    """A hint if no app was named, which may be why something is missing; otherwise an empty text."""
     named = ctx.find_root().params.get("app")
-    return "" if named else "no app was named: say which one, as in celery -A shop locks …"
+    return "" if named else "no app was named: name it, as in celery -A shop locks …"
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """One line for people, whatever is in it."""
+    """Print one line for people, whatever the text contains."""
     click.echo(cleaned.line(text), err=err)
 
 
 def say_json(fields: dict[str, Any]) -> None:
-    """One object, on a line of its own."""
+    """Print one object on one line."""
     click.echo(json.dumps(fields))

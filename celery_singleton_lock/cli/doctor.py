@@ -24,7 +24,7 @@ def doctor(ctx: click.Context, as_json: bool, strict: bool, timeout: float, **_:
 
     The exit status is 1 if there is a problem (with --strict: or a warning), otherwise 0.
     """
-    # Imported here: it brings the Redis client, which the other commands may do without.
+    # Imported here because it loads the Redis client, which other commands may not need.
     from celery_singleton_lock.diagnosis.doctor import diagnose
 
     app = ctx.obj.app

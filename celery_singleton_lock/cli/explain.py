@@ -1,4 +1,4 @@
-"""Why a call has the key that it has, where its options come from, and who holds the lock."""
+"""Why a call has its key, where its options come from, and who holds the lock."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 
-#: What stands between two calls.
+#: The separator between two calls.
 _AND = "--"
 
 
-# Options come before the task, so that what follows is left as it is, `--` included.
+# Options come before the task, so that everything after it is left as it is, including `--`.
 @command.locks_command(
     context_settings={"allow_interspersed_args": False}, short_help="Show a call's key, and who holds its lock."
 )
 @command.as_json
 @click.argument("call", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]... [-- TASK [ARG]...]")
 def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) -> None:
-    """Show the key of a call, what it was made of, where the task's options come from, and who holds the lock.
+    """Show the key of a call, what it was made from, where the task's options come from, and who holds the lock.
 
     Each ARG is JSON, or else a text; name=value is a keyword argument. With two calls: why their keys differ, or what
-    differs and does not count.
+    differs and does not count. The second one may leave out the task, if it is the same.
     """
     with command.runtime_of(ctx, memory=True) as runtime:
-        explanations = [_explained(ctx.obj.app, runtime, words) for words in _calls(call)]
+        explanations = [_explained(ctx.obj.app, runtime, words) for words in _of_one_task(ctx.obj.app, _calls(call))]
     for explanation in explanations:
         locks, unknown = _held(runtime, explanation)
         if as_json:
@@ -64,6 +64,13 @@ def _calls(words: Sequence[str]) -> list[Sequence[str]]:
     return [*calls]
 
 
+def _of_one_task(app: Any, calls: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """The calls, with the task of the first one where the second begins with an argument."""
+    first, *others = calls
+    app.loader.import_default_modules()
+    return [first, *(call if target.is_like_a_task(app, call[0]) else [first[0], *call] for call in others)]
+
+
 def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:
     name, *rest = words
     task = target.exclusive_task(app, name)
@@ -72,7 +79,7 @@ def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:
 
 
 def _held(runtime: Runtime, explanation: Explanation) -> tuple[list[HeldLock], str]:
-    """The lock, in each slot that is held, or why that is not known."""
+    """The lock in each slot that is held, or why that is unknown."""
     if runtime.settings.backend.in_memory:
         return [], command.IN_MEMORY
     limit = next(option.value for option in explanation.options if option.option == "lock_limit")

@@ -1,4 +1,4 @@
-"""Prometheus' metrics of a cluster, from one process."""
+"""Serves the metrics of a cluster to Prometheus, from one process."""
 
 from __future__ import annotations
 

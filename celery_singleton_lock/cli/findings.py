@@ -12,14 +12,14 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.diagnosis.finding import Finding
 
-#: Commands that judge take it.
+#: The option of the commands that report findings.
 strict = command.option("--strict", is_flag=True, help="Exit with status 1 for a warning, too.")
 
 _COLOURS = {"problem": "red", "warning": "yellow", "note": "cyan"}
 
 
 def show(found: Sequence[Finding], *, subject: str | None = None) -> None:
-    """For people; under a headline that names their subject, it is left out."""
+    """Print findings for people; `subject` is already named in a headline, and is left out."""
     for finding in found:
         about = "" if finding.subject == subject else f"{finding.subject}: "
         indent = "  " if subject else ""
@@ -29,13 +29,13 @@ def show(found: Sequence[Finding], *, subject: str | None = None) -> None:
 
 
 def dump(found: Sequence[Finding]) -> None:
-    """For programs: an object per line."""
+    """Print findings for programs: one object per line."""
     for finding in found:
         command.say_json(asdict(finding))
 
 
 def conclude(ctx: click.Context, found: Sequence[Finding], as_json: bool, strict: bool) -> None:
-    """Count them, and end the command: status 1 for a problem, and for a warning where that is asked for."""
+    """Count the findings, and end the command: with status 1 for a problem, and if `strict` for a warning."""
     counts = Counter(finding.severity for finding in found)
     if not as_json:
         click.echo(", ".join(f"{severity}s: {counts[severity]}" for severity in ("problem", "warning", "note")))

@@ -1,7 +1,7 @@
-"""Freeing locks that were left behind, and with `--force` those that were not.
+"""Frees locks that were left behind, and with `--force` also others.
 
-What the operator has seen is freed, and nothing else: it is freed by its owner, so that nothing happens to a holder
-that has the lock by then.
+Only the holds that the operator has seen are freed: they are freed by their owner tokens, so a new holder that has the
+lock by then keeps it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from celery_singleton_lock.diagnosis.orphans import Standing, search
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.runtime import Runtime
 
-#: Seconds that workers get for each answer, when they are asked for messages.
+#: The seconds that workers have for each answer, when they are asked for messages.
 TIMEOUT = 2.0
 
-#: Seconds that workers get to say whether they hold a lock; watching for a renewal may take as long as its ttl.
+#: The seconds that workers have to say whether they hold a lock; watching for a renewal may take as long as its ttl.
 ASKED_FOR = 1.0
 
 
@@ -60,7 +60,7 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
 @command.option(
     "--orphaned",
     is_flag=True,
-    help="Free the locks of messages that are nowhere any more: lost, purged, deleted. Looks into the queues and "
+    help="Free the locks of messages that no longer exist: lost, purged, deleted. Looks into the queues and "
     "asks the workers; in doubt, a lock is left alone.",
 )
 @_how
@@ -93,11 +93,11 @@ def _free_those_left_behind(
 def _free_orphaned(
     app: Any, runtime: Runtime, locks: Sequence[HeldLock], *, yes: bool, dry_run: bool, **how: Any
 ) -> int:
-    """As the others, but that nothing is said of messages that are somewhere."""
+    """Like `_free_those_left_behind`, but without a line for messages that still exist."""
     judged = [*_of_messages(app, locks)]
     told = [(lock, verdict) for lock, verdict in judged if verdict in (Standing.ORPHANED, Standing.IN_DOUBT)]
     orphaned = [lock for lock, verdict in told if verdict is Standing.ORPHANED]
-    click.echo(f"{len(orphaned)} of {len(locks)} messages that have a lock are nowhere any more.", err=True)
+    click.echo(f"{len(orphaned)} of {len(locks)} messages that have a lock no longer exist.", err=True)
     if orphaned and not (yes or dry_run):
         _ask(orphaned, "Free their locks?")
     return _free(runtime, told, dry_run=dry_run, as_json=how["as_json"])
@@ -111,7 +111,7 @@ def _ask(locks: Sequence[HeldLock], question: str) -> None:
 def _free(
     runtime: Runtime, judged: Iterable[tuple[HeldLock, Verdict | Standing]], *, dry_run: bool, as_json: bool
 ) -> int:
-    """Free what may be freed, and say what was; the exit status: 1 where one of the locks is still held."""
+    """Free the locks that may be freed, and print what happened; returns the exit status: 1 if any is still held."""
     left = 0
     for lock, verdict in judged:
         why, is_free = verdict.value, verdict in (Verdict.ENDED, Standing.ENDED)
@@ -136,7 +136,7 @@ def _question(count: int, force: bool) -> str:
     return (
         f"Free these {count} locks even though their holders may be alive?"
         if force
-        else f"Free those of these {count} locks that were left behind?"
+        else f"Free whichever of these {count} locks were left behind?"
     )
 
 
@@ -160,7 +160,7 @@ def _judged(
 
 
 def _of_messages(app: Any, locks: Sequence[HeldLock]) -> Iterator[tuple[HeldLock, Standing]]:
-    """Nobody runs under such a lock: what counts is where its message is."""
+    """Judge locks of messages: no task runs under such a lock, so only the whereabouts of its message count."""
     found = search(app, [(lock.key, lock.held) for lock in locks], timeout=TIMEOUT)
     for doubt in found.doubts:
         command.say(f"In doubt: {doubt}.", err=True)

@@ -1,4 +1,4 @@
-"""How text is laid out on a terminal: in columns, and in paragraphs where those are too wide."""
+"""How text is laid out on a terminal: in columns, or in paragraphs if columns would be too wide."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from celery_singleton_lock import cleaned
 
 
 def width() -> float:
-    """Of the terminal, in characters; a file or another program takes lines of any length."""
+    """The width of the terminal in characters; infinite for a file or another program."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The cells of a table, each column as wide as it has to be."""
+    """The cells of a table, with each column as wide as its widest cell."""
     clean = [[cleaned.line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
     return [[*map(str.ljust, row, widths)] for row in clean]
@@ -30,7 +30,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def paragraph(title: str, text: str, *, width: float) -> list[str]:
-    """The lines of a title and what belongs to it. No word is cut, so that you can copy keys and ids."""
+    """The lines of a title and its text. No word is split, so that you can copy keys and ids."""
     wrapped = partial(textwrap.wrap, width=int(width), break_long_words=False, break_on_hyphens=False)
     return [
         *wrapped(cleaned.line(title), subsequent_indent="  "),

@@ -1,4 +1,4 @@
-"""The locks that are held, by whom, and for how long."""
+"""Lists the held locks, with their holders, and how long they have held them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_singleton_lock.runtime import Runtime
 #: Seconds from one list to the next.
 INTERVAL = 2.0
 
-#: A shorter one shows nothing that people can read.
+#: With a shorter interval, people could not read the list.
 MIN_INTERVAL = 0.2
 
 
@@ -29,7 +29,7 @@ MIN_INTERVAL = 0.2
     type=command.Number(min=MIN_INTERVAL),
     default=INTERVAL,
     show_default=True,
-    help="Seconds between two looks, with --watch.",
+    help="Seconds between two lists, with --watch.",
 )
 @command.as_json
 def list_(ctx: click.Context, selection: Selection, watch: bool, interval: float, as_json: bool, **_: Any) -> None:
@@ -49,7 +49,7 @@ def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
     elif locks:
         click.echo(table(locks, width=layout.width()))
     else:
-        click.echo("No lock is held" + (" of these." if selection else "."), err=True)
+        click.echo("No such lock is held." if selection else "No lock is held.", err=True)
 
 
 def _watch(runtime: Runtime, selection: Selection, interval: float, as_json: bool) -> None:
@@ -60,7 +60,7 @@ def _watch(runtime: Runtime, selection: Selection, interval: float, as_json: boo
             try:
                 _list(runtime, selection, as_json)
             except LockUnavailable as error:
-                command.say(f"Error: {error}", err=True)  # It may come back.
+                command.say(f"Error: {error}", err=True)  # The server may come back.
             clock.sleep(interval)
     except KeyboardInterrupt:
         return

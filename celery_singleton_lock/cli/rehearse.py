@@ -1,4 +1,4 @@
-"""Checks whether a task keeps its promises on your set-up: under faults, on workers of its own."""
+"""Checks whether a task keeps its promises on your set-up, under faults, on separate workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS = ("FAULT", "RUNS", "OVERLAPS", "RECOVERY", "")
 _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), None: ("left out", "yellow")}
 
 
-# Options come before the task, as those of `explain`.
+# Options come before the task, as in `explain`.
 @command.locks_command(
     "rehearse", context_settings={"allow_interspersed_args": False}, short_help="Run a task under faults: what holds?"
 )
@@ -53,8 +53,8 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
 def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
     """Run a call of TASK under faults, and report what held: overlaps, runs, recovery. Use it on staging.
 
-    The task really runs, several times for each fault, on workers that are started for it, with queues and keys of
-    their own. Only these workers are killed and frozen. Each run lasts, under its lock, until its fault is over.
+    The task really runs, several times for each fault, on workers that are started for it, with separate queues and
+    keys. Only these workers are killed and frozen. Each run lasts, under its lock, until its fault is over.
 
     The exit status is 1 if a promise was not kept, otherwise 0.
     """
@@ -63,7 +63,7 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
         play = _play(ctx, runtime, words, given)
         if not given["yes"]:
             click.confirm(_question(play, faults), abort=True, err=True)
-        signal.signal(signal.SIGTERM, _end)  # Its workers end with it.
+        signal.signal(signal.SIGTERM, _end)  # So that its workers end with it.
         try:
             outcomes = _outcomes(play, faults, given["as_json"])
         except RehearsalFailed as error:
@@ -108,7 +108,7 @@ def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dic
 def _question(play: Play, faults: Sequence[Fault]) -> str:
     runs = play.calls + 2 * (len(faults) - 1)
     return cleaned.line(
-        f"Run {play.task.name} about {runs} times, with all its effects, on workers of its own, which are "
+        f"Run {play.task.name} about {runs} times, with all its effects, on separate workers, which are "
         "killed and frozen meanwhile?"
     )
 

@@ -18,12 +18,12 @@ from celery_singleton_lock.runtime import Runtime
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The locks that are asked for; None where something does not matter.
+    """The requested locks; None for an attribute that does not matter.
 
     Attributes:
-        names: of the locks, as patterns of a shell.
-        node: of the worker, as a pattern.
-        older_than: seconds for which a lock has been held at least.
+        names: the names of the locks, as shell patterns.
+        node: the node name of the worker, as a pattern.
+        older_than: the shortest time in seconds for which a lock has been held.
     """
 
     names: tuple[str, ...] | None
@@ -34,7 +34,7 @@ class Selection:
         return (self.names, self.node, self.older_than) != (None, None, None)
 
     def of(self, runtime: Runtime) -> list[HeldLock]:
-        """The locks that are held and asked for, in order."""
+        """The held locks that are requested, in order."""
         locks = (HeldLock.of(key, held) for key, held in runtime.store.all_held(runtime.settings.prefix))
         return in_order(filter(self._has, locks))
 
@@ -47,7 +47,7 @@ class Selection:
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options; it gets a `Selection`."""
+    """Give a command these options; it gets a `Selection`."""
 
     @command.option("--task", metavar="NAME", help="Only locks of this task or lock_name; `*` stands for any text.")
     @command.option(
@@ -70,7 +70,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _names(app: Any, task: str) -> tuple[str, ...]:
-    """The names of a task's locks: its own, unless it says otherwise."""
+    """The names of a task's locks: the task's name, and its `lock_name` if it has one."""
     app.loader.import_default_modules()
     lock_name = getattr(app.tasks.get(task), "lock_name", None)
     return (task,) if lock_name is None else (task, shown_name(lock_name))

@@ -1,4 +1,4 @@
-"""All that is known about one lock."""
+"""Shows all that is known about one lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.task import outcome
 
-#: Records that people get to see.
+#: How many records people get to see.
 _FEW = 5
 
 
@@ -80,12 +80,12 @@ def _times(lock: HeldLock) -> str:
     if holder is None:
         return "this package did not write the value" + ("; it never expires" if lock.expires_in is None else "")
     over = "; that process is gone" if process_identity.is_over(holder.process) else ""
-    stops = f"; was told to stop for task {holder.superseded_by}" if holder.superseded_by is not None else ""
+    stops = f"; it must stop for task {holder.superseded_by}" if holder.superseded_by is not None else ""
     return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}{stops}"
 
 
 def _known(record: Record) -> str:
-    """For how long no copy of the message is carried out: what is shown of it may be gone much sooner."""
+    """For how long no copy of the message is carried out; the details that are shown may expire much sooner."""
     _, age = outcome.read(record)
     return "" if age == outcome.OLD else f"; a copy does not run for {duration(age + record.seconds)} from its end"
 

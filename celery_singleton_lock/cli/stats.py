@@ -1,4 +1,4 @@
-"""Counts of each task: all that happened to its locks so far."""
+"""Shows the counts of each task: all that has happened to its locks so far."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
             command.say_json({"key": key, "name": name_in(key), "refused_in_a_row": times})
         return
     if not tasks:
-        click.echo("Nothing was counted yet.", err=True)
+        click.echo("Nothing has been counted yet.", err=True)
     else:
         click.echo(table([_cells(**fields) for fields in tasks], layout.width()))
     for key, times in in_a_row:
@@ -42,7 +42,7 @@ def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], width: float) -> str:
-    """In columns; a paragraph each where that is too wide."""
+    """The rows in columns; in a paragraph each if that is too wide."""
     lines = layout.columns([_COLUMNS, *rows])
     if max(map(len, lines)) > width:
         lines = [line for task, *cells in rows for line in layout.paragraph(task, _in_words(cells), width=width)]

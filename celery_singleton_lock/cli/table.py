@@ -1,4 +1,4 @@
-"""Locks that are held, as a table for a terminal."""
+"""Held locks, as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from celery_singleton_lock.cli import layout
 from celery_singleton_lock.diagnosis.held import HeldLock, duration
 
-#: What the columns are called.
+#: The titles of the columns.
 COLUMNS = ("KEY", "HOLDER", "NODE", "PID", "HELD FOR", "EXPIRES IN", "WAITERS", "LABEL")
 
 
 def table(locks: Sequence[HeldLock], width: float = math.inf) -> str:
-    """For people: in columns, as other programs of a shell print it; a paragraph each where that is too wide."""
+    """The locks for people: in columns, as other shell programs print them; in a paragraph each if that is too wide."""
     lines = layout.columns([COLUMNS, *map(cells, locks)])
     if max(map(len, lines)) > width:
         lines = [line for lock in locks for line in layout.paragraph(lock.title(), lock.in_words(), width=width)]
@@ -21,7 +21,7 @@ def table(locks: Sequence[HeldLock], width: float = math.inf) -> str:
 
 
 def cells(lock: HeldLock) -> tuple[str, ...]:
-    """For people, in the `COLUMNS`."""
+    """The cells of a lock, for people, one for each of the `COLUMNS`."""
     return (
         lock.lock_in_words(),
         lock.holder_in_short(),

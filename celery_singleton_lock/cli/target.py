@@ -11,21 +11,22 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import arguments
+from celery_singleton_lock.diagnosis.finding import some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.keys.key import VERSION, is_key
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
-#: What follows the key of a lock in Redis; people copy it from there.
+#: The suffix of a lock's key in Redis; people copy it from there.
 _RUN = re.compile(r":run(:[0-9]+)?$")
 
 
 def key_of(app: Any, settings: Settings, words: Sequence[str]) -> str:
-    """The key that the words of a command line stand for: itself, or a task's name and its arguments.
+    """The key for the words of a command line: these are the key itself, or a task's name and its arguments.
 
     Raises:
-        UsageError: they are neither.
-        SingletonLockError: no key can be made of the arguments.
+        UsageError: the words are neither.
+        SingletonLockError: no key can be made from the arguments.
     """
     first, *rest = words
     if "{" in first or first.startswith(f"{settings.prefix}:"):
@@ -44,7 +45,7 @@ def key_of(app: Any, settings: Settings, words: Sequence[str]) -> str:
 
 
 def call_of(app: Any, words: Sequence[str]) -> tuple[SingletonTask, list[Any], dict[str, Any]]:
-    """The task and its arguments that the words of a command line stand for.
+    """The task and its arguments in the words of a command line.
 
     Raises:
         UsageError: there is no such task, or it cannot be called like that.
@@ -63,7 +64,7 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
     """The task of this name.
 
     Raises:
-        UsageError: there is none, or it takes no lock.
+        UsageError: there is no such task, or it takes no lock.
     """
     app.loader.import_default_modules()
     exclusive: dict[str, SingletonTask] = {task.name: task for task in exclusive_tasks(app)}
@@ -71,6 +72,15 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
         return exclusive[name]
     if name in app.tasks:
         raise click.UsageError(f"task {name} is not exclusive: its base is not SingletonTask")
-    close = difflib.get_close_matches(name, exclusive, n=3) or sorted(exclusive)[:10]
-    known = f"did you mean {' or '.join(close)}?" if close else "the app has no exclusive task"
-    raise click.UsageError(f"{name!r} is neither a task of this app nor a key; {known}")
+    raise click.UsageError(f"{name!r} is neither a task of this app nor a key; {_known(name, sorted(exclusive))}")
+
+
+def is_like_a_task(app: Any, word: str) -> bool:
+    """Whether the word is the name of a task, or one that is mistyped."""
+    return bool(difflib.get_close_matches(word, app.tasks, n=1, cutoff=0.8))
+
+
+def _known(name: str, exclusive: Sequence[str]) -> str:
+    if close := difflib.get_close_matches(name, exclusive, n=3):
+        return f"did you mean {' or '.join(close)}?"
+    return f"its exclusive tasks are {some(exclusive)}" if exclusive else "the app has no exclusive task"

@@ -1,4 +1,4 @@
-"""A picture of what happened."""
+"""Draws a picture of what happened."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from celery_singleton_lock.journal.timeline import Window, page, running
     help="The file to write; - for standard output.",
 )
 def timeline(ctx: click.Context, minutes: float, output: Any, **_: Any) -> None:
-    """Draw who held which lock when, and what happened to the copies, as a page of HTML."""
+    """Draw who held which lock when, and what happened to the copies, on an HTML page."""
     with command.runtime_of(ctx) as runtime:
         settings, store = runtime.settings, runtime.store
         if not settings.journal:

@@ -12,10 +12,10 @@ import click
 
 from celery_singleton_lock.cli import command
 
-#: An option would show the token to everybody that may list the processes.
-TOKEN = "CELERY_SINGLETON_LOCK_WEB_TOKEN"  # noqa: S105 - its name
+#: The environment variable with the token. An option would show it to everybody who can list the processes.
+TOKEN = "CELERY_SINGLETON_LOCK_WEB_TOKEN"  # noqa: S105 - only the variable's name
 
-#: To listen on all addresses; no browser calls the page so.
+#: Addresses that mean all addresses; no browser uses them for the page.
 ANY = ("0.0.0.0", "::")  # noqa: S104 - not bound to here
 
 
@@ -25,7 +25,7 @@ ANY = ("0.0.0.0", "::")  # noqa: S104 - not bound to here
     type=click.IntRange(0, 65535),
     default=9809,
     show_default=True,
-    help="To listen on; 0 for a free one.",
+    help="The port to listen on; 0 picks a free one.",
 )
 @command.option(
     "--host",
@@ -37,13 +37,13 @@ ANY = ("0.0.0.0", "::")  # noqa: S104 - not bound to here
     "--allow-host",
     metavar="NAME",
     multiple=True,
-    help="A name by which browsers may call the page, beside those of this machine. May be repeated.",
+    help="A host name under which browsers may open the page, besides those of this machine. Can be repeated.",
 )
 @command.option("--allow-release", is_flag=True, help="Let anybody with the token release locks and stop tasks.")
 def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], allow_release: bool, **_: Any) -> None:
-    """Show the locks on a page that moves, until Ctrl-C; /metrics is for Prometheus. Needs the extra "web".
+    """Show the locks on a live page, until Ctrl-C; /metrics is for Prometheus. Needs the extra "web".
 
-    The token is that of the environment variable CELERY_SINGLETON_LOCK_WEB_TOKEN, or a new one, which is printed.
+    The token is the value of the environment variable CELERY_SINGLETON_LOCK_WEB_TOKEN, or a new one, which is printed.
     """
     try:
         from celery_singleton_lock.web import LOOPBACK, Access, Site, serve

@@ -1,4 +1,4 @@
-"""The lock of an execution as attributes of the current span, which an instrumentation of Celery has begun.
+"""Adds an execution's lock as attributes to the current span, which an instrumentation of Celery has begun.
 
 A worker imports this if `opentelemetry` is installed; you need not switch anything on.
 """
@@ -13,7 +13,7 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.lease import Lease
 
-#: What the names of the attributes begin with.
+#: The beginning of the attributes' names.
 PREFIX = "celery.singleton_lock"
 
 

@@ -1,4 +1,4 @@
-"""The journal's counts, and the locks that are held, in Prometheus' format.
+"""The journal's counts, and the held locks, in Prometheus' format.
 
 One exporter is enough for a cluster: everything that it shows is in Redis, whichever process counted it.
 """
@@ -20,22 +20,27 @@ try:
 except ImportError as error:
     raise ImportError("prometheus_client is not installed: pip install 'celery-singleton-lock[prometheus]'") from error
 
-#: What the names of the metrics begin with.
+#: The beginning of the metrics' names.
 PREFIX = "singleton_lock"
 
 
 class LockCollector:
-    """A collector for `prometheus_client.REGISTRY.register`; asks Redis at each scrape.
-
-    Args:
-        runtime: the app's runtime.
-    """
+    """A collector for `prometheus_client.REGISTRY.register`; asks Redis at each scrape. Made with `of`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
+    @classmethod
+    def of(cls, app: Any) -> LockCollector:
+        """The collector of a Celery app, for a registry of your own.
+
+        Raises:
+            InvalidOption: a setting of the app is unknown or not allowed.
+        """
+        return cls(Runtime.of(app))
+
     def describe(self) -> list[Metric]:
-        """Nothing in advance, so registering asks no server."""
+        """Describe nothing in advance, so that registering asks no server."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -1,6 +1,6 @@
-"""The rules for settings and tasks, put to an app: by `celery locks audit`, and by a worker that starts.
+"""Applies the rules for settings and tasks to an app: for `celery locks audit`, and for a worker that starts.
 
-Nothing is connected to.
+This connects to nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celery_singleton_lock.options.task import options_for
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """An exclusive task, what it locks and how, for people, and the findings, worst first."""
+    """An exclusive task, what it locks and how in words, and the findings, worst first."""
 
     task: str
     lock: str
@@ -27,12 +27,12 @@ class Audited:
 
     @property
     def verdict(self) -> str:
-        """How bad the worst is; "ok" where nothing is more than a note."""
+        """The severity of the worst finding; "ok" if there are only notes."""
         return self.findings[0].severity if serious(self.findings) else "ok"
 
 
 def audit_tasks(app: Any, of_app: Settings) -> list[Audited]:
-    """Each exclusive task of an app whose modules of tasks have been imported, with what was found about it."""
+    """Each exclusive task of an app whose task modules have been imported, with the findings about it."""
     return [
         Audited(context.subject, _lock(context), worst_first(judged(tasks.RULES, context)))
         for context in _contexts(app, of_app, None)
@@ -45,21 +45,21 @@ def audit_app(app: Any, of_app: Settings, *, leaders: int | None = None) -> list
 
 
 def task_warnings(app: Any, of_app: Settings, *, pool: str | None = None) -> list[Finding]:
-    """All that is more than a note about the tasks; what is true of several is said once.
+    """The findings about the tasks that are more than notes; one that applies to several tasks comes once.
 
-    The workers have this pool, as `celery worker -P` calls it; None: the one of the app's settings.
+    `pool` is the workers' pool, by its name for `celery worker -P`; None: the pool in the app's settings.
     """
     return merged(serious(judged(tasks.RULES, *_contexts(app, of_app, pool))))
 
 
 def warnings_at_start(app: Any, of_app: Settings, *, pool: str) -> list[Finding]:
-    """All that a worker logs when it starts."""
+    """The findings that a worker logs when it starts."""
     wide = serious(judged(settings.AT_START, AppContext(app, of_app)))
     return [*worst_first(wide), *task_warnings(app, of_app, pool=pool)]
 
 
 def pool_name(pool: Any) -> str:
-    """A pool as `celery worker -P` calls it, of its class or of what the setting `worker_pool` has."""
+    """The name of a pool for `celery worker -P`, from its class or from the value of the setting `worker_pool`."""
     text = pool if isinstance(pool, str) else str(pool.__module__)
     name = text.partition(":")[0].rpartition(".")[2]
     return {"thread": "threads", "processes": "prefork"}.get(name, name)

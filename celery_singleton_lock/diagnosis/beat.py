@@ -1,4 +1,4 @@
-"""Rules for beat: does only one of several send each tick, and does one send at all. A worker knows nothing of that."""
+"""Rules for beat: does only one of several beats send each tick, and does any send at all? Workers cannot know that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_singleton_lock.options.beat import BeatSettings
 def sent_by_two_beats(it: AppContext) -> Iterator[Finding]:
     """A beat that is not exclusive, for tasks that are.
 
-    A note only: what `celery beat -S` says is not known here, nor how many beats there are.
+    Only a note: neither the scheduler given to `celery beat -S` nor the number of beats is known here.
     """
     scheduler, exclusive = _scheduler(it.app), {task.name for task in exclusive_tasks(it.app)}
     entries = [
@@ -25,7 +25,7 @@ def sent_by_two_beats(it: AppContext) -> Iterator[Finding]:
         for name, task in ((name, _task_of(entry)) for name, entry in (it.app.conf.beat_schedule or {}).items())
         if task in exclusive
     ]
-    # Another scheduler than Celery's has its schedule elsewhere, in a database for one.
+    # A scheduler other than Celery's has its schedule elsewhere, for example in a database.
     is_celerys = isinstance(scheduler, type) and issubclass(scheduler, PersistentScheduler)
     may_send = entries or (exclusive and not is_celerys)
     if may_send and not getattr(scheduler, "is_exclusive", False) and not it.leaders:
@@ -39,7 +39,7 @@ def sent_by_two_beats(it: AppContext) -> Iterator[Finding]:
 
 
 def led_by_nobody(it: AppContext) -> Iterator[Finding]:
-    """A schedule of which nothing is sent."""
+    """A schedule that no beat sends."""
     if it.leaders != 0 or not getattr(_scheduler(it.app), "is_exclusive", False):
         return
     beat = BeatSettings.from_app(it.app)
@@ -51,11 +51,11 @@ def led_by_nobody(it: AppContext) -> Iterator[Finding]:
 
 
 def _scheduler(app: Any) -> Any:
-    """Beat's scheduler as the settings have it; its name where there is no such class."""
+    """Beat's scheduler according to the settings; its name if there is no such class."""
     aliases: dict[str, str] = dict(load_extension_class_names("celery.beat_schedulers"))  # type: ignore[arg-type]
     try:
         return symbol_by_name(app.conf.beat_scheduler, aliases=aliases)
-    except Exception:  # noqa: BLE001 - whatever the module does that is imported, such as a model of Django's
+    except Exception:  # noqa: BLE001 - the imported module may do anything, such as use a Django model
         return app.conf.beat_scheduler
 
 

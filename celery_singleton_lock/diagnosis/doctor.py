@@ -1,6 +1,6 @@
-"""The rules put to everything that an app's locks depend on: servers, keys, settings, beat, the broker, workers.
+"""Applies the rules to everything that an app's locks depend on: servers, keys, settings, beat, the broker, workers.
 
-`stores.redis.probe` and `peers` collect what servers and workers say; here it is brought before the rules.
+`stores.redis.probe` and `peers` collect what servers and workers report; this module applies the rules to it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from celery_singleton_lock.task.publisher import Publisher
 
 @dataclass(slots=True)
 class Diagnosis:
-    """All that was looked at, in words, and the findings, worst first."""
+    """Everything that was checked, in words, and the findings, worst first."""
 
     seen: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
 
 def diagnose(app: Any, *, timeout: float) -> Diagnosis:
-    """Look at everything that an app's locks depend on.
+    """Check everything that an app's locks depend on.
 
     Args:
-        app: whose modules of tasks have been imported; its locks are not in memory.
-        timeout: seconds that workers get to answer.
+        app: the app; its task modules have been imported, and its locks are not in memory.
+        timeout: the seconds that workers have to answer.
 
     Raises:
         InvalidOption: a setting is wrong.
@@ -70,7 +70,7 @@ def diagnose(app: Any, *, timeout: float) -> Diagnosis:
 
 
 def _look_at_servers(found: Diagnosis, runtime: Runtime) -> bool:
-    """Whether one of them answers."""
+    """Check the servers; whether any of them answers."""
     settings = runtime.settings
     try:
         servers = Servers(settings)
@@ -122,7 +122,7 @@ def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
 
 
 def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
-    """How many beats lead the schedule; None where that is not known."""
+    """How many beats lead the schedule; None if unknown."""
     name = BeatSettings.from_app(app).name
     try:
         held = runtime.store.held(key_of_beat(runtime.settings.prefix, name))
@@ -135,11 +135,11 @@ def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
 
 
 def _broker_without_delays(app: Any) -> Iterator[Finding]:
-    """Whether RabbitMQ lets messages wait that are put back."""
+    """Whether RabbitMQ lets requeued messages wait."""
     if is_rabbitmq(app.conf) and (why := Publisher.of(app).prepare()) is not None:
         yield Subject("broker").warning(
             f"RabbitMQ does not provide the queues {DELAYED}.* for messages to wait in ({why}): workers hold "
-            "the messages that are put back, and each takes the place of another task",
+            "the requeued messages, and each takes the place of another task",
             f"allow the workers' user to configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
         )
 
@@ -158,7 +158,7 @@ def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:
         if not answering:
             text = f"no worker answered within {timeout:g} s"
             found.findings.append(Subject("workers").note(text, "start one, or ask again with a longer --timeout"))
-    except Exception as error:  # noqa: BLE001 - every transport has its own, and some know no remote control
+    except Exception as error:  # noqa: BLE001 - every transport has its own errors, and some have no remote control
         text = f"workers cannot be asked: {type(error).__name__}: {error}"
         found.findings.append(Subject("broker").warning(text, "check that the broker can be reached from here"))
     exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.standing(app)

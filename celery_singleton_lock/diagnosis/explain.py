@@ -1,4 +1,4 @@
-"""Why a call has the key that it has, where its options come from, and why two calls have different keys."""
+"""Why a call has its key, where its options come from, and why two calls have different keys."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Part:
     """Something that goes into a key.
 
     Attributes:
-        value: for people.
-        serialized: in the canonical form that is hashed; equal for equal parts only.
+        value: the value for people.
+        serialized: the canonical form that is hashed; equal for equal parts only.
     """
 
     value: str
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option's value, and where that comes from."""
+    """An option's value, and where it comes from."""
 
     option: str
     value: Any
@@ -41,14 +41,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One call.
+    """The explanation of one call.
 
     Attributes:
-        lock_name: the first thing that goes into the key.
-        lock_key: which the others are, for people.
-        arguments: all of them by name, for people; empty where they do not fit the task's signature.
-        defaults: the names of those that the caller left out.
-        counts: what goes into the key beside the name.
+        lock_name: the first part of the key.
+        lock_key: the choice of the other parts, in words.
+        arguments: all arguments by name, in words; empty if they do not fit the task's signature.
+        defaults: the names of the arguments that the caller left out.
+        counts: the parts of the key besides the name.
     """
 
     task: str
@@ -84,7 +84,7 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
 
 
 def differences(one: Explanation, other: Explanation) -> list[str]:
-    """Why the keys of two calls differ; where they do not, which arguments differ all the same and do not count."""
+    """Why the keys of two calls differ; if they do not, which arguments differ without counting."""
     if one.key == other.key:
         pairs = [(name, value, other.arguments.get(name, "nothing")) for name, value in one.arguments.items()]
         return [f"{name} differs and does not count: {its}, {others}" for name, its, others in pairs if its != others]
@@ -103,7 +103,7 @@ def differences(one: Explanation, other: Explanation) -> list[str]:
 def _counting(
     task: Any, arguments: Mapping[str, Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Part]:
-    """All that `key_of_call` takes into the key, by a name for it."""
+    """Everything that `key_of_call` puts into the key, by name."""
     lock_key = raw_attribute(task, "lock_key")
     if isinstance(lock_key, str) and arguments is not None:
         text, escaped = fill(task.name, lock_key, arguments)
@@ -140,7 +140,7 @@ def _options(task: Any, settings: Settings) -> Iterator[Setting]:
 def _source(task: Any, attribute: str, setting: str) -> str:
     if vars(task).get(attribute) is not None:
         return "the task"
-    own = task.__class__  # Not type(task): it may be Celery's proxy of a task.
+    own = task.__class__  # Not type(task): this may be Celery's proxy for a task.
     for cls in own.__mro__:
         if vars(cls).get(attribute) is not None:
             return "the task" if cls is own else f"its class {cls.__qualname__}"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-#: "problem": a promise does not hold, or nothing works. "warning": not as somebody meant it. "note": good to know.
+#: "problem": a promise does not hold, or nothing works. "warning": probably not as intended. "note": good to know.
 Severity = Literal["problem", "warning", "note"]
 
 _ORDER: tuple[Severity, ...] = ("problem", "warning", "note")
 
-#: Names that are written out of many.
+#: How many of several names are written out.
 _NAMED = 3
 
 
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whatever findings are about. The context of a rule is one, with what the rule has to know of it."""
+    """The subject of findings. The context of a rule is a subject, with all that the rule must know about it."""
 
     subject: str
 
@@ -58,22 +58,22 @@ def judged(rules: Iterable[Callable[[Context], Iterator[Finding]]], *contexts: C
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, those that matter most first, else in the order in which they were found."""
+    """The findings, the most severe first, otherwise in the order in which they were found."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
 
 
 def serious(findings: Iterable[Finding]) -> list[Finding]:
-    """All that is more than a note."""
+    """The findings that are more than a note."""
     return [finding for finding in findings if finding.severity != "note"]
 
 
 def notes(findings: Iterable[Finding]) -> list[Finding]:
-    """All that is good to know, and no more."""
+    """The findings that are only notes."""
     return [finding for finding in findings if finding.severity == "note"]
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that differ in their subjects only as one."""
+    """The findings, with those that differ only in their subjects merged into one."""
     subjects: defaultdict[Finding, list[str]] = defaultdict(list)
     for finding in findings:
         subjects[replace(finding, subject="")].append(finding.subject)
@@ -81,6 +81,6 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def some(names: Sequence[str]) -> str:
-    """A few names of many."""
+    """A few of the names, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

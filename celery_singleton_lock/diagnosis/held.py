@@ -1,4 +1,4 @@
-"""A lock that is held, as it is shown: to people, and to programs."""
+"""A held lock, as it is shown to people and to programs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from celery_singleton_lock.task.queue_lock import is_by_time
 
 @dataclass(frozen=True, slots=True)
 class HeldLock:
-    """A lock that is held.
+    """A held lock.
 
     Attributes:
         key: the whole key.
-        held: by whom.
-        held_for: seconds since it was asked for; None where a stranger wrote the value.
+        held: the hold, with its holder.
+        held_for: seconds since the lock was requested; None if another program wrote the value.
     """
 
     key: str
@@ -36,45 +36,45 @@ class HeldLock:
 
     @property
     def name(self) -> str:
-        """Of the task, or "beat:" and that of a schedule."""
+        """The name of the task, or "beat:" and the name of a schedule."""
         return name_in(self.key)
 
     @property
     def is_queued(self) -> bool:
-        """Whether it is the lock of a message, taken as that was sent; nobody runs under it."""
+        """Whether it is the lock of a message, taken when that was sent; no task runs under it."""
         return is_of_queue(self.key) and self.held.holder is not None
 
     @property
     def holder(self) -> Holder:
-        """The holder; an empty one if a stranger wrote the value."""
+        """The holder; an empty one if another program wrote the value."""
         return self.held.holder or Holder()
 
     @property
     def slot(self) -> int:
-        """Of a semaphore."""
+        """The slot of a semaphore."""
         return self.held.slot or 0
 
     @property
     def expires_in(self) -> float | None:
-        """Seconds, unless it is renewed; None where it never does, because a stranger wrote it so."""
+        """Seconds until it expires unless it is renewed; None if never, because another program wrote it that way."""
         return None if math.isinf(self.held.remaining) else round(self.held.remaining, 3)
 
     @property
     def ttl(self) -> float | None:
-        """Seconds that each renewal is good for; None where it is not renewed, as between two attempts."""
+        """Seconds by which each renewal extends it; None if it is not renewed, as between two attempts."""
         return None if self.is_queued else self.holder.ttl or None
 
     @property
     def scope(self) -> str | None:
-        """When the lock is held: "queued" until a message is over, whatever that means for its `lock_scope`; None
-        where no task holds it.
+        """When the lock is held: "queued" until a message has ended, whatever that means for its `lock_scope`; None if
+        no task holds it.
         """
         if self.is_queued:
             return UNTIL_EXPIRED if is_by_time(self.held) else "queued"
         return WHILE_EXECUTING if self.holder.task_id else None
 
     def fields(self) -> dict[str, Any]:
-        """For programs. Seconds everywhere; what is not known is null, and a pid of 0 where nobody runs."""
+        """For programs. All times are seconds; an unknown value is null, and the pid is 0 if no task runs."""
         return {
             "key": self.key,
             "name": self.name,
@@ -92,11 +92,11 @@ class HeldLock:
         }
 
     def lock_in_words(self) -> str:
-        """Its key, and the slot of a semaphore."""
+        """The lock's key, and the slot of a semaphore."""
         return (without_queue(self.key) if self.is_queued else self.key) + (f" slot {self.slot}" if self.slot else "")
 
     def holder_in_short(self) -> str:
-        """As it fits into a column."""
+        """The holder, short enough for a column."""
         if self.held.holder is None:
             return "unknown"
         if self.is_queued:
@@ -106,7 +106,7 @@ class HeldLock:
         return "leader" if self.name.startswith("beat:") else "nobody (kept)"
 
     def holder_in_words(self) -> str:
-        """And where it runs."""
+        """The holder, and where it runs."""
         holder, who = self.holder, self.holder_in_short()
         if self.is_queued:
             return f"message of task {who}, sent from {holder.node} {duration(self.held_for or 0)} ago"
@@ -115,11 +115,11 @@ class HeldLock:
         return who if holder.node is None else f"{who} on {holder.place}"
 
     def title(self) -> str:
-        """What is held."""
+        """The lock that is held."""
         return with_label(self.lock_in_words(), self.holder.label)
 
     def in_words(self) -> str:
-        """By whom, and for how long."""
+        """The holder of the lock, and for how long it holds it."""
         held_for = "" if self.held_for is None or self.is_queued else f" for {duration(self.held_for)}"
         waiters = f", {self.held.waiters} waiting" if self.held.waiters else ""
         return f"{self.holder_in_words()}{held_for}, {self.end_in_words()}{waiters}"
@@ -134,13 +134,13 @@ class HeldLock:
 
 
 def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
-    """Sorted by what they are of; each once, though a search may find one twice."""
+    """The locks sorted by name, key and slot; each once, though a search may find a lock twice."""
     once = {(lock.name, lock.key, lock.slot): lock for lock in locks}
     return [once[place] for place in sorted(once)]
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it."""
+    """A duration in words."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds // size:.0f} {unit}"

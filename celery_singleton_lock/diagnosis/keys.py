@@ -1,4 +1,4 @@
-"""Rules for the keys of the locks: those that never expire, that others wrote, or that dead processes left behind."""
+"""Rules for the keys of locks: those that never expire, that others wrote, or that dead processes left behind."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from celery_singleton_lock.holder import stem
 from celery_singleton_lock.stores.redis.probe import Key
 from celery_singleton_lock.stores.store import Store
 
-#: Keys of one kind that are named one by one.
+#: How many keys of one kind are named individually.
 MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class KeyContext(Subject):
-    """A key, the server that has it, and the store to ask whether that is still so."""
+    """A key, the server that has it, and the store, which can be asked whether it still does."""
 
     key: Key
     server: str
@@ -78,7 +78,7 @@ RULES = (_of_another_type, _of_a_stranger, _of_the_dead, _endless)
 
 
 def _is_over(it: KeyContext) -> bool:
-    """Whether the holder's process has ended, and has not freed the lock before it did."""
+    """Whether the holder's process has ended without freeing the lock."""
     held = it.key.held
     if held is None or held.holder is None or not process_identity.is_over(held.holder.process):
         return False

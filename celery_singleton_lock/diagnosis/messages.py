@@ -1,7 +1,7 @@
-"""Where the messages of an app are: what its broker has, and what its workers say that they hold.
+"""Where the messages of an app are: in its broker, and in its workers, by their own reports.
 
-Redis can be looked through. RabbitMQ shows no message, only how many there are: where none wait, and each consumer
-answers, it has none but those that the workers hold. What was not seen for sure is a doubt, in words.
+Redis can be searched. RabbitMQ does not show its messages, only how many there are: if none wait, and each consumer
+answers, there are only those that the workers report. Whatever is uncertain is noted as a doubt, in words.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH
 from celery_singleton_lock.task.original import DELAYED
 from celery_singleton_lock.task.rabbitmq import DELAYS
 
-#: Messages that Redis gives at once, and seconds for all of them.
+#: How many messages are read from Redis at once, and the time in seconds to read all of them.
 PAGE, LIMIT = 100, 30.0
 
-#: The queues in which Celery has messages wait on RabbitMQ that are due later, where there are quorum queues.
+#: The queues on RabbitMQ in which Celery keeps messages that are due later, if there are quorum queues.
 _CELERYS_DELAYED = tuple(f"celery_delayed_{level}" for level in range(28))
 
 
 @dataclass(slots=True)
 class Look:
-    """What was seen of the messages that were looked for.
+    """The result of looking for messages.
 
     Attributes:
-        seen: the names (see `name_in_message`) of those that are somewhere.
+        seen: the names (see `name_in_message`) of the messages that were found.
         doubts: why there may be more.
-        nodes: of the workers that answered.
+        nodes: the nodes of the workers that answered.
     """
 
     seen: set[bytes] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Look:
 
 
 def name_in_message(text: str) -> bytes:
-    """The name by which a task's id, or an owner token, is looked for: as it is in a message between quotes."""
+    """The form in which to look for a task's id, or an owner token: as it is in a message between quotes."""
     # A Redlock's tokens end with the number of an attempt.
     return text.encode("utf-8", "surrogatepass")[: STEM_LENGTH if len(text) == OWNER_LENGTH else None]
 
@@ -49,14 +49,14 @@ def name_in_message(text: str) -> bytes:
 def look_for(
     app: Any, names: Collection[bytes], task_ids: Iterable[str], *, alive: Collection[str], timeout: float
 ) -> Look:
-    """Look once for messages, in the broker and then in the workers, where they go.
+    """Look once for messages, first in the broker and then in the workers, where they go.
 
     Args:
-        app: whose messages these are.
-        names: of the messages, see `name_in_message`.
-        task_ids: the same for workers.
-        alive: nodes of workers that are known to be alive: one of them that does not answer is a doubt.
-        timeout: seconds that workers get for each answer.
+        app: the app whose messages these are.
+        names: the names of the messages, see `name_in_message`.
+        task_ids: their task ids, for the workers.
+        alive: nodes of workers that are known to be alive: if one of them does not answer, that is a doubt.
+        timeout: the seconds that workers have for each answer.
     """
     found = Look()
     try:
@@ -71,14 +71,14 @@ def look_for(
                 found.doubts += _depths(app, connection, _consumed(app, connection, found.nodes, timeout))
             elif kind != "redis":
                 found.doubts.append(f"a broker of this kind ({kind}) does not show its messages")
-    except Exception as error:  # noqa: BLE001 - every transport has its own
+    except Exception as error:  # noqa: BLE001 - every transport has its own errors
         found.doubts.append(f"the broker, or a worker, cannot be asked: {type(error).__name__}: {error}")
     return found
 
 
 def _several_brokers(app: Any, reading: Any) -> Iterator[str]:
     with app.connection_for_write() as writing:
-        # Sentinels are several, too, and have one master.
+        # There are several Sentinels, too, but they have one master.
         several = len(reading.alt or ()) > 1 and reading.transport_cls != "sentinel"
         if several or reading.as_uri() != writing.as_uri():
             yield "messages may be on another broker: there are several"
@@ -97,7 +97,7 @@ def _look_through(found: Look, channel: Any, names: frozenset[bytes]) -> None:
 
 
 def _names_in(message: bytes) -> Iterator[bytes]:
-    """All that stands between quotes: a message is JSON, and each text in it that needs no escape is there."""
+    """All texts between quotes: a message is JSON, which contains each text that needs no escape in this form."""
     for text in message.split(b'"'):
         yield text[:STEM_LENGTH] if len(text) == OWNER_LENGTH else text
 
@@ -111,7 +111,7 @@ def _ask_workers(
     if not expected:
         return
     by_id = _by_node(inspect.query_task(*task_ids))
-    due_later = _by_node(inspect.scheduled())  # Of which the other says nothing before Celery 5.7.
+    due_later = _by_node(inspect.scheduled())  # `query_task` leaves these out before Celery 5.7.
     found.nodes = {node for node in by_id if isinstance(due_later.get(node), list)}
     for node in found.nodes:
         requests = by_id[node]
@@ -121,7 +121,7 @@ def _ask_workers(
 
 
 def _by_node(answer: Any) -> dict[str, Any]:
-    """The answers of those that could answer; one is an error where there was one."""
+    """The answers by node, without those that are errors."""
     answers = answer.items() if isinstance(answer, Mapping) else ()
     return {cleaned.text(node): its for node, its in answers if not (isinstance(its, Mapping) and "error" in its)}
 
@@ -132,7 +132,7 @@ def _id_of(entry: Any) -> Any:
 
 
 def _consumed(app: Any, connection: Any, nodes: Collection[str], timeout: float) -> dict[str, int]:
-    """The queues of which workers say that they consume them, and how many say so."""
+    """The queues that workers say they consume, and how many workers say so."""
     counts: dict[str, int] = {}
     if not nodes:
         return counts
@@ -144,7 +144,7 @@ def _consumed(app: Any, connection: Any, nodes: Collection[str], timeout: float)
 
 
 def _routed_to(app: Any) -> Iterator[str]:
-    """The queues of the app's tasks; not what only a call names."""
+    """The queues of the app's tasks, without those that only a call names."""
     for name, task in app.tasks.items():
         own = {option: value for option in ("queue", "routing_key") if (value := getattr(task, option, None))}
         queue = app.amqp.router.route(own, name).get("queue")
@@ -153,10 +153,12 @@ def _routed_to(app: Any) -> Iterator[str]:
 
 
 def _depths(app: Any, connection: Any, consumed: Mapping[str, int]) -> Iterator[str]:
-    """What RabbitMQ has in the queues that this app knows of, and whether all their consumers have answered."""
+    """Doubts about the queues that this app knows: messages that RabbitMQ does not show, and consumers that did not
+    answer.
+    """
     names = {*_routed_to(app), *app.amqp.queues, *consumed, *_CELERYS_DELAYED}
     for name in sorted(names | {f"{DELAYED}.{seconds}" for seconds in DELAYS}):
-        # What is not there closes its channel.
+        # A queue that does not exist closes the channel.
         with connection.channel() as channel:
             try:
                 _, waiting, consumers = channel.queue_declare(name, passive=True)

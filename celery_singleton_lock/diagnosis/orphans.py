@@ -1,7 +1,7 @@
-"""Locks of messages that are nowhere any more: the broker lost them, somebody purged their queue, or deleted them.
+"""Locks of messages that no longer exist: the broker lost them, or somebody purged their queue, or deleted them.
 
-Nothing reports that: it takes two looks, some seconds apart, in which nothing of the message is seen. In doubt it
-is alive.
+Nothing reports this. A message counts as gone if two looks, some seconds apart, find no trace of it. In case of doubt
+it counts as alive.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.queue_lock import is_by_time
 
-#: Seconds since it was sent before which a message is not looked for: it may still be on its way.
+#: In seconds; a message that was sent more recently is not looked for, because it may still be on its way.
 MIN_AGE = 60.0
 
-#: Looks, and seconds from one to the next: a message that goes from a queue to a worker may be in neither for a moment.
+#: How many looks, and the seconds between them: on its way from a queue to a worker, a message may be in neither for a
+#: moment.
 LOOKS, GAP = 2, 5.0
 
-#: Messages that are looked for at once, and named one by one; the oldest first.
+#: How many messages are looked for at once, and how many are named individually; the oldest first.
 MOST, MOST_NAMED = 1000, 5
 
-#: Seconds by which an end has to move to count as renewed: servers count milliseconds, by a clock of their own.
+#: Seconds by which an end must move to count as renewed: servers count milliseconds, by their own clock.
 NOISE = 1.0
 
 
 class Standing(enum.Enum):
-    """All that is known about the message; the value says why its lock is freed, or why it is not."""
+    """What is known about the message; the value says why its lock is freed, or why it is not."""
 
-    ORPHANED = "its message is nowhere any more"
+    ORPHANED = "its message no longer exists"
     ALIVE = "its message waits or runs; --force frees it anyway"
     YOUNG = f"its message was sent less than {MIN_AGE:g} s ago; --force frees it anyway"
     IN_DOUBT = "it is not certain where its message is; --force frees it anyway"
@@ -46,12 +47,12 @@ class Standing(enum.Enum):
 
 @dataclass(slots=True)
 class QueuedHold:
-    """The lock of a message, and what is known about that.
+    """The lock of a message, and what is known about the message.
 
     Attributes:
-        held: as it was seen last.
-        standing: None while that is open.
-        seen_at: when, on our clock, at the latest.
+        held: the hold, as last seen.
+        seen_at: the latest possible time, on this host's clock, when it was seen.
+        standing: None while undecided.
     """
 
     key: str
@@ -65,7 +66,7 @@ class QueuedHold:
 
     @property
     def age(self) -> float:
-        """Seconds since it was sent."""
+        """Seconds since the message was sent."""
         return clock.wall() - self.held.holder.since if self.held.holder else 0.0
 
     @property
@@ -75,11 +76,11 @@ class QueuedHold:
 
 @dataclass(slots=True)
 class Search:
-    """What came of it.
+    """The result of a search.
 
     Attributes:
-        holds: each with its standing.
-        doubts: why it is open where the messages of some of them are.
+        holds: the locks, each with its standing.
+        doubts: why it is uncertain where some of the messages are.
     """
 
     holds: list[QueuedHold]
@@ -90,12 +91,12 @@ def search(app: Any, found: Sequence[tuple[str, Held]], *, timeout: float) -> Se
     """Look for the messages of locks.
 
     Args:
-        app: whose messages these are.
+        app: the app whose messages these are.
         found: the locks, with their keys.
-        timeout: seconds that workers get for each answer.
+        timeout: the seconds that workers have for each answer.
 
     Raises:
-        LockUnavailable: the lock server does not answer, or an error.
+        LockUnavailable: the lock server does not answer, or answers with an error.
     """
     runtime, now = Runtime.of(app), clock.now()
     holds = [QueuedHold(key, held, now) for key, held in found]
@@ -132,10 +133,10 @@ def search(app: Any, found: Sequence[tuple[str, Held]], *, timeout: float) -> Se
 
 
 def of_orphans(app: Any, *, timeout: float) -> Iterator[Finding]:
-    """Findings about locks of messages that are nowhere any more.
+    """Findings about locks of messages that no longer exist.
 
     Raises:
-        LockUnavailable: the lock server does not answer, or an error.
+        LockUnavailable: the lock server does not answer, or answers with an error.
     """
     runtime = Runtime.of(app)
     queued = [(key, held) for key, held in runtime.store.all_held(runtime.settings.prefix) if is_of_queue(key)]
@@ -143,12 +144,12 @@ def of_orphans(app: Any, *, timeout: float) -> Iterator[Finding]:
     remedy = "free it: celery locks clear --orphaned"
     for hold in orphaned[:MOST_NAMED]:
         yield Subject(hold.key).warning(
-            f"its message is nowhere any more: that of task {hold.task_id}, sent {hold.age:.0f} s ago, was "
-            f"lost or deleted; no other one is sent for {hold.held.remaining:.0f} s",
+            f"its message no longer exists: the message of task {hold.task_id}, sent {hold.age:.0f} s ago, was "
+            f"lost or deleted; no other message is sent for {hold.held.remaining:.0f} s",
             remedy,
         )
     if (more := len(orphaned) - MOST_NAMED) > 0:
-        yield Subject("keys").warning(f"the messages of {more} more locks are nowhere any more", remedy)
+        yield Subject("keys").warning(f"the messages of {more} more locks no longer exist", remedy)
 
 
 def _at_first_sight(hold: QueuedHold) -> Standing | None:
@@ -160,7 +161,7 @@ def _at_first_sight(hold: QueuedHold) -> Standing | None:
 
 
 def _living_workers(runtime: Runtime) -> set[str]:
-    """The nodes of workers that hold a lease: a worker that renews it is alive, even if it does not answer."""
+    """The nodes of workers that hold a lease: a worker that renews a lease is alive, even if it does not answer."""
     holders = (held.holder for _, held in runtime.store.all_held(runtime.settings.prefix))
     return {
         holder.node
@@ -170,7 +171,7 @@ def _living_workers(runtime: Runtime) -> set[str]:
 
 
 def _after(look: Look, hold: QueuedHold, store: Store) -> Standing | None:
-    """What a look says about one; None if nothing."""
+    """The standing of a message after a look; None if that decides nothing."""
     if hold.names & look.seen:
         return Standing.ALIVE
     if (standing := _of_lock(hold, store)) is not None:
@@ -179,7 +180,7 @@ def _after(look: Look, hold: QueuedHold, store: Store) -> Standing | None:
 
 
 def _of_lock(hold: QueuedHold, store: Store) -> Standing | None:
-    """What the lock server says: whether it ended, or somebody renews it, or runs under the lock or waits for that."""
+    """The lock server's view: the hold has ended, or somebody renews it, or runs under the lock or waits for it."""
     before, seen_at, asked_at = hold.held, hold.seen_at, clock.now()
     now = next((it for it in store.held(hold.key, limit=(before.slot or 0) + 1) if it.owner == before.owner), None)
     if now is None:
@@ -189,7 +190,7 @@ def _of_lock(hold: QueuedHold, store: Store) -> Standing | None:
     is_renewed = now.remaining > before.remaining - (asked_at - seen_at) + NOISE
     if is_renewed or any(it.holder is not None and it.holder.task_id == hold.task_id for it in holders):
         return Standing.ALIVE
-    # What waits in a slot of a worker that is too busy to answer is on no broker.
+    # A message that waits in a slot of a worker that is too busy to answer is on no broker.
     return Standing.IN_DOUBT if any(it.waiters for it in holders) else None
 
 

@@ -1,6 +1,6 @@
-"""How the workers of an app lock, as they report by Celery's remote control.
+"""How the workers of an app lock, as they report through Celery's remote control.
 
-Imported by workers when they start, so that they know the command, and by the command that asks them.
+Workers import this when they start, so that they know the command; so does the command that asks them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Peer:
     """A worker that answered.
 
     Attributes:
-        node: its name.
-        exclusive: the names of its tasks that are exclusive there.
-        plain: those that are not.
-        standing: see `standing`; None if it has no exclusive task, or did not say.
+        node: its node name.
+        exclusive: the names of its exclusive tasks.
+        plain: the names of its other tasks.
+        standing: see `standing`; None if it has no exclusive task, or did not answer that question.
     """
 
     node: str
@@ -79,10 +79,10 @@ def ask(app: Any, *, timeout: float) -> list[Peer]:
         connection.ensure_connection(max_retries=1)
         control = app.control.inspect(timeout=timeout, connection=connection)
         tasks = control.registered(_OURS) or {}
-        # Anybody on the broker can answer as well, with anything.
+        # Anybody on the broker can answer, too, with anything.
         peers = {str(node): _sorted_out(names) for node, names in tasks.items() if isinstance(names, list)}
         ours = [node for node, (exclusive, _) in peers.items() if exclusive]
-        # Only those: a worker logs an error when it is asked for what it does not know.
+        # Ask only these: a worker without the command would log an error.
         answers = _standings(app, connection, ours, timeout) if ours else {}
     return [
         Peer(cleaned.text(node), exclusive, plain, _known(answers.get(node)))
@@ -103,14 +103,14 @@ def _standings(app: Any, connection: Any, nodes: Sequence[str], timeout: float) 
 
 
 def _sorted_out(tasks: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Which of a worker's tasks are exclusive, and which are not; each is a "name [attribute=value]"."""
+    """A worker's exclusive tasks, and its other tasks; each text is a "name [attribute=value]"."""
     named = [cleaned.text(each).partition(" [") for each in tasks]
     exclusive = frozenset(name for name, _, attributes in named if attributes)
     return exclusive, frozenset(name for name, _, _ in named) - exclusive
 
 
 def _known(answer: Any) -> Standing | None:
-    """How a worker locks, unless its answer was that it does not know the question."""
+    """How a worker locks; None if it answered that it does not know the command."""
     texts = ("version", "backend", "prefix")
     if not isinstance(answer, Mapping) or not answer.keys() >= {*texts, "enabled"}:
         return None

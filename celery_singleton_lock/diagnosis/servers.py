@@ -1,4 +1,4 @@
-"""Rules for the lock servers: each by itself, the nodes of a Redlock together, and the Sentinels."""
+"""Rules for the lock servers: for each server, for the nodes of a Redlock together, and for the Sentinels."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged
 from celery_singleton_lock.options.app import Settings
 
-if TYPE_CHECKING:  # A worker that starts needs no client before its first lock.
+if TYPE_CHECKING:  # A starting worker needs no client before its first lock.
     from celery_singleton_lock.stores.redis.probe import Probe, SentinelProbe
 
-#: The oldest server that the locks work on.
+#: The oldest server version on which the locks work.
 MIN_VERSION = (6, 2)
 
-#: Slots of a cluster.
+#: The number of slots of a cluster.
 SLOTS = 16_384
 
-#: Seconds by which clocks may differ before that is worth a word.
+#: Seconds by which clocks may differ without a finding.
 MAX_DRIFT = 1.0
 
-#: The share of a server's memory that may be used before that is worth a word.
+#: The share of a server's memory that may be used without a finding.
 MAX_USED = 0.9
 
 _CREDENTIALS = "correct the user and the password in singleton_lock_backend"
 
-#: What to do about an error that is an answer, by its type.
+#: What to do about an error with which the server answered, by its type.
 _REFUSALS = {
     "AuthenticationError": _CREDENTIALS,
     "AuthenticationWrongNumberOfArgsError": _CREDENTIALS,
@@ -46,29 +46,29 @@ _SYNCHRONIZE = "let NTP set the clocks of all hosts"
 
 @dataclass(frozen=True, slots=True)
 class ServerContext(Subject):
-    """A server that answers, and the settings by which it is used."""
+    """A server that answers, and the settings with which it is used."""
 
     probe: Probe
     settings: Settings
 
     @property
     def info(self) -> Mapping[str, str]:
-        """The answer to INFO; empty where the user may not ask."""
+        """The answer to INFO; empty if the user has no right to it."""
         return self.probe.info or {}
 
     @property
     def is_node(self) -> bool:
-        """Whether it is one of a Redlock."""
+        """Whether it is a node of a Redlock."""
         return self.settings.backend.kind is Kind.REDLOCK
 
     @property
     def keeps(self) -> bool:
-        """Whether a restart forgets nothing."""
+        """Whether it keeps its data across a restart."""
         return self.info.get("aof_enabled") == "1"
 
 
 def in_words(probe: Probe) -> str:
-    """A server in a line."""
+    """A server, in one line."""
     if probe.error is not None:
         answer = "refused to serve" if probe.error.partition(":")[0] in _REFUSALS else "no answer"
         return f"{probe.name}: {answer}"
@@ -84,7 +84,7 @@ def in_words(probe: Probe) -> str:
 
 
 def of_servers(probes: Sequence[Probe], settings: Settings) -> list[Finding]:
-    """Findings about the servers, one by one and together."""
+    """Findings about each server, and about all of them together."""
     is_redlock = settings.backend.kind is Kind.REDLOCK
     silent = [unusable(it.name, it.error, is_one_of_many=is_redlock) for it in probes if it.error is not None]
     answering = [ServerContext(it.name, it, settings) for it in probes if it.error is None]
@@ -97,7 +97,7 @@ def of_sentinels(sentinels: Sequence[SentinelProbe]) -> list[Finding]:
 
 
 def unusable(name: str, error: str, *, is_one_of_many: bool = False) -> Finding:
-    """A server that does not answer, or refuses to serve; `error`: what came of asking it, as a `Probe` has it."""
+    """A server that does not answer, or refuses to serve; `error` is the error of its `Probe`."""
     kind = error.partition(":")[0]
     if kind not in _REFUSALS:
         text = f"it does not answer: {error}"
@@ -110,7 +110,7 @@ def unusable(name: str, error: str, *, is_one_of_many: bool = False) -> Finding:
 
 
 def _missing_rights(it: ServerContext) -> Iterator[Finding]:
-    # Not by its name: in a URL without a colon, what was meant as the password is the user.
+    # Without the user's name: in a URL without a colon, the text that was meant as the password is the user.
     user, prefix = f"ACL SETUSER <its user> ~{it.settings.prefix}:*", it.settings.prefix
     if it.probe.refused:
         refused = ", ".join(it.probe.refused)
@@ -122,7 +122,7 @@ def _missing_rights(it: ServerContext) -> Iterator[Finding]:
 def _not_looked_at(it: ServerContext) -> Iterator[Finding]:
     if it.probe.info is None or it.probe.ahead is None:
         yield it.note(
-            "its user may not run INFO or TIME: version, eviction, replicas and clock could not be looked at",
+            "its user may not run INFO or TIME: version, eviction, replicas and clock could not be checked",
             "run the doctor as a user with more rights (+info +time), by another singleton_lock_backend",
         )
 
@@ -161,9 +161,9 @@ def _memory(it: ServerContext) -> Iterator[Finding]:
         so_far = f" (it has dropped {evicted} keys since its start)" if evicted else ""
         never = "" if limit else " (maxmemory is not set, so this never happens)"
         yield (it.problem if limit else it.note)(
-            f"maxmemory-policy is {policy}: when its memory is full, it drops {drops}{so_far}; two may then "
-            f"hold one lock{never}",
-            "CONFIG SET maxmemory-policy noeviction, or use a server of its own for the locks",
+            f"maxmemory-policy is {policy}: when its memory is full, it drops {drops}{so_far}; one "
+            f"lock may then have two holders{never}",
+            "CONFIG SET maxmemory-policy noeviction, or use a separate server for the locks",
         )
     elif limit and used > MAX_USED * limit:
         yield it.warning(

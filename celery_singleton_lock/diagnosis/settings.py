@@ -1,28 +1,34 @@
-"""Rules for the settings of an app, and for what its tasks make of them together."""
+"""Rules for the settings of an app, and for its tasks as a whole."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
-from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.app import Settings, set_names
 from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
-from celery_singleton_lock.options.rules import NEWEST_POLICIES
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, SETTINGS
 from celery_singleton_lock.options.task import options_for, raw_attribute
+from celery_singleton_lock.options.words import FOREIGN_SETTINGS, misspelled_setting
+
+#: From this version on, a signal handler that raises can strike inside of `with lock:`.
+UNSAFE_PYTHON = (3, 14)
 
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """An app whose modules of tasks have been imported.
+    """An app whose task modules have been imported.
 
     Attributes:
-        leaders: how many beats lead its schedule; None where no server was asked.
+        leaders: how many beats lead its schedule; None if no server was asked.
     """
 
     app: Any
@@ -31,16 +37,16 @@ class AppContext:
 
 
 def switched_off(it: AppContext) -> Iterator[Finding]:
-    """Exclusive tasks that are not."""
+    """Exclusive tasks that run without a lock."""
     if not it.settings.enabled:
         yield Subject("singleton_lock_enabled").warning(
             "it is False: exclusive tasks run without a lock",
-            "remove it, unless you mean that",
+            "remove it, unless this is intended",
         )
 
 
 def kept_in_memory(it: AppContext) -> Iterator[Finding]:
-    """Locks that no other process sees."""
+    """Locks that no other process can see."""
     if it.settings.enabled and it.settings.backend.in_memory:
         yield Subject("singleton_lock_backend").warning(
             "the locks are in memory, which processes do not share: each has its own",
@@ -49,24 +55,34 @@ def kept_in_memory(it: AppContext) -> Iterator[Finding]:
 
 
 def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
-    """Records of finished messages that end before the broker may deliver a copy."""
+    """Records of finished messages that expire before the broker may deliver a copy."""
     visibility, remembered = visibility_timeout(it.app.conf), it.settings.done_ttl
     if visibility is not None and remembered < visibility:
         yield Subject("singleton_lock_done_ttl").problem(
-            f"finished messages are remembered for {remembered:g} s, but the broker delivers a message again "
+            f"finished messages are remembered for {remembered:g} s, but the broker redelivers a message "
             f"that was not acknowledged within {visibility:g} s (its visibility timeout): a copy that comes "
             "then runs again",
             f"remove the setting, or set it to {visibility:g} or more",
         )
 
 
-def _pickled_results(it: AppContext) -> Iterator[Finding]:
-    if it.app.conf.result_serializer == "pickle":
-        yield Subject("result_serializer").warning(
-            "it is 'pickle', and so are the return values that the lock server keeps for copies of finished "
-            "messages: anybody who may write there can run code in the workers",
-            "set result_serializer='json'",
-        )
+def _of_other_packages(it: AppContext) -> Iterator[Finding]:
+    """Settings that only other packages read: they may still be in use, for tasks that have not been moved."""
+    for name in sorted(set_names(it.app.conf)):
+        for beginning, (package, here) in FOREIGN_SETTINGS.items():
+            if name == beginning or (beginning.endswith("_") and name.startswith(beginning)):
+                yield Subject(cleaned.text(name)).note(
+                    f"a setting of {package}, which exclusive tasks do not read", here
+                )
+
+
+def _misspelled(it: AppContext) -> Iterator[Finding]:
+    """Settings that nobody reads."""
+    for name in sorted(set_names(it.app.conf)):
+        if (meant := misspelled_setting(name, SETTINGS)) is not None:
+            yield Subject(cleaned.text(name)).warning(
+                "nothing reads this setting", f"write {meant}, if that is what you mean"
+            )
 
 
 def _broadcasts(it: AppContext) -> Iterator[Finding]:
@@ -80,6 +96,16 @@ def _broadcasts(it: AppContext) -> Iterator[Finding]:
             f"cannot go back to one worker alone, and goes to the queue {others[0]}, where any worker may "
             "take it",
             "send exclusive tasks to other queues, or use RabbitMQ",
+        )
+
+
+def _python_is_too_new(_: AppContext) -> Iterator[Finding]:
+    """There, a signal's handler that raises may leave a mutex locked: see docs/install.md."""
+    python = (sys.version_info.major, sys.version_info.minor)
+    if python >= UNSAFE_PYTHON:
+        yield Subject("Python {}.{}".format(*python)).warning(
+            "a time limit or an abort may stop the heartbeat here, and the worker's tasks then lose their locks",
+            "use an older one: 3.10 to 3.13",
         )
 
 
@@ -100,7 +126,7 @@ def _of_one_name(subject: str, tasks: Sequence[Any], settings: Settings) -> Iter
     options = {task.name: options_for(task, settings) for task in tasks}
     if limits := _where_they_differ((name, str(of.limit)) for name, of in options.items()):
         yield Subject(subject).warning(
-            f"the tasks that share it have different lock_limit, and each counts up to its own: {limits}",
+            f"the tasks that share it have different lock_limit, and each goes by its own: {limits}",
             "give them one lock_limit",
         )
     ttls = _where_they_differ((name, f"{of.ttl:g} s") for name, of in options.items())
@@ -126,7 +152,7 @@ def _newest_on_a_redlock(it: AppContext) -> Iterator[Finding]:
 
 
 def _where_they_differ(values: Iterable[tuple[str, str]]) -> str:
-    """Each value, with some of the names that have it; nothing where all have the same."""
+    """Each value, with some of the names that have it; empty if all have the same value."""
     names: defaultdict[str, list[str]] = defaultdict(list)
     for name, value in values:
         names[value].append(name)
@@ -134,7 +160,7 @@ def _where_they_differ(values: Iterable[tuple[str, str]]) -> str:
 
 
 def _form(task: Any) -> str | None:
-    """In which way a task's key is made, so that two tasks can be compared; None where nobody can say."""
+    """How a task's key is made, so that two tasks can be compared; None if that is unknown."""
     lock_key = raw_attribute(task, "lock_key")
     if callable(lock_key):
         return None
@@ -151,11 +177,14 @@ RULES = (
     switched_off,
     kept_in_memory,
     forgotten_too_soon,
-    _pickled_results,
+    _of_other_packages,
+    _misspelled,
+    _python_is_too_new,
     _shared_names,
     _newest_on_a_redlock,
     _broadcasts,
 )
 
-#: For a worker that starts: it knows its pool, and refuses locks in memory where its processes would not share them.
+#: The rules for a starting worker. It knows its pool, and itself refuses locks in memory that its processes would not
+#: share.
 AT_START = tuple(rule for rule in RULES if rule is not kept_in_memory)

@@ -16,7 +16,7 @@ from celery_singleton_lock.options.rules import NEWEST_POLICIES, UNTIL_AND_WHILE
 from celery_singleton_lock.options.task import Options, raw_attribute
 from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 
-#: Pools that have only some of the time limits: name, whether a soft one works, whether a hard one does.
+#: Pools that lack some time limits: the name, whether the soft limit works, and whether the hard limit does.
 _LIMITS: Mapping[str, tuple[bool, bool]] = {
     "threads": (False, False),
     "solo": (False, False),
@@ -24,12 +24,12 @@ _LIMITS: Mapping[str, tuple[bool, bool]] = {
     "eventlet": (False, True),
 }
 
-#: A lease that is longer than this was probably meant to last for the whole run, seconds.
+#: In seconds; a longer lease was probably meant to last for the whole run.
 _LONG_TTL = 600.0
 
 
 def exclusive_tasks(app: Any) -> list[Any]:
-    """The app's exclusive tasks by name, Celery's own left out; its modules of tasks must have been imported."""
+    """The app's exclusive tasks by name, without Celery's own; its task modules must have been imported."""
     tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask) and not is_builtin(task.name)]
     return sorted(tasks, key=lambda task: str(task.name))
 
@@ -43,7 +43,7 @@ def lock_key_in_words(task: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskContext(Subject):
-    """An exclusive task, its options, and the pool of its workers, as `celery worker -P` calls it."""
+    """An exclusive task, its options, and the pool of its workers, by its name for `celery worker -P`."""
 
     task: Any
     options: Options
@@ -55,16 +55,16 @@ class TaskContext(Subject):
 
     @property
     def soft(self) -> Any:
-        """Seconds of the soft time limit, whether the pool has it or not."""
+        """The soft time limit in seconds, whether the pool supports it or not."""
         return self.task.soft_time_limit or self.conf.task_soft_time_limit
 
     @property
     def hard(self) -> Any:
-        """The hard one."""
+        """The hard time limit, likewise."""
         return self.task.time_limit or self.conf.task_time_limit
 
     def limits(self) -> Iterator[tuple[str, float, bool]]:
-        """The time limits that are set, and whether the pool has them."""
+        """The time limits that are set, and whether the pool supports them."""
         works = _LIMITS.get(self.pool, (True, True))
         for name, value, has in zip(("soft", "hard"), (self.soft, self.hard), works, strict=True):
             if value:
@@ -103,7 +103,7 @@ def _lost_workers(it: TaskContext) -> Iterator[Finding]:
     if task.acks_late and not task.reject_on_worker_lost:
         yield it.note(
             "acks_late without reject_on_worker_lost: the message of a killed child counts as done (Celery's default)",
-            "set reject_on_worker_lost=True if it is to run again",
+            "set reject_on_worker_lost=True if it should run again",
         )
 
 
@@ -112,7 +112,7 @@ def _long_ttl(it: TaskContext) -> Iterator[Finding]:
         yield it.note(
             f"lock_ttl {it.options.ttl:g} s: the lock of a host that is gone stays for that long; it does not "
             "limit the run",
-            "lower lock_ttl: it is renewed while the task runs",
+            "lower lock_ttl: the lock is renewed while the task runs",
         )
 
 
@@ -149,7 +149,7 @@ def _unacknowledged_on_rabbitmq(it: TaskContext) -> Iterator[Finding]:
 
 
 def _greenlets_that_reconnect(it: TaskContext) -> Iterator[Finding]:
-    # After a lost connection a greenlet of the pool asks RabbitMQ something on the connection that the consumer's
+    # After a lost connection, a greenlet of the pool sends RabbitMQ a request on the connection that the consumer's
     # greenlet reads.
     reduces = it.conf.worker_enable_prefetch_count_reduction
     if it.pool in ("gevent", "eventlet") and is_rabbitmq(it.conf) and reduces:
@@ -231,8 +231,8 @@ def _retained_for_ever(it: TaskContext) -> Iterator[Finding]:
 def _arguments_without_a_form(it: TaskContext) -> Iterator[Finding]:
     if raw_attribute(it.task, "lock_key") is None and it.task.serializer in ("pickle", "yaml"):
         yield it.note(
-            f"its key is made of all arguments, and the serializer {it.task.serializer} also sends objects "
-            "without a stable form: a call with one is refused (InvalidKey)",
+            f"its key is made from all arguments, and the serializer {it.task.serializer} also sends objects "
+            "without a stable form: a call with such an object is refused (InvalidKey)",
             "set lock_key to the arguments that make two calls the same",
         )
 
@@ -243,15 +243,15 @@ def _of_sending_without_a_scope(it: TaskContext) -> Iterator[Finding]:
             if raw_attribute(it.task, name) is not None:
                 yield it.warning(
                     f"{name} does nothing with lock_scope={WHILE_EXECUTING!r}: no lock is taken when a message is sent",
-                    "set lock_scope='until_executed', or another one that begins when a message is sent",
+                    "set lock_scope='until_executed', or another scope that begins when a message is sent",
                 )
 
 
 def _copies_that_wait_and_are_skipped(it: TaskContext) -> Iterator[Finding]:
     if it.options.scope == UNTIL_AND_WHILE_EXECUTING and it.options.on_conflict == "skip":
         yield it.warning(
-            f"lock_scope={UNTIL_AND_WHILE_EXECUTING!r} lets one message wait behind one that runs, and "
-            "on_conflict='skip' drops it if a worker takes it before that has ended",
+            f"lock_scope={UNTIL_AND_WHILE_EXECUTING!r} lets one message wait behind a running one, and "
+            "on_conflict='skip' drops it if a worker takes it before that run has ended",
             "set on_conflict='retry', the default of this scope",
         )
 

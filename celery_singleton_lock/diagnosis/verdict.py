@@ -1,9 +1,9 @@
-"""Whether an execution can still be running under a lock that is held: this decides `release` and `clear`.
+"""Whether an execution may still be running under a held lock: `release` and `clear` depend on this.
 
-Only the holder's own rules decide. A process of this host that is provably over runs nothing. And a holder that could
+Only the holder's own rules decide. A process of this host that has provably ended runs nothing. And a holder that could
 not renew its lease in time has stopped its task by the time that a tenth of the ttl is left: it gives up when a third
-is, after one more try, and leaves the body a tenth to end in (see `heartbeat` and `abort`). That a worker does not
-answer proves nothing.
+is left, after one more try, and gives the body a tenth in which to end (see `heartbeat` and `abort`). A worker that
+does not answer proves nothing.
 """
 
 from __future__ import annotations
@@ -21,22 +21,18 @@ from celery_singleton_lock._celery import ask_each_worker
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.trust import GIVE_UP_BEFORE, GRACE_SHARE, STEP_SHARE, STRIKE_SHARE
+from celery_singleton_lock.trust import STOPPED_BEFORE
 
-#: The share of the ttl that is left when a holder that could not renew its lease has stopped: about a tenth. The last
-#: try has two steps, and the last strike comes a little after the grace is over.
-STOPPED_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE - GRACE_SHARE - STRIKE_SHARE
-
-#: The share of the ttl by which the end of a lease has to move to count as renewed: servers count milliseconds, by a
-#: clock that they read now and then.
+#: The share of the ttl by which the end of a lease must move to count as renewed: servers count milliseconds, by a
+#: clock that they do not read each time.
 NOISE = 1 / 20
 
-#: Seconds until a lock is inspected again about which nothing is known yet, at most and at least.
+#: The longest and shortest time in seconds until an undecided lock is inspected again.
 POLL, MIN_POLL = 0.5, 0.01
 
 
 class Verdict(enum.Enum):
-    """All that is known about the holder; the value says why the lock is freed, or why it is not."""
+    """What is known about the holder; the value says why the lock is freed, or why it is not."""
 
     OVER = "the process that held it is gone"
     LATE = "it was not renewed in time"
@@ -52,12 +48,12 @@ TO_FREE = (Verdict.OVER, Verdict.LATE, Verdict.FORCED)
 
 
 def judge(before: Held, now: Held | None, *, renewed: bool = False) -> Verdict | None:
-    """Judge the holder of a hold; None as long as that is open.
+    """Judge the holder of a hold; None while that is undecided.
 
     Args:
-        before: the hold that this is about.
-        now: what is in its place; None when the lock is free.
-        renewed: whether the lease was seen to be renewed.
+        before: the hold to judge.
+        now: the hold that is now in its place; None if the lock is free.
+        renewed: whether a renewal of the lease was seen.
     """
     if now is None or now.owner != before.owner:
         return Verdict.ENDED
@@ -74,13 +70,13 @@ def judge(before: Held, now: Held | None, *, renewed: bool = False) -> Verdict |
 
 
 def longest_watch(holds: Iterable[Held]) -> float:
-    """Seconds until the last of them is judged at the latest; 0 if all can be at once."""
+    """The longest time in seconds until all of them are judged; 0 if they can be judged at once."""
     open_ones = [held for held in holds if judge(held, held) is None]
     return max((min(held.remaining, _ttl(held)) - _ttl(held) * STOPPED_BEFORE for held in open_ones), default=0.0)
 
 
 def verdicts(store: Store, locks: Iterable[HeldLock]) -> Iterator[tuple[HeldLock, Verdict]]:
-    """Judge each lock, inspecting again and again those that are open; each comes as soon as it is judged.
+    """Judge each lock, inspecting the undecided ones again and again; yields each as soon as it is judged.
 
     Raises:
         LockUnavailable: no answer, or an error.
@@ -97,9 +93,9 @@ def verdicts(store: Store, locks: Iterable[HeldLock]) -> Iterator[tuple[HeldLock
 
 
 def running(app: Any, locks: Sequence[HeldLock], *, timeout: float) -> list[HeldLock]:
-    """Those of the locks that the workers named in them say they hold, within `timeout` seconds.
+    """The locks whose workers say, within `timeout` seconds, that they hold them.
 
-    That a worker does not say so proves nothing, and neither does a broker that does not answer.
+    A worker that does not say so proves nothing, and neither does a broker that does not answer.
     """
     nodes = sorted({lock.holder.node for lock in locks if lock.holder.node})
     if not nodes:
@@ -124,8 +120,8 @@ def running(app: Any, locks: Sequence[HeldLock], *, timeout: float) -> list[Held
 class _Watch:
     """Whether a lock is renewed.
 
-    It is when the moment of its end, on our clock, is later than it was at first. To ask takes a while, so the earliest
-    that it can be now is compared to the latest that it can have been.
+    It is, if its end on this host's clock is later than it was at first. Asking takes a while, so the earliest possible
+    end now is compared to the latest possible end then.
     """
 
     def __init__(self, lock: HeldLock) -> None:
@@ -138,8 +134,8 @@ class _Watch:
         slot, asked_at = self.lock.slot, clock.now()
         now = next((held for held in store.held(self.lock.key, limit=slot + 1) if held.slot == slot), None)
         if now is not None and math.isinf(now.remaining):
-            # Somebody took its end away, and a renewal would give it one: as if it had last been renewed before we
-            # asked first.
+            # Somebody removed its expiry, and a renewal would set one: treat it as last renewed before we first
+            # asked.
             self._ends_at = min(self._ends_at, asked_at + _ttl(now))
             now = replace(now, remaining=max(self._ends_at - asked_at, 0.0))
         renewed = now is not None and asked_at + now.remaining > self._ends_at + _ttl(now) * NOISE

@@ -1,4 +1,4 @@
-"""Rules for the workers that answer: differences from the app that could let two run at once."""
+"""Rules for the workers that answer: differences from the app that could let two tasks run at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_singleton_lock.diagnosis.peers import Peer, Standing
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext(Subject):
-    """A worker, and the app that asks it: the names of its exclusive tasks, and how it locks."""
+    """A worker, and the asking app: the names of the app's exclusive tasks, and how it locks."""
 
     peer: Peer
     exclusive: frozenset[str]
@@ -31,7 +31,7 @@ def _unknown(it: WorkerContext) -> Iterator[Finding]:
         yield it.warning(
             "it has exclusive tasks but does not report how it locks them: it runs another version of "
             "celery-singleton-lock, or was too busy to answer",
-            "ask again with a longer --timeout; else deploy one version everywhere",
+            "ask again with a longer --timeout; otherwise deploy one version everywhere",
         )
 
 

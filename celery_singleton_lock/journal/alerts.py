@@ -1,4 +1,4 @@
-"""Warns of what the journal has found: copies that are refused again and again, and runs that overlap."""
+"""Warns of what the journal finds: copies that are refused again and again, and runs that overlap."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = get_logger(__name__)
 
 
 class Alerts:
-    """Warns in the log, and by the signals.
+    """Warns in the log and with signals.
 
     Args:
-        app: whose tasks send the signals.
+        app: the app whose tasks are the senders of the signals.
         blocked_after: refusals in a row after which to warn, and again after twice as many, and so on; 0: never.
     """
 
@@ -26,7 +26,7 @@ class Alerts:
         self._blocked_after = blocked_after
 
     def blocked(self, entry: Entry, in_a_row: int) -> bool:
-        """So many copies were refused in a row, `entry` last; whether that was worth a warning."""
+        """Note that copies were refused `in_a_row` times, last `entry`; whether that was worth a warning."""
         if not self._blocked_after or in_a_row % self._blocked_after:
             return False
         times = in_a_row // self._blocked_after
@@ -34,7 +34,7 @@ class Alerts:
             return False  # Not 1, 2, 4, 8...
         held = max(entry.ended - entry.holder_since, 0.0)
         logger.warning(
-            "task %s%s was refused %d times in a row: %s is held by task %s on %s for %.0f s",
+            "task %s%s was refused %d times in a row: %s has been held by task %s on %s for %.0f s",
             entry.task,
             f" (beat's entry {entry.scheduled!r})" if entry.scheduled else "",
             in_a_row,

@@ -1,4 +1,4 @@
-"""What is counted, under which names, and how the journal's counts are read."""
+"""What is counted, under which names, and how to read the journal's counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Counter(NamedTuple):
     """A number that only grows.
 
     Attributes:
-        label: what it is divided by, beside the task; '' for nothing.
+        label: the label that divides it, besides the task; '' for none.
     """
 
     name: str
@@ -29,9 +29,9 @@ class Histogram(NamedTuple):
     """How often something took how long.
 
     Attributes:
-        name: of the two kinds of counts, behind which stand _bucket and _sum (milliseconds).
-        bounds: of its buckets: seconds.
-        labels: of the buckets, by their bounds; the last is that of the bucket above them all.
+        name: the name of its two kinds of counts, which have the suffixes _bucket and _sum (milliseconds).
+        bounds: the upper bounds of its buckets, in seconds.
+        labels: the labels of the buckets, made from their bounds; the last bucket is above all bounds.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Histogram(NamedTuple):
 COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
-    Counter("joined", "", "Executions that joined another one, and ended as it did."),
-    Counter("superseded", "", "Executions for which a newer one ran, or is to run: it came while they waited, or ran."),
+    Counter("joined", "", "Executions that joined another one and ended as it did."),
+    Counter("superseded", "", "Executions that a newer one superseded: it came while they waited or ran."),
     Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
     Counter("renewals", "", "Renewals of the locks of executions."),
     Counter("losses", "", "Executions that lost their lock while they ran."),
@@ -65,7 +65,7 @@ WAITED = Histogram.of("waited", (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300), "Se
 HELD = Histogram.of("held", (0.01, 0.1, 0.5, 1, 5, 30, 120, 600, 3600, 14400), "Seconds for which a lock was held.")
 HISTOGRAMS = (WAITED, HELD)
 
-#: The names of counters that are divided by a label, and of those that are not.
+#: The names of the counters with a label, and of those without.
 DIVIDED = tuple(counter.name for counter in COUNTERS if counter.label)
 PLAIN = tuple(counter.name for counter in COUNTERS if not counter.label)
 
@@ -74,8 +74,8 @@ class Count(NamedTuple):
     """One number of the journal.
 
     Attributes:
-        name: of a counter, or of a histogram with _bucket or _sum.
-        label: a counter's, or the upper bound of a bucket in seconds.
+        name: the name of a counter, or of a histogram with _bucket or _sum.
+        label: a counter's label, or the upper bound of a bucket in seconds.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Count(NamedTuple):
     label: str = ""
 
 
-#: The same as a plain tuple: there are several for each execution.
+#: The same as a plain tuple, since there are several for each execution.
 Key = tuple[str, str, str]
 
 
-#: The counters whose label comes from a message, of which a journal has a few hundred counts (`base.MAX_LABELS`), and
-#: the label of what is more. The policies, outcomes and kinds of the other counters are few.
+#: The counters whose label comes from a message. A journal has a few hundred counts of each (`base.MAX_LABELS`); the
+#: rest are counted under the label OTHER. The labels of the other counters (policies, outcomes, kinds) are few.
 FREE_LABELS, OTHER = ("refused_ticks",), "(other)"
 
 
@@ -98,13 +98,13 @@ def dumps(count: Key) -> str:
 
 
 def coarse(count: Key) -> Key | None:
-    """The count that takes the place of this one where there are too many labels; None for those that are few."""
+    """The count that replaces this one if there are too many labels; None for counters with few labels."""
     name, task, _ = count
     return (name, task, OTHER) if name in FREE_LABELS else None
 
 
 def of(entry: Entry) -> list[tuple[Key, int]]:
-    """What an entry adds to which counts."""
+    """The counts to which an entry adds, and how much."""
     task = entry.task
     if entry.kind == "run":
         found: list[tuple[Key, int]] = [(("runs", task, entry.outcome), 1)]
@@ -130,18 +130,18 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
 
 
 def read(counts: Mapping[str, int]) -> dict[Count, int]:
-    """The counts of a journal; what this package did not write is left out."""
+    """The counts of a journal, without any that this package did not write."""
     found: Counted[Count] = Counted()
     for text, value in counts.items():
         parts = cleaned.array(text)
         if parts is not None and len(parts) == len(Count._fields) and all(isinstance(part, str) for part in parts):
-            # What others wrote may look the same as something else when it is clean.
+            # Two different names that somebody else wrote may be the same once they are cleaned.
             found[Count(*map(cleaned.text, parts))] += value
     return dict(found)
 
 
 def by_task(counts: Mapping[Count, int]) -> Iterator[dict[str, Any]]:
-    """The counts of each task: numbers, or numbers by label; `waited` and `held` are seconds altogether."""
+    """The counts of each task: numbers, or numbers by label; `waited` and `held` are totals in seconds."""
     tasks: defaultdict[str, dict[Count, int]] = defaultdict(dict)
     for count, value in sorted(counts.items()):
         tasks[count.task][count] = value
@@ -158,7 +158,7 @@ def by_task(counts: Mapping[Count, int]) -> Iterator[dict[str, Any]]:
 
 
 def buckets(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> list[tuple[str, int]]:
-    """The upper bounds of a histogram, and how many were not above each: the last is their number."""
+    """The upper bounds of a histogram, and how many values were not above each; the last count is their number."""
     total, found = 0, []
     for bound in histogram.labels:
         total += counts.get(Count(f"{histogram.name}_bucket", task, bound), 0)

@@ -1,4 +1,4 @@
-"""Who held what and when, as one page of HTML that needs nothing else: a chart of each lock, and a table."""
+"""Which task held which lock and when, as one self-contained page of HTML: a chart of each lock, and a table."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
 
-#: Rows up to which the table is shown at once.
+#: The table is open from the start if it has at most this many rows.
 OPEN = 100
 
-#: Marks on the axis.
+#: The number of marks on the axis.
 TICKS = 6
 
-#: The kind of an entry for what runs still.
+#: The outcome of an entry that is still running.
 RUNNING = "running"
 
-#: The others are marked as refused.
+#: The sign of each kind; all other kinds are marked as refused.
 _SIGNS = {
     **dict.fromkeys(("retry", "rerun", "replace", "join", "follow", "stand-by", "drop", "repeat"), "↻"),
     "joined": "=",
@@ -40,16 +40,16 @@ class Window:
     until: float
 
     def share(self, moment: float) -> float:
-        """Where in it a moment is, from 0 to 1."""
+        """The position of a moment in the window, from 0 to 1."""
         return min(max((moment - self.since) / (self.until - self.since), 0.0), 1.0)
 
 
 def running(key: str, held: Held, now: float) -> Entry | None:
-    """The entry of a lock that is held; None where nobody is known to run."""
+    """The entry of a lock that is held; None if no process is known to run."""
     holder = held.holder
     if holder is None or not holder.pid:
         return None
-    # The holder's clock is not the server's: near enough for a picture.
+    # The holder's clock is not the server's, but close enough for a picture.
     began = min(holder.since, now)
     return Entry(
         "run",
@@ -86,7 +86,7 @@ def _summary(entries: Sequence[Entry], window: Window) -> str:
 
 
 def _charts(entries: Sequence[Entry], window: Window) -> Iterator[str]:
-    """One of each lock's name, with a lane for each key; what began first is on top."""
+    """One chart for each lock's name, with a lane for each key; the key whose entry began first is on top."""
     by_name: defaultdict[str, defaultdict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for entry in sorted(entries, key=lambda it: it.began):
         by_name[name_in(entry.key)][entry.key].append(entry)
@@ -113,9 +113,9 @@ def _lanes(lanes: Mapping[str, Sequence[Entry]], window: Window) -> Iterator[str
 
 
 def beside_each_other(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """The entries of one key in as few lanes as it takes to draw no run over another, whatever began first on top.
+    """The entries of one key, in the smallest number of lanes in which no run is drawn over another.
 
-    With `lock_limit` several run at once; else a second lane is an overlap.
+    With `lock_limit` several run at once; otherwise a second lane means an overlap.
     """
     lanes: list[list[Entry]] = [[]]
     ends = [float("-inf")]

@@ -1,11 +1,11 @@
 """Collects what happened to the locks of this process, and writes it to the journal.
 
-A thread of its own writes it every few seconds: nothing of this is in the way of a task, and a renewal never waits
-behind it. What happened in the last seconds of a process that is killed is lost.
+A separate thread writes every few seconds, so no task and no renewal ever waits for it. If the process is killed, the
+entries of its last seconds are lost.
 
-Entries are timed on this host's steady clock, and written with the server's time: each write is also a sample of the
-difference between the two, which is known to half of the time that the write took (Cristian 1989). The best of the last
-samples is taken.
+Entries are timed on this host's steady clock, and written with the server's time. Each write is also a sample of the
+difference between the two, with an error of at most half of the time that the write took (Cristian 1989). The best of
+the last samples is used.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from celery_singleton_lock.stores.journal import Journal, Written
 
 logger = get_logger(__name__)
 
-#: Seconds from the first entry until the write that has it, and what came meanwhile.
+#: Seconds from the first entry until it is written, together with all that came meanwhile.
 WRITE_AFTER = 5.0
 
-#: Seconds until a write is tried again that failed.
+#: Seconds until a failed write is tried again.
 RETRY_AFTER = 15.0
 
-#: Entries that are kept until the next write; of more only the counts are.
+#: The most entries that are kept until the next write; if there are more, only their counts are kept.
 MOST = 500
 
-#: Counts up to which each label has one of its own.
+#: The number of counts up to which each label has a separate count.
 MOST_COUNTS = 5000
 
-#: Counts of one entry, at most.
+#: The most counts of one entry.
 MOST_OF_ENTRY = 10
 
-#: Entries that are written at once: the server is blocked meanwhile.
+#: The most entries in one write, which blocks the server.
 BATCH = 100
 
-#: Samples of the server's clock of which the best counts.
+#: The number of samples of the server's clock from which the best is chosen.
 SAMPLES = 20
 
 
 class _Sample(NamedTuple):
-    """The server's time less this host's, and by how much that may be wrong."""
+    """The server's time minus this host's, and the largest possible error."""
 
     slack: float
     offset: float
 
 
 class JournalWriter:
-    """Collects entries, and writes them to `journal`; nothing where that is None."""
+    """Collects entries, and writes them to `journal`; does nothing if that is None."""
 
     def __init__(self, journal: Journal | None, alerts: Alerts) -> None:
         self._journal = journal
@@ -75,9 +75,9 @@ class JournalWriter:
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
 
     def add(self, entry: Entry, *, at_once: bool = False) -> None:
-        """Count an entry and keep it for the journal; its times are this host's.
+        """Count an entry and keep it for the journal; its times are of this host's clock.
 
-        It is written in a thread; or now, for a caller that may look for leftover threads afterwards.
+        A thread writes it later; or, with `at_once`, this call does, for a caller that may look for leftover threads.
         """
         if self._journal is None:
             return
@@ -93,7 +93,7 @@ class JournalWriter:
             self._later.want()
 
     def write(self) -> bool:
-        """Write what there is; False if the journal could not be written to."""
+        """Write what was collected; False if that failed."""
         if self._journal is None:
             return True
         with self._writing:
@@ -108,7 +108,7 @@ class JournalWriter:
             except LockUnavailable as error:
                 logger.debug("journal: not written, trying again: %s", error)
                 with self._mutex:
-                    # Some may have been written: better counted twice than not at all.
+                    # Some may have been written: better to count them twice than not at all.
                     self._counts.update(counts)
                     self._entries.extendleft(reversed(entries[: MOST - len(self._entries)]))
                 return False
@@ -139,7 +139,7 @@ class JournalWriter:
         return written
 
     def _compare(self, newest: _Sample) -> None:
-        """Keep the samples that the newest one agrees with: else one of the two clocks was set."""
+        """Keep only the samples that agree with the newest; the others are from before one of the clocks was set."""
         agree = [it for it in self._samples if abs(it.offset - newest.offset) <= it.slack + newest.slack]
         self._samples = deque([*agree, newest], maxlen=SAMPLES)
 
@@ -152,7 +152,7 @@ class JournalWriter:
                 self._alerts.overlapped(entry, other)
 
     def _bounded(self, count: metrics.Key) -> metrics.Key:
-        """The same count, or its coarse one where there are too many while the journal does not answer."""
+        """The same count, or the coarse one if there are too many counts while the journal does not answer."""
         if len(self._counts) < MOST_COUNTS or count in self._counts:
             return count
         return metrics.coarse(count) or count
@@ -163,5 +163,5 @@ class JournalWriter:
 
 
 def _at(entry: Entry, offset: float) -> Entry:
-    # Cleaned here, and not in the way of the task: what of it is a sender's was bounded when the entry was made.
+    # Cleaned here, so that no task waits for it: what came from a sender was bounded when the entry was made.
     return entry.moved(offset).cleaned()

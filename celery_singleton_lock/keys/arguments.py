@@ -1,5 +1,5 @@
-"""The arguments of a call by their names, defaults applied: `f(1, 2)`, `f(1, b=2)` and `f(1)` with `b=2` as the default
-are one call.
+"""The arguments of a call by name, with defaults applied: `f(1, 2)`, `f(1, b=2)` and `f(1)` with the default `b=2` are
+the same call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 
 def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments by name, defaults applied; None when they do not fit or there is no signature."""
+    """The arguments by name, with defaults applied; None if they do not fit or there is no signature."""
     its = _parameters_of(run)
     if its is None:
         return None
@@ -26,7 +26,7 @@ def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def choose(run: Callable[..., Any], names: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments of `run` that have these names; they may be among its `**kwargs`."""
+    """The arguments of `run` with these names, which may be among its `**kwargs`."""
     its = _parameters_of(run)
     others = arguments.get(its.takes_others, {}) if its is not None and its.takes_others is not None else {}
     named = {**others, **arguments}
@@ -34,13 +34,13 @@ def choose(run: Callable[..., Any], names: Iterable[str], arguments: Mapping[str
 
 
 def possible(run: Callable[..., Any]) -> Collection[str] | None:
-    """The names that arguments of `run` may have; None for any, and where there is no signature."""
+    """The names that arguments of `run` may have; None if any name is allowed, or there is no signature."""
     its = _parameters_of(run)
     return None if its is None or its.takes_others is not None else its.signature.parameters
 
 
 def _bind_plain(its: _Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """As `Signature.bind`, in a tenth of its time, where each argument may be given by place or by name."""
+    """As `Signature.bind`, in a tenth of its time; for functions whose every argument may be positional or named."""
     names = its.names
     if len(args) == len(names) and not kwargs:
         return dict(zip(names, args, strict=True))
@@ -52,13 +52,13 @@ def _bind_plain(its: _Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 class _Parameters(NamedTuple):
-    """Of a function, as they are remembered.
+    """The parameters of a function, as they are cached.
 
     Attributes:
-        signature: without `self` of a method.
-        names: of its parameters.
-        defaults: of the arguments; None where one of these cannot be given both by place and by name.
-        takes_others: the name of its `**kwargs`, if it has these.
+        signature: the signature, without the `self` of a method.
+        names: the names of the parameters.
+        defaults: the defaults; None if some parameter cannot be given both by position and by name.
+        takes_others: the name of its `**kwargs`, if it has them.
     """
 
     signature: inspect.Signature
@@ -68,7 +68,7 @@ class _Parameters(NamedTuple):
 
     @classmethod
     def of(cls, run: Callable[..., Any]) -> _Parameters:
-        """Ask for it, which takes longer than everything else here.
+        """Inspect the function, which takes longer than everything else here.
 
         Raises:
             TypeError, ValueError: it has no signature.
@@ -83,7 +83,7 @@ class _Parameters(NamedTuple):
         )
 
 
-#: By function, and whether it was bound.
+#: The parameters, by function and by whether it was bound.
 _functions: WeakKeyDictionary[Any, dict[bool, _Parameters]] = WeakKeyDictionary()
 
 

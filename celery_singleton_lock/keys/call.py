@@ -1,4 +1,4 @@
-"""The key of a call: what makes two calls of a task the same, as its `lock_key` says."""
+"""The key of a call: what makes two calls of a task the same, according to its `lock_key`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_singleton_lock.keys.key import key_of, key_of_text
 
 
 class CallKey(NamedTuple):
-    """The key of a call, and what the digest in it is of, in a few words for people."""
+    """The key of a call, and a few words for people about what its digest was made from."""
 
     key: str
     label: str
@@ -22,7 +22,7 @@ class CallKey(NamedTuple):
 def key_of_call(
     prefix: str, lock_name: str, task_name: str, lock_key: Any, run: Callable[..., Any], args: Any, kwargs: Any
 ) -> CallKey:
-    """The key of a call with these arguments, made as `lock_key` says.
+    """The key of a call with these arguments, made according to `lock_key`.
 
     Raises:
         InvalidKey: an argument has no stable form, or the callable or the template failed.
@@ -36,7 +36,7 @@ def key_of_call(
         text, escaped = template.fill(task_name, lock_key, arguments)
         return CallKey(key_of_text(prefix, lock_name, escaped), label.of_text(text))
     if arguments is None:
-        # It does not fit the signature: the body will raise its own TypeError.
+        # The call does not fit the signature: the body will raise its own TypeError.
         chosen = {"args": args, "kwargs": kwargs}
     else:
         chosen = arguments if lock_key is None else choose(run, lock_key, arguments)
@@ -44,7 +44,7 @@ def key_of_call(
 
 
 def key_of_choice(prefix: str, lock_name: str, text: str) -> CallKey:
-    """The key of a call whose caller chose what stands for it."""
+    """The key of a call whose caller chose the text for the key."""
     return CallKey(key_of_text(prefix, lock_name, text), label.of_text(text))
 
 

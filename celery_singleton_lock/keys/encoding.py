@@ -1,8 +1,8 @@
 """The canonical encoding of a value: equal for equal values, different for different ones, the same in every process.
 
 Values are compared as the message carries them: a tuple is a list, a dictionary's keys are text, and types are kept
-apart (`1`, `"1"`, `1.0`, `True` and `Decimal("1")` are five different values). Every part says its type and its length,
-so that no content can pass for a separator.
+apart (`1`, `"1"`, `1.0`, `True` and `Decimal("1")` are five different values). Every part begins with its type and its
+length, so no content can pass for a separator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kombu.utils import json as kombu_json
 
 from celery_singleton_lock.errors import InvalidKey
 
-#: Deeper than any argument that a message carries; a structure that contains itself ends here.
+#: Deeper than any argument in a message; the walk through a structure that contains itself ends here.
 MAX_DEPTH = 100
 
 
@@ -32,7 +32,7 @@ def encode(value: object) -> bytes:
 
 
 def encode_arguments(task_name: str, arguments: Mapping[str, Any]) -> bytes:
-    """The canonical form of a dictionary whose errors name the task and the argument."""
+    """The canonical form of a dictionary of arguments; errors name the task and the argument."""
     parts = [b"m%d:" % len(arguments)]
     for name in sorted(arguments):
         parts += (_of_text(name), encode_named(task_name, f"argument {name}", arguments[name]))
@@ -51,7 +51,7 @@ def encode_named(task_name: str, name: str, value: object) -> bytes:
 
 
 def digest(content: bytes) -> str:
-    """As it is in keys: 32 hex digits."""
+    """The digest as keys contain it: 32 hex digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -94,7 +94,7 @@ def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> bytes:
 
 
 def _as_json_key(key: object) -> str | None:
-    """A dictionary's key as JSON writes it: always a text. None for what JSON cannot have as a key."""
+    """A dictionary's key as JSON writes it: always a text. None if JSON does not allow it as a key."""
     if isinstance(key, str):
         return key
     if key is None or isinstance(key, (bool, int, float)):
@@ -103,7 +103,7 @@ def _as_json_key(key: object) -> str | None:
 
 
 def _as_message(value: object, path: str, depth: int) -> bytes:
-    """Everything else: as kombu's JSON makes it, which a worker's copy of it gives as well."""
+    """Everything else: as kombu's JSON writes it, which is the same for the worker's copy of the value."""
     try:
         plain = json.loads(kombu_json.dumps(value))
     except Exception as error:

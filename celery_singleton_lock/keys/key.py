@@ -1,5 +1,5 @@
-"""The key of a lock: a prefix, the version of how keys are made, the lock's name, and a digest of what makes two calls
-the same. So it is short enough to be logged, and equal in the program that sends and in the worker that receives.
+"""The key of a lock: a prefix, the version of the key format, the lock's name, and a digest of what makes two calls the
+same. It is short enough for a log, and equal in the program that sends and in the worker that receives.
 """
 
 from __future__ import annotations
@@ -9,52 +9,53 @@ from functools import lru_cache
 
 from celery_singleton_lock.keys.encoding import digest, encode
 
-#: Stands in every key. A change to how keys are made raises it, so that two ways never meet in one lock.
+#: The version of the key format, part of every key. Raise it with each change of the format, so that two formats never
+#: meet in one lock.
 VERSION = 1
 
 
-#: Behind the key of a lock: that of the message which waits for it.
+#: The suffix that turns the key of a lock into the key of the message that waits for it.
 QUEUE = ":queue"
 
 _AFTER_PREFIX = re.compile(rf":[0-9]+:\{{[^{{}}]+:[0-9a-f]{{32}}\}}({QUEUE})?")
 
-#: Characters of a lock's name that its key shows; the digest covers all of it.
+#: How many characters of a lock's name its key shows; the digest covers the whole name.
 MAX_SHOWN = 100
 
 
 def key_of(prefix: str, lock_name: str, content: bytes) -> str:
-    """A store appends `:run` and the like. The braces are Redis Cluster's hash tag."""
+    """The key of a lock. A store appends `:run` and the like. The braces are Redis Cluster's hash tag."""
     beginning, name = _of_name(prefix, lock_name)
     return f"{beginning}{digest(name + content)}}}"
 
 
 def key_of_text(prefix: str, lock_name: str, text: str) -> str:
-    """The key of a call whose caller chose what stands for it."""
+    """The key of a call whose caller chose the text for the key."""
     return key_of(prefix, lock_name, encode(text))
 
 
 def key_of_queue(key: str) -> str:
-    """The key under which a message has the lock `key` while it waits: another lock, in the same slot of a cluster."""
+    """The key that a message holds while it waits for the lock `key`: another lock, in the same slot of a cluster."""
     return f"{key}{QUEUE}"
 
 
 def is_of_queue(key: str) -> bool:
-    """Whether it is the key of a message that waits."""
+    """Whether this is the key of a message that waits."""
     return key.endswith(QUEUE)
 
 
 def without_queue(key: str) -> str:
-    """The key of the lock that a message waits for; any other key as it is."""
+    """The key of the lock that a message waits for; any other key is returned as it is."""
     return key.removesuffix(QUEUE)
 
 
 def key_of_beat(prefix: str, name: str) -> str:
-    """The key of the lease of a schedule's leader, beside which is what was sent."""
+    """The key of the lease of a schedule's leader; the record of what was sent is stored beside it."""
     return key_of(prefix, f"beat:{name}", b"")
 
 
 def name_in(key: str) -> str:
-    """The lock's name as far as a key shows it; the key itself where it was not made here."""
+    """The lock's name as far as a key shows it; the key itself if it was not made here."""
     return key.partition("{")[2].rpartition("}")[0].rpartition(":")[0] or key
 
 
@@ -65,12 +66,12 @@ def shown_name(lock_name: str) -> str:
 
 
 def is_key(prefix: str, text: str) -> bool:
-    """Whether the text is a key as it is made here for locks with this prefix."""
+    """Whether the text has the form of a key for locks with this prefix."""
     return text.startswith(f"{prefix}:") and _AFTER_PREFIX.fullmatch(text, len(prefix)) is not None
 
 
 def has_form_of_key(text: str) -> bool:
-    """Whether the text is a key as it is made here, whatever the prefix."""
+    """Whether the text has the form of a key, whatever the prefix."""
     return is_key(text.rpartition(":{")[0].rpartition(":")[0], text)
 
 

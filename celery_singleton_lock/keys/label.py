@@ -9,10 +9,10 @@ from typing import Any
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.keys.template import SCALARS
 
-#: Characters of a label at most.
+#: The largest number of characters in a label.
 MAX_LABEL = 60
 
-#: Whole numbers up to this are shown whole.
+#: Integers up to this are shown in full.
 _WHOLE = 10**MAX_LABEL
 
 
@@ -28,7 +28,7 @@ def of_arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def of_value(value: object) -> str:
-    """What a callable has returned."""
+    """The value that a callable returned."""
     return of_text(value if isinstance(value, str) else _in_short(value))
 
 
@@ -41,7 +41,7 @@ def of_text(text: str) -> str:
 
 
 def _in_short(value: object) -> str:
-    if type(value) is int and -_WHOLE < value < _WHOLE:  # As most are.
+    if type(value) is int and -_WHOLE < value < _WHOLE:  # The most common case.
         return str(value)
     if isinstance(value, enum.Enum):
         value = value.value
@@ -49,5 +49,5 @@ def _in_short(value: object) -> str:
         return repr(value[: MAX_LABEL + 1])
     if isinstance(value, SCALARS):
         return cleaned.value_shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    # Of any other object only the type is quick to write down, and short.
+    # For any other object, only the type is short and quick to write.
     return f"<{type(value).__name__}>"

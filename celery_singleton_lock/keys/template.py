@@ -24,8 +24,9 @@ class Filled(NamedTuple):
     """A template with its values.
 
     Attributes:
-        text: as people read it.
-        escaped: the same, with whatever could pass for a part of the template escaped: equal for equal values only.
+        text: the text for people.
+        escaped: the same, with everything escaped that could pass for a part of the template: equal for equal values
+            only.
     """
 
     text: str
@@ -36,7 +37,7 @@ def fill(task_name: str, template: str, arguments: Mapping[str, Any]) -> Filled:
     """Put the values of a call into its template.
 
     Raises:
-        InvalidKey: it needs something that is not there, or that has no stable form.
+        InvalidKey: the template needs something that is missing, or that has no stable form.
     """
     literals = "%" + "".join(literal for literal, *_ in _formatter.parse(template))
     text, escaped = list[str](), list[str]()

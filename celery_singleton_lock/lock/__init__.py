@@ -1,6 +1,6 @@
 """Locks outside of tasks: the same lease as a `with` block, on clients of redis-py.
 
-Begin with `lock.py`; `holding.py` is what an object knows of its hold, and `clients.py` what the locks of one client
+Begin with `lock.py`; `holding.py` has what an object knows of its hold, and `clients.py` what the locks of one client
 share.
 """
 

@@ -1,8 +1,9 @@
 """What the locks of a client share: a store with its connections, and its part of the heartbeat.
 
-Clients that connect in the same way share one: a program that makes a client for each lock has as many connections for
-it as one that makes a single client. It goes with the last of them, and so do its connections. Nothing here keeps a
-client alive: what a client shares hangs on its connection pool, and is found by others through a weak reference only.
+Clients that connect in the same way share one store: a program that makes a client for each lock opens no more
+connections than a program with a single client. The store goes with the last of the clients, and so do its connections.
+Nothing here keeps a client alive: what a client shares hangs on its connection pool, and others find it through a weak
+reference only.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from celery_singleton_lock.stores.redis.server import OF_A_POOL, Server
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.store import Store
 
-#: The key by which a node of a Redlock knows since when it remembers.
+#: The key that says since when a node of a Redlock remembers.
 _MEMORY = "singleton_lock:memory"
 
-#: Where a pool has what it shares.
+#: The attribute of a pool with what it shares.
 _ATTRIBUTE = "_singleton_lock_keepers"
 
-#: And where it has what its last lock got.
+#: The attribute of a pool with what its last lock got.
 _LATEST = "_singleton_lock_latest"
 
 #: Options that make no difference to our connections.
@@ -50,12 +51,12 @@ class Keeper:
 
 
 class _Connects(NamedTuple):
-    """How a pool connects, without keeping it: it may be one of several, and hang on another one."""
+    """How a pool connects, without keeping the pool alive: it may be one of several, and hang on another one."""
 
     pool: weakref.ref[ConnectionPool]
     by: type
     options: Mapping[str, Any]
-    #: Of all options, also those that refer to the pool.
+    #: The number of all options, also of those that refer to the pool.
     size: int
 
     @classmethod
@@ -81,7 +82,7 @@ class _Latest(NamedTuple):
     keeper: Keeper
 
 
-#: By how the clients connect.
+#: The keepers, by how their clients connect.
 _keepers: WeakValueDictionary[object, Keeper] = WeakValueDictionary()
 #: Reentrant: a signal's handler may take a lock while the first one is being made.
 _making = Mutex(threading.RLock)
@@ -115,9 +116,9 @@ def kept_by_each(clients: Sequence[Redis], restart_delay: bool, check: Callable[
     """What the Redlocks of these clients share; see `kept_by`.
 
     Args:
-        clients: of the nodes.
+        clients: the nodes' clients.
         restart_delay: see `Redlock`.
-        check: is called where these clients have made no lock before, and raises where they must not.
+        check: called if these clients have made no lock before; raises if they must not.
     """
     way = "redlock", restart_delay
     if (latest := _latest([getattr(client, "connection_pool", None) for client in clients], way)) is not None:
@@ -135,7 +136,7 @@ def kept_by_each(clients: Sequence[Redis], restart_delay: bool, check: Callable[
 
 
 def address_of(client: Redis) -> str:
-    """The server of a client, whatever the database; for people as well.
+    """The server of a client, whatever the database; also readable for people.
 
     Raises:
         TypeError: such a client cannot be used here.
@@ -160,7 +161,7 @@ def _pool_of(client: Any) -> ConnectionPool:
 
 
 def _latest(pools: Sequence[object], way: object) -> Keeper | None:
-    """What locks of these pools get as the last one did: a program may make a lock object each time."""
+    """What the last lock of these pools got, for the next one: a program may make a new lock object each time."""
     latest: _Latest | None = getattr(pools[0], _LATEST, None)
     if latest is None or latest.way != way or len(latest.pools) != len(pools):
         return None
@@ -168,10 +169,10 @@ def _latest(pools: Sequence[object], way: object) -> Keeper | None:
 
 
 def _remember(pools: Sequence[ConnectionPool], way: object, keeper: Keeper) -> None:
-    """Have `_latest` find the keeper, where what has changed by then would be seen."""
+    """Have `_latest` find the keeper, if later changes of the pools would be noticed."""
     for pool in pools:
         counts = [value for name, value in pool.connection_kwargs.items() if name not in _INDIFFERENT]
-        # A Sentinel's pool may find its master elsewhere; what is changed in place equals itself.
+        # A Sentinel's pool may find its master elsewhere; an option that is changed in place equals itself.
         if isinstance(pool, SentinelConnectionPool) or any(isinstance(value, (Mapping, list)) for value in counts):
             return
     vars(pools[0])[_LATEST] = _Latest(way, [_Connects.of(pool) for pool in pools], keeper)
@@ -182,7 +183,7 @@ def _keeper(of: object, config: object, open_store: Callable[[], Store]) -> Keep
         keeper = _keepers.get(config)
         if keeper is None:
             keeper = _keepers.setdefault(config, Keeper(open_store()))
-        # Hangs on the pool itself: a weak dictionary here would keep alive what its values refer to.
+        # It hangs on the pool itself: a weak dictionary here would keep alive what its values refer to.
         vars(of).setdefault(_ATTRIBUTE, {})[config] = keeper
         return keeper
 
@@ -198,7 +199,7 @@ def _cluster(nodes: NodesManager, start: Sequence[tuple[str, int]]) -> Cluster:
 
 
 def _config(pool: ConnectionPool) -> object:
-    """How the pool connects, as a value that equals another one's."""
+    """How the pool connects, as a value that can be compared with another pool's."""
     options = pool.connection_class, _frozen(pool.connection_kwargs)
     if isinstance(pool, SentinelConnectionPool):
         sentinels = tuple(_config(one.connection_pool) for one in pool.sentinel_manager.sentinels)
@@ -221,5 +222,5 @@ def _compared(value: Any) -> object:
         return frozenset((name, _compared(it)) for name, it in value.items())
     if isinstance(value, (list, tuple)):
         return tuple(map(_compared, value))
-    # Anything else equals itself only; it lives at least as long as the store that was made with it.
+    # Anything else equals only itself; it lives at least as long as the store that was made with it.
     return "object", id(value)

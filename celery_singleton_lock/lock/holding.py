@@ -12,10 +12,10 @@ from celery_singleton_lock.holder import OWNER_LENGTH, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.mutex import Mutex
 
-#: Characters of an owner that every hold with the token has; the rest is new for each.
+#: Characters of an owner that all holds with the same token share; the rest is new for each hold.
 OF_TOKEN = 20
 
-#: Held while it is noted which hold an object has.
+#: Held while an object's hold is noted.
 _noting = Mutex(threading.RLock)
 
 
@@ -23,9 +23,9 @@ class Holding:
     """One hold of a lock; the heartbeat forgets it with the thread or the lock that it belongs to.
 
     Args:
-        lease: that it has.
-        heartbeat: which renews it.
-        on_lost: called once when it is lost.
+        lease: its lease.
+        heartbeat: renews the lease.
+        on_lost: called once when the lease is lost.
     """
 
     __slots__ = ("__weakref__", "_heartbeat", "_is_lost", "_on_lost", "lease")
@@ -37,19 +37,19 @@ class Holding:
         self._is_lost = False
 
     def when_lost(self) -> None:
-        """In the heartbeat's thread, now and then from when the lease is lost."""
+        """Called in the heartbeat's thread, now and then once the lease is lost."""
         if not self._is_lost:
-            # What is called may take its time; other leases need the heartbeat's thread meanwhile.
+            # The callback may take long; other leases need the heartbeat's thread meanwhile.
             threading.Thread(target=self._on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
             self._is_lost = True
 
     def end(self) -> None:
-        """Believe in it no more, and do not renew it."""
+        """Stop trusting and renewing it."""
         self._heartbeat.stop(self.lease)
 
 
 class Releasing:
-    """A release that was begun; and whether the lock was held then."""
+    """A release that was begun, and whether the lock was held then."""
 
     __slots__ = ("token", "was_held")
 
@@ -58,16 +58,16 @@ class Releasing:
 
 
 class Local:
-    """What a lock object knows of its hold; redis-py's has the token only."""
+    """What a lock object knows of its hold; redis-py's lock has only the token."""
 
     _token: bytes | None = None
     _held: Holding | None = None
-    #: A release that was begun and not answered.
+    #: A release that was begun, and not answered yet.
     releasing: Releasing | None = None
 
     @property
     def token(self) -> bytes | None:
-        """What the hold is known by; None while there is none. To be given to another object, or None to forget it."""
+        """Identifies the hold; None if there is none. Give it to another object to share the hold; None forgets it."""
         return self.known[0]
 
     @token.setter
@@ -85,7 +85,7 @@ class Local:
 
     @property
     def known(self) -> tuple[bytes | None, Holding | None]:
-        """The token, and this process's own hold; neither where the parent has it."""
+        """The token, and this process's own hold; neither if the parent process has it."""
         held = self._held
         return (self._token, held) if held is None or held.lease.pid == os.getpid() else (None, None)
 
@@ -96,17 +96,17 @@ class Local:
         return None if held is None or held.lease.pid == os.getpid() else held.lease.pid
 
     def hold(self, held: Holding, token: bytes) -> None:
-        """Have got the lock."""
+        """Note that the lock was acquired."""
         self._token, self._held, self.releasing = token, held, None
 
     def forget(self, held: Holding | None, token: bytes) -> None:
-        """Have released this hold, unless another one was noted since."""
+        """Note that this hold was released, unless another one was noted since."""
         if self._held is held and self._token == token:
             self._token = self._held = self.releasing = None
 
 
 class LocalOfThread(Local, threading.local):
-    """Another one in each thread."""
+    """A separate one in each thread."""
 
 
 class LocalOfAll(Local):
@@ -122,7 +122,7 @@ class LocalOfAll(Local):
 
 
 def encoded(token: str | bytes | None) -> bytes | None:
-    """A token as bytes, which is what `local.token` is."""
+    """A token as bytes, as in `local.token`."""
     if token is None or isinstance(token, bytes):
         return token
     if isinstance(token, str):
@@ -131,12 +131,12 @@ def encoded(token: str | bytes | None) -> bytes | None:
 
 
 def owner_of(token: bytes) -> str:
-    """What the owner of a hold with this token begins with; of one length, so that none begins like another."""
+    """The beginning of the owner of a hold with this token; of fixed length, so that none is the prefix of another."""
     return hashlib.sha256(token).hexdigest()[:OF_TOKEN]
 
 
 def new_hold(token: bytes | None) -> tuple[bytes, str]:
-    """A token, this one if it is given, and an owner that belongs to it and that no hold had before."""
+    """The given token, or a new one, and an owner that belongs to it and that no hold had before."""
     if token:
         return token, owner_of(token) + new_owner()[OF_TOKEN:]
     made = new_owner().encode()

@@ -4,9 +4,9 @@
     with Lock(client, "nightly-report", timeout=30) as lock:
         write_report(fence=lock.fence)
 
-They need no Celery. They differ from redis-py's lock: the lock is renewed while it is held, so `timeout` is how long it
-outlives a crash, not how long the work may take; waiters are woken instead of polling; a lost reply locks nobody out;
-there is a fencing token; and a release that failed can be repeated.
+They do not need Celery. They differ from redis-py's lock: the lock is renewed while it is held, so `timeout` is how
+long it outlives a crash, not how long the work may take; waiters are woken instead of polling; a lost reply locks
+nobody out; there is a fencing token; and a release that failed can be repeated.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MIN_TIMEOUT = 0.1
 #: A longer one (ten years) is a mistake, and more than some servers can count.
 MAX_TIMEOUT = 315_360_000.0
 
-#: Seconds at least between two questions.
+#: The least seconds between two questions.
 MIN_PAUSE = 0.01
 
 _GONE = "it ended, was taken over, or was deleted"
@@ -66,24 +66,23 @@ _UNDER_WAY = "its release was not answered, and is sent again"
 class Lock:
     """A lock in Redis; a drop-in for `redis.lock.Lock`: `client.lock(name, lock_class=Lock)`.
 
-    It is not reentrant. It uses the same key as redis-py's lock, so that the two exclude each other, but a value of its
-    own.
+    It is not reentrant. It uses the same key as redis-py's lock, so that the two exclude each other, but another value.
 
     Args:
-        redis: a client of one server, of a master that Sentinel knows, or of a Redis Cluster. The lock opens
-            connections of its own in the same way.
+        redis: a client of one server, of a master that Sentinel knows, or of a Redis Cluster. The lock opens its own
+            connections in the same way.
         name: the name of the lock, and its key.
         timeout: seconds that the lock outlives its holder's process; None: 30, and `extend` and `reacquire` fail as
             redis-py's do. While the lock is held it is renewed.
-        sleep: seconds between two looks while a lock of redis-py holds the key, which wakes nobody; otherwise waiters
+        sleep: seconds between two looks while a lock of redis-py, which wakes nobody, holds the key; otherwise waiters
             are woken.
         blocking: whether `acquire` waits.
-        blocking_timeout: seconds that it waits at most; None: without a limit.
+        blocking_timeout: the most seconds that it waits; None: without a limit.
         thread_local: whether only the thread that acquired the lock may release it.
         raise_on_release_error: whether the end of a `with` block raises if the lock was lost. It never does if the
             block itself raises.
         renew: False: hold it for at most `timeout` seconds, as redis-py does.
-        on_lost: called with the lock, in a thread of its own, if the lock is lost while it is held.
+        on_lost: called with the lock, in a separate thread, if the lock is lost while it is held.
         replicas: how many replicas must have the lock before it counts as taken (`WAIT`).
 
     Raises:
@@ -140,7 +139,7 @@ class Lock:
         try:
             self.release()
         except (LockError, Unavailable) as failed:
-            # What the block raised matters more than this.
+            # The block's own error matters more than this one.
             if error is None and (self.raise_on_release_error or isinstance(failed, Unavailable)):
                 raise
             logger.warning("lock %s could not be freed at the end of its with block: %s", self.name, failed)
@@ -155,9 +154,9 @@ class Lock:
         """Take the lock; True if it is held now, False if it was not free in time.
 
         Args:
-            sleep: None: that of the constructor.
+            sleep: seconds between two looks, as for the constructor; None: as the constructor says.
             blocking: whether to wait; None: as the constructor says.
-            blocking_timeout: seconds to wait at most; None: as the constructor says.
+            blocking_timeout: the most seconds to wait; None: as the constructor says.
             token: the hold's `local.token`, random if None. Anybody with the token may release the lock, so it must be
                 a secret. Give it to another object by `other.local.token = token`. It lets nobody in: an acquire with
                 the token of a lock that is held is refused like any other.
@@ -167,7 +166,7 @@ class Lock:
         """
         blocking = self.blocking if blocking is None else blocking
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        # The owner is new for each call: what is repeated within it gets its own hold again, and nobody else does.
+        # The owner is new for each call: a repeat within the call gets the same hold again, and nobody else does.
         made, owner = new_hold(encoded(token))
         until = math.inf if patience is None else clock.now() + patience
         pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
@@ -180,13 +179,13 @@ class Lock:
         except LockUnavailable as error:  # The store has given up what it asked for.
             raise _unavailable(error) from error.__cause__
         except BaseException:
-            # Interrupted (Ctrl-C, a time limit) between the answer and noting it: the lock may be held, and nobody
-            # knows.
+            # Interrupted (Ctrl-C, a time limit) between the answer and noting it: the lock may be held without anybody
+            # knowing it.
             self._forget(owner)
             raise
 
     def _forget(self, owner: str) -> None:
-        """Give up what this owner may have got, unless that is noted as held."""
+        """Give up the hold that this owner may have got, unless it is noted as held."""
         held = self.local.held
         if held is None or held.lease.owner != owner:
             self._keeper.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
@@ -196,7 +195,7 @@ class Lock:
 
         Raises:
             NotHeld: this thread does not hold it.
-            NotOwned: it was gone, and somebody else may have had it.
+            NotOwned: the lock was gone, and somebody else may have had it.
             Unavailable: the server does not answer.
         """
         local, keeper = self.local, self._keeper
@@ -215,21 +214,21 @@ class Lock:
                 lease.lose(_UNDER_WAY)
                 raise _unavailable(error) from error.__cause__
         local.forget(held, token)
-        # What is gone when its release is repeated, here or by the store, was released, and only the answer was lost;
-        # unless it was lost before.
+        # If a lock is gone when its release is repeated, here or by the store, it was released, and only the answer was
+        # lost; unless the lock was lost before.
         was_held = begun is not None and begun.was_held
         if freed != Freeing.NOW and not (was_held and (again or freed)):
             raise NotOwned(self.name, (lease and lease.reason) or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Let the lock outlive this process by `additional_time` seconds more, or (`replace_ttl`) by exactly that.
+        """Let the lock outlive this process by `additional_time` more seconds, or (`replace_ttl`) by exactly that.
 
-        An object that was only given the token of a hold can extend the time, not shorten it.
+        An object that was only given the token of a hold can extend the time, but not shorten it.
 
         Raises:
             NotHeld, NotOwned, Unavailable: as `release`.
-            NoTimeout: the lock was made without one.
-            ValueError: that is not a number, or the result is too short to be renewed, or too long.
+            NoTimeout: the lock was made without a timeout.
+            ValueError: the time is not a number, or the result is too short to be renewed, or too long.
         """
         self._reset("extend", additional_time, 0.0 if replace_ttl else 1.0)
         return True
@@ -239,7 +238,7 @@ class Lock:
 
         Raises:
             NotHeld, NotOwned, Unavailable: as `release`.
-            NoTimeout: the lock was made without one.
+            NoTimeout: the lock was made without a timeout.
         """
         self._reset("reacquire", self._ttl, 0.0)
         return True
@@ -249,7 +248,7 @@ class Lock:
         return bool(self._held())
 
     def owned(self) -> bool:
-        """Whether this thread holds the lock, as the server sees it. False in the child of a fork: its parent does."""
+        """Whether this thread holds the lock, as the server sees it. False in a forked child: its parent holds it."""
         token = self.local.token
         return token is not None and any(found.owner.startswith(self._owner(token)) for found in self._held())
 
@@ -291,7 +290,7 @@ class Lock:
         return kept_by(redis, self._replicas)
 
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
-        """Ask for the lock, and wait for it until then; what was found last."""
+        """Ask for the lock, and wait for it until that time; what was found last."""
         holder, store, began = _holder(), self._keeper.store, clock.now()
         request = LockRequest(self._key, owner, self._ttl, holder, until > 0, limit=self._limit)
         found = store.acquire(request)
@@ -299,7 +298,7 @@ class Lock:
             return found
         with store.waiter(request) as waiter:
             while isinstance(found, Held) and (left := until - clock.now()) > 0:
-                # A value that is not of this package is redis-py's, say, whose release wakes nobody.
+                # A value that this package did not write is redis-py's, say, whose release wakes nobody.
                 soon = pause if found.holder is None else float("inf")
                 found = waiter.wait(min(left, trust.seconds_until_over(found.remaining), soon))
         return found
@@ -319,24 +318,24 @@ class Lock:
         raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it")
 
     def _owner(self, token: bytes) -> str:
-        """What the owner of this thread's hold is, or begins with."""
+        """The owner of this thread's hold, or how it begins."""
         held = self.local.held
         return owner_of(token) if held is None else held.lease.owner
 
     def _lease(self) -> Lease | None:
-        """Of this thread's hold, or of the one whose token it was given; None if that is gone."""
+        """The lease of this thread's hold, or of the hold whose token it was given; None if that is gone."""
         if (held := self.local.held) is not None:
             return held.lease
         owner = owner_of(self._token("use"))
         found = next((found for found in self._held() if found.owner.startswith(owner)), None)
         if found is None:
             return None
-        # A key without an end is not as this package left it: it is treated as its own.
+        # Somebody removed the key's expiry: it is treated as if it had the lock's own.
         ttl = self._ttl if math.isinf(found.remaining) else max(found.remaining, MIN_TIMEOUT)
         return Lease(self._key, found.owner, ttl=ttl, fence=0, sent_at=clock.now(), limit=self._limit, slot=found.slot)
 
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
-        """Renew the hold for that many seconds more than its remaining time, times `keeping`."""
+        """Renew the hold for `seconds`, plus its remaining time multiplied by `keeping`."""
         self._token(verb)
         if self.timeout is None:
             raise NoTimeout(
@@ -378,12 +377,12 @@ def _holder() -> Holder:
 
 @lru_cache(maxsize=1)
 def _names(pid: int) -> tuple[str, str]:
-    """Of the host, and of this process, which has this id."""
+    """The names of the host, and of this process, whose id this is."""
     return socket.gethostname(), process_identity.own()
 
 
 def _number(seconds: object) -> float:
-    """A number of seconds; NaN, which is not allowed anywhere, for what is none."""
+    """A number of seconds; NaN, which is not allowed anywhere, for anything that is not a number."""
     if isinstance(seconds, (bool, str, bytes)):
         return math.nan
     try:
@@ -400,5 +399,5 @@ def _translated(ask: Callable[[], T]) -> T:
 
 
 def _unavailable(error: LockUnavailable) -> Unavailable:
-    """As a lock outside of tasks says it."""
+    """The error that a lock outside of tasks raises instead."""
     return Unavailable(error.server, error.reason)

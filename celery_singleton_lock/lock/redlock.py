@@ -19,7 +19,7 @@ class Redlock(Lock):
         restart_delay: False: trust nodes that came back without their data, at the risk of two holders.
 
     Raises:
-        ValueError: the number of clients is even or too small, or two of them are of one server; see also `Lock`.
+        ValueError: the number of clients is even or too small, or two of them belong to one server; see also `Lock`.
     """
 
     def __init__(

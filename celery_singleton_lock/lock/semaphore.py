@@ -14,7 +14,7 @@ class Semaphore(Lock):
     """A lock that up to `limit` holders share, each with its own object (or thread); see `Lock`.
 
     Args:
-        limit: how many; the same for all users of the name.
+        limit: how many holders; the same for all users of the name.
 
     Raises:
         ValueError: the limit is less than one, or the timeout is too short.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from celery_singleton_lock.options.delivery import visibility_timeout
 from celery_singleton_lock.options.rules import (
     ACCEPTABLE,
     CALL_KEYS,
+    KEY_ATTRIBUTES,
     MAX_DONE_TTL,
     OPTIONS,
     SETTINGS,
@@ -20,10 +21,10 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.words import did_you_mean
 
-#: Seconds for which it is remembered at least that a message was carried out, unless the setting says otherwise.
+#: The shortest time in seconds for which a finished message is remembered, unless the setting says otherwise.
 MIN_DONE_TTL = 3600.0
 
-#: What `broker_transport_options` says about Sentinel.
+#: The keys of `broker_transport_options` that are for Sentinel.
 _SENTINEL_OPTIONS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
 
@@ -33,19 +34,19 @@ class Settings:
 
     Attributes:
         backend: where the locks are.
-        transport_options: connection options for it.
-        prefix: what every key begins with.
+        transport_options: connection options for the backend.
+        prefix: the beginning of every key.
         enabled: False runs every task without a lock.
         labels: False keeps arguments out of what is stored and logged about a lock.
-        done_ttl: seconds for which it is remembered that a message was carried out; 0: not at all.
+        done_ttl: seconds for which a finished message is remembered; 0: not at all.
         replicas: how many replicas of the lock server must have a lock before it counts as taken, and the end of a
-            message before it is told.
-        journal: entries that the journal keeps; 0: there is none.
+            message before it is reported.
+        journal: how many entries the journal keeps; 0: there is no journal.
         blocked_after: refusals in a row after which there is a warning; 0: never.
         accept: options of a call (`singleton_lock={...}`) that a worker takes from a message; "disable" is
             `singleton_lock=False`.
-        defaults: of the task options.
-        given: those of them that the app's configuration says.
+        defaults: the defaults of the task options.
+        given: the names of the task options that the app's configuration sets.
     """
 
     backend: Backend
@@ -66,13 +67,13 @@ class Settings:
         """The settings in an app's configuration.
 
         Args:
-            app: whose configuration it is.
-            backend: URL to use whatever that says.
+            app: the app.
+            backend: the URL to use, whatever the configuration says.
 
         Raises:
             InvalidOption: a setting is unknown or not allowed, or no backend can be found.
         """
-        app.conf.get("singleton_lock_backend")  # Loads the configuration: until then `conf` is a stand-in.
+        app.conf.get("singleton_lock_backend")  # Loads the configuration; before that, `conf` is a placeholder.
         conf = app.conf
         for error in _unknown_settings(conf):
             raise error
@@ -85,7 +86,7 @@ class Settings:
             prefix=setting(conf, "singleton_lock_prefix", "singleton_lock"),
             enabled=enabled,
             labels=setting(conf, "singleton_lock_labels", True),
-            # As long as the broker may redeliver a message.
+            # By default, as long as the broker may redeliver a message.
             done_ttl=float(setting(conf, "singleton_lock_done_ttl", min(max(visibility, MIN_DONE_TTL), MAX_DONE_TTL))),
             replicas=setting(conf, "singleton_lock_replicas", 0),
             journal=setting(conf, "singleton_lock_journal", 10_000),
@@ -113,7 +114,7 @@ def accepted(conf: Any) -> frozenset[str]:
     Raises:
         InvalidOption: the setting is not allowed.
     """
-    # By default a sender may choose how an execution locks; not that it does not.
+    # By default a sender may choose how an execution locks, but cannot turn the lock off.
     given = setting(conf, "singleton_lock_accept", CALL_KEYS)
     return frozenset({"all": ACCEPTABLE, "none": ()}[given] if isinstance(given, str) else given)
 
@@ -122,7 +123,7 @@ def parse_backend(urls: str) -> Backend:
     """As `Backend.parse`.
 
     Raises:
-        InvalidOption: it is none.
+        InvalidOption: the text is not a valid URL of a backend.
     """
     try:
         return Backend.parse(urls)
@@ -153,16 +154,17 @@ def _backend(conf: Any, explicit: str | None, *, enabled: bool) -> tuple[Backend
 
 
 def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
-    for name in _setting_names(conf):
-        if name not in SETTINGS:
-            yield InvalidOption(f"there is no setting {cleaned.text(name)}{did_you_mean(name, sorted(SETTINGS))}")
+    for name in set_names(conf):
+        if name in SETTINGS or not name.startswith("singleton_lock_"):
+            continue
+        on_a_task = name.removeprefix("singleton_")
+        hint = f"; set {on_a_task} on the task" if on_a_task in KEY_ATTRIBUTES else did_you_mean(name, sorted(SETTINGS))
+        yield InvalidOption(f"there is no setting {cleaned.text(name)}{hint}")
 
 
-def _setting_names(conf: Any) -> Iterable[str]:
-    """Names of the settings that look like this package's, whatever the namespace they were written in."""
+def set_names(conf: Any) -> Iterator[str]:
+    """Names of an app's settings, in lower case and without its namespace."""
     namespace = (getattr(conf, "prefix", None) or "").lower()
     for mapping in getattr(conf, "maps", ()):
         for key in list(mapping.keys()):
-            name = str(key).lower().removeprefix(namespace)
-            if name.startswith("singleton_lock_"):
-                yield name
+            yield str(key).lower().removeprefix(namespace)

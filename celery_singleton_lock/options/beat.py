@@ -14,10 +14,10 @@ class BeatSettings:
 
     Attributes:
         scheduler: the scheduler that is made exclusive, or its name.
-        mode: "leader": one beat sends, the others stand by; "shared": each sends what no other has claimed.
-        ttl: seconds after which another beat takes over from one that died.
-        catch_up: seconds after which a tick that was missed is not made up for any more; None: it always is.
-        name: of the schedule; beats with the same name and lock server are one.
+        mode: "leader": one beat sends, the others are on standby; "shared": each sends what no other has claimed.
+        ttl: seconds after which another beat takes over from a beat that died.
+        catch_up: seconds after which a missed tick is no longer made up for; None: it always is.
+        name: the name of the schedule; beats with the same name and lock server share it.
     """
 
     scheduler: str | type

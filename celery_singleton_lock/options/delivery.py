@@ -6,21 +6,21 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-#: Brokers that do so after a time, and their seconds where none are set.
+#: Brokers that redeliver after a timeout, and their default timeout in seconds.
 _VISIBILITY: Mapping[str, float] = {
     **dict.fromkeys(("redis", "rediss", "sentinel"), 3600.0),
     **dict.fromkeys(("sqs", "pgmq", "slmq"), 1800.0),
 }
 
-#: Seconds after which RabbitMQ closes the connection of a worker that has not acknowledged a message, by default.
+#: Seconds after which RabbitMQ by default closes the connection of a worker that has not acknowledged a message.
 CONSUMER_TIMEOUT = 1800.0
 
-#: Seconds that a put-back message waits at most on RabbitMQ: far below any `consumer_timeout`.
+#: The longest wait in seconds of a requeued message on RabbitMQ: far below any `consumer_timeout`.
 MAX_DELAY_AMQP = 256.0
 
 
 def visibility_timeout(conf: Any) -> float | None:
-    """The seconds after which it does; None where it waits for the connection's end."""
+    """Seconds after which the broker redelivers; None if it waits until the connection ends."""
     explicit: Any = (conf.get("broker_transport_options") or {}).get("visibility_timeout")
     if isinstance(explicit, (int, float)) and not isinstance(explicit, bool) and 0 < explicit < math.inf:
         return float(explicit)
@@ -28,10 +28,10 @@ def visibility_timeout(conf: Any) -> float | None:
 
 
 def longest_delay(conf: Any) -> float:
-    """Seconds that a put-back message may wait at most.
+    """The longest time in seconds that a requeued message may wait.
 
-    One that a worker holds for longer than the visibility timeout is delivered again, and multiplies; for RabbitMQ's
-    `consumer_timeout`, half an hour by default, the worker's connection is closed.
+    A message that a worker holds for longer than the visibility timeout is delivered again, and multiplies. After
+    RabbitMQ's `consumer_timeout`, half an hour by default, the broker closes the worker's connection.
     """
     timeout = visibility_timeout(conf)
     if timeout is not None:
@@ -45,7 +45,7 @@ def is_rabbitmq(conf: Any) -> bool:
 
 
 def _transport(conf: Any) -> str:
-    """As kombu calls it."""
+    """The broker's transport, by kombu's name."""
     url = conf.get("broker_url")
     first = str(url if isinstance(url, str) else next(iter(url or ()), "")).lower()
     scheme, found, _ = first.partition("://")

@@ -1,4 +1,4 @@
-"""What was surely meant for this package, and would do nothing: where it stands on a task, or in a call of one."""
+"""Finds names on a task, or in a call of one, that were surely meant for this package but would do nothing there."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES
 from celery_singleton_lock.options.words import FOREIGN, did_you_mean, is_anagram, is_slip
 
-#: Every option of a task, as it is called there.
+#: Every option of a task, by its name on the task.
 _KNOWN = (*KEY_ATTRIBUTES, *(option.attribute for option in OPTIONS.values()))
 
-#: Those whose names begin as some of Celery's do.
+#: The options whose names begin like some of Celery's.
 _POLICIES = tuple(name for name in _KNOWN if name.startswith("on_"))
 
-#: How a call names the options that it may have; None for those that only a task has.
+#: How a call names each option; None for an option that only a task can have.
 _IN_A_CALL: Mapping[str, str | None] = {
     **dict.fromkeys(KEY_ATTRIBUTES),
     **{option.attribute: name if name in CALL_KEYS else None for name, option in OPTIONS.items()},
     "lock_key": "key",
 }
 
-#: What a call's options for this package are given as, and how settings of an app begin.
+#: The argument of a call that holds its options for this package, and the beginning of an app's settings.
 _CALL, _SETTING = "singleton_lock", "singleton_"
 
 
 def check_attributes(task: Any, base: type) -> None:
-    """Refuse what a task class has under a name that does nothing here: neither is it an option, nor has `base`, from
-    which the class is derived, an attribute of that name.
+    """Refuse attributes of a task class that look like options but are not: their names belong neither to an option nor
+    to an attribute of `base`, from which the class is derived.
 
     Raises:
-        InvalidOption: there is something.
+        InvalidOption: there is such an attribute.
     """
-    # No hasattr(): to ask a base for its app binds it to one.
+    # Not with hasattr(): asking a base for its app would bind it to one.
     known = {name for cls in base.__mro__ for name in vars(cls)}
     for cls in (cls for cls in task.__mro__ if cls not in base.__mro__):
         for name, value in vars(cls).items():
@@ -43,18 +43,18 @@ def check_attributes(task: Any, base: type) -> None:
 
 
 def _wrong_attribute(name: str, value: Any) -> str | None:
-    """Why it does nothing, and what to do; None for an option, and for what is not meant for this package."""
+    """Why the attribute does nothing, and what to do; None for an option, or if it is not meant for this package."""
     if (foreign := _foreign(name, value)) is not None:
         return foreign
     if name in _KNOWN or isinstance(value, property):
         return None
-    if callable(value):  # Many methods have a name that is like ours.
+    if callable(value):  # Many methods have names that are similar to options.
         return did_you_mean(name, _KNOWN) if is_anagram(name, _KNOWN) else None
     return _unknown(name, value)
 
 
 def _unknown(name: str, value: Any) -> str | None:
-    """The same, of an attribute that is neither an option nor a method."""
+    """The same for an attribute that is neither an option nor a method."""
     if name == _CALL:
         return ", an option of a call; on a task, set lock_ttl, lock_wait, on_conflict and the others"
     if name.startswith(_CALL):
@@ -75,7 +75,9 @@ def _foreign(name: str, value: Any) -> str | None:
 
 
 def wrong_in_call(options: Mapping[str, Any], task_name: str) -> InvalidOption | None:
-    """What a call was given beside `singleton_lock`, and would only be carried along; None if there is nothing."""
+    """An error for an option beside `singleton_lock` that would only be carried along in the message; None if there is
+    no such option.
+    """
     for name, value in options.items():
         if isinstance(name, str) and (why := _wrong_option(name, value)) is not None:
             return InvalidOption(f"a call of {cleaned.text(task_name)} has the option {cleaned.value_shown(name)}{why}")

@@ -1,7 +1,7 @@
-"""The name of each option and setting, and what it may be.
+"""The name of each option and setting, and the values that it may have.
 
-Whatever is found is checked by its rule before anything is sent or locked; a comparison may raise anything, and is then
-a refusal.
+Every value is checked by its rule before anything is sent or locked. A rule's comparison may raise anything; the value
+is then refused.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any, Literal, TypedDict, get_args
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
 
-#: What an execution does that meets a held lock.
+#: What an execution does when it meets a held lock.
 ConflictPolicy = Literal["skip", "raise", "retry", "reject", "rerun", "replace", "join"]
 POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 
-#: The policy of those that need the result of another task.
+#: The policy under which an execution takes the result of the task that holds the lock.
 JOIN: ConflictPolicy = "join"
 
-#: Those under which only the newest of the messages that wait is to run, and the one of them that also stops the older
-#: one that runs. They are known before a lock is asked for: no callable chooses them.
+#: The policies under which only the newest waiting message runs; REPLACE also stops the older message that is running.
+#: They must be known before a lock is asked for: no callable can choose them.
 REPLACE: ConflictPolicy = "replace"
 NEWEST_POLICIES: tuple[ConflictPolicy, ...] = ("rerun", REPLACE)
 
-#: Those under which a message waits that has met a held lock.
+#: The policies under which a message that met a held lock waits.
 WAITING_POLICIES: tuple[ConflictPolicy, ...] = ("retry", JOIN, *NEWEST_POLICIES)
 
-#: What becomes of a call that is sent while another one waits, or runs, whose message has the lock.
+#: What happens to a call that is sent while the message of another call has the lock, waiting or running.
 DuplicatePolicy = Literal["existing", "raise", "skip", "replace"]
 DUPLICATE_POLICIES: tuple[DuplicatePolicy, ...] = get_args(DuplicatePolicy)
 
-#: When the lock of a task is held: those but the first begin when its message is sent.
+#: When the lock of a task is held. All scopes but the first begin when its message is sent.
 WHILE_EXECUTING, UNTIL_EXECUTING, UNTIL_EXECUTED, UNTIL_AND_WHILE_EXECUTING, UNTIL_EXPIRED = SCOPES = (
     "while_executing",
     "until_executing",
@@ -46,25 +46,25 @@ WHILE_EXECUTING, UNTIL_EXECUTING, UNTIL_EXECUTED, UNTIL_AND_WHILE_EXECUTING, UNT
 #: A lease shorter than this cannot be renewed three times over a network.
 MIN_TTL = 1.0
 
-#: A longer one would keep a dead worker's lock for more than a day.
+#: A longer lease would keep a dead worker's lock for more than a day.
 MAX_TTL = 86_400.0
 
-#: Seconds for which a finished message is remembered at most: 30 days.
+#: The longest time in seconds for which a finished message is remembered: 30 days.
 MAX_DONE_TTL = 2_592_000.0
 
-#: Seconds for which a message that waits keeps others from being sent at most: 30 days.
+#: The longest time in seconds for which a waiting message keeps others from being sent: 30 days.
 MAX_QUEUE_TTL = 2_592_000.0
 
-#: Entries that the journal keeps at most: some hundred bytes each.
+#: The most entries that a journal can keep, each of some hundred bytes.
 MAX_JOURNAL = 1_000_000
 
-#: With more holders of one key than this it is not a lock any more: each acquire passes over all of them.
+#: With more holders of one key than this, it is not a lock any more: each acquire looks at all of them.
 MAX_LIMIT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A test of a value, and the same in words."""
+    """A test of a value, and its description in words."""
 
     allows: Callable[[Any], bool]
     words: str
@@ -73,11 +73,11 @@ class Rule:
         """The value; an error says where it was found, and shows it unless it is secret.
 
         Raises:
-            InvalidOption: it is not allowed.
+            InvalidOption: the value is not allowed.
         """
         try:
             allowed = self.allows(value)
-        except Exception:  # noqa: BLE001 - comparing a value of any type may raise anything: an array of numpy's does
+        except Exception:  # noqa: BLE001 - comparing may raise anything, as it does for a numpy array
             allowed = False
         if not allowed:
             found = "of the wrong type" if secret else cleaned.value_shown(value)
@@ -96,17 +96,17 @@ class Option:
 
 
 def is_seconds(value: object) -> bool:
-    """Whether it is a finite number, of either sign."""
+    """Whether the value is a finite number, of either sign."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # A whole number beyond what a float holds.
+    except OverflowError:  # An integer that is too large for a float.
         return False
 
 
 def is_whole(value: object, least: int, most: int) -> bool:
-    """Whether it is a whole number within these bounds."""
+    """Whether the value is an integer within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -130,7 +130,7 @@ def _whole_to(most: int, *, least: int = 0, of_least: str = "") -> Rule:
 
 TTL = _seconds_to(MAX_TTL, least=MIN_TTL)
 BOOLEAN = Rule(lambda value: isinstance(value, bool), "True or False")
-TEXT = Rule(lambda value: isinstance(value, str) and value != "", "a text that is not empty")
+TEXT = Rule(lambda value: isinstance(value, str) and value != "", "a non-empty text")
 
 _RETRIES = Rule(
     lambda value: value is None or is_whole(value, 0, cleaned.MAX_COUNT),
@@ -139,7 +139,7 @@ _RETRIES = Rule(
 
 
 def _policy(names: Sequence[str], given: str, *, not_chosen: Sequence[str] = ()) -> Rule:
-    """One of some policies, or what chooses one."""
+    """One of these policies, or a callable that chooses one."""
     but = f" except {one_of(*not_chosen).words}" if not_chosen else ""
     return Rule(
         lambda value: callable(value) or (isinstance(value, str) and value in names),
@@ -147,7 +147,7 @@ def _policy(names: Sequence[str], given: str, *, not_chosen: Sequence[str] = ())
     )
 
 
-#: Options of a task, by their names in `Options`.
+#: The options of a task, by their names in `Options`.
 OPTIONS: Mapping[str, Option] = {
     "scope": Option("lock_scope", "singleton_lock_scope", WHILE_EXECUTING, one_of(*SCOPES)),
     "ttl": Option("lock_ttl", "singleton_lock_ttl", 30.0, TTL),
@@ -175,15 +175,15 @@ OPTIONS: Mapping[str, Option] = {
 #: Task attributes of this package without an app-wide default.
 KEY_ATTRIBUTES = ("lock_key", "lock_name")
 
-#: What a call may not change: whether it is another one's duplicate depends on these, or they say nothing to a worker.
+#: Options that a call may not change: they decide whether it duplicates another call, or mean nothing to a worker.
 _OF_THE_TASK = ("scope", "limit", "on_duplicate", "queue_ttl", "on_send_unavailable")
 
-#: What may stand in the `singleton_lock={...}` of a call.
+#: The keys that `singleton_lock={...}` of a call may have.
 CALL_KEYS = ("key", *(name for name in OPTIONS if name not in _OF_THE_TASK))
 
 
 class CallOptions(TypedDict, total=False):
-    """What may stand in the `singleton_lock={...}` of a call, for type checkers: see `SingletonTask.apply_async`."""
+    """What `singleton_lock={...}` of a call may contain, for type checkers: see `SingletonTask.apply_async`."""
 
     key: str
     ttl: float
@@ -196,7 +196,7 @@ class CallOptions(TypedDict, total=False):
     retain_on_retry: bool
 
 
-#: What `singleton_lock_accept` calls `singleton_lock=False`, and all that it may name.
+#: The name of `singleton_lock=False` in `singleton_lock_accept`, and all names that this setting may contain.
 DISABLE = "disable"
 ACCEPTABLE = (DISABLE, *CALL_KEYS)
 
@@ -207,7 +207,7 @@ def _is_acceptable(value: object) -> bool:
     return isinstance(value, (list, tuple, set, frozenset)) and all(name in ACCEPTABLE for name in value)
 
 
-#: App settings that are not a default of a task option.
+#: App settings other than the defaults of task options.
 LOCK_SETTINGS: Mapping[str, Rule] = {
     "singleton_lock_backend": Rule(lambda value: isinstance(value, str), "a URL"),
     "singleton_lock_transport_options": Rule(
@@ -249,15 +249,15 @@ SETTINGS: Mapping[str, Rule] = {
     **BEAT_SETTINGS,
 }
 
-#: Settings whose values hold a password, and are not shown.
+#: Settings whose values may contain a password, and are not shown.
 SECRET = ("singleton_lock_backend", "singleton_lock_transport_options")
 
 
 def setting(conf: Any, name: str, default: Any = None) -> Any:
-    """A setting of an app, checked; the default where it is not set.
+    """A setting of an app, checked; the default if it is not set.
 
     Raises:
-        InvalidOption: it is not allowed.
+        InvalidOption: the value is not allowed.
     """
     value = conf.get(name)
     return default if value is None else SETTINGS[name].require(value, f"setting {name}", secret=name in SECRET)

@@ -1,5 +1,5 @@
-"""The options of one execution: looked up for the call (`singleton_lock={...}`), on the task (`lock_ttl = 60`), in the
-app's settings (`singleton_lock_ttl = 60`), and last in their defaults.
+"""The options of one execution: looked up in the call (`singleton_lock={...}`), on the task (`lock_ttl = 60`), in the
+app's settings (`singleton_lock_ttl = 60`), and last in the defaults.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.words import did_you_mean
 
-#: Seconds that a message may ask for at most, where the task and the settings do not say more themselves.
+#: The most seconds that a message may ask for, unless the task or the settings say more themselves.
 MAX_ASKED = 3600.0
 
-#: Options of a call that are bounded by that: for so long a message may keep others out, or a worker's slot.
+#: The options of a call with that bound: for this long, a message may keep others out, or occupy a worker's slot.
 _BOUNDED = ("ttl", "wait", "at_least_for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How one execution locks: the task options of these names, and `key`, a text that the caller gave instead of one
-    made from the arguments. Seconds everywhere. `on_unavailable` is "wait" for an item of a map alone: it asks on.
+    """How one execution locks: the task options of these names, and `key`, a text from the caller that replaces the one
+    made from the arguments. All times are seconds. `on_unavailable` is "wait" only for an item of a map, which keeps
+    asking.
     """
 
     scope: str
@@ -70,7 +71,7 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
     Raises:
         InvalidOption: a value is not allowed.
     """
-    # Not type(task): it may be Celery's proxy of a task.
+    # Not type(task): this may be Celery's proxy for a task.
     given, own = _attributes(task), task.__class__
     latest: tuple[Any, Settings, Options] | None = vars(own).get(_LATEST)
     if latest is None or latest[0] != given or latest[1] is not settings:
@@ -82,15 +83,15 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
     return options
 
 
-#: Where a task's class has the options of its last execution, and what they were made of: somebody may set an attribute
-#: at any time. Not in a weak dictionary here: among them may be a method, which refers to the class.
+#: The attribute of a task's class that keeps the options of its last execution, and what they were made from, because
+#: attributes may be set at any time. Not a weak dictionary: an option may be a method, which refers to the class.
 _LATEST = "_singleton_lock_latest"
 
 _attributes = attrgetter(*(option.attribute for option in OPTIONS.values()))
 
 
-#: Defaults that suit a scope, where neither task nor app says anything: what waits behind a run is there to be carried
-#: out, and nothing else runs between two attempts of what is exclusive until its end.
+#: Defaults of a scope, where neither the task nor the app sets the option: a message that waits behind a run must be
+#: carried out, and nothing else may run between two attempts of a task that is exclusive until its end.
 _DEFAULTS_OF_SCOPE: Mapping[str, Mapping[str, Any]] = {
     UNTIL_AND_WHILE_EXECUTING: {"on_conflict": "retry"},
     UNTIL_EXECUTED: {"retain_on_retry": True},
@@ -122,7 +123,7 @@ def _options_of(task: Any, settings: Settings) -> Options:
 
 
 def replaces(options: Options) -> bool:
-    """Whether a message that waits can be replaced: it has its lock no longer than that, and nobody shares it."""
+    """Whether a waiting message can be replaced: it has its lock only while it waits, and nobody shares the lock."""
     return options.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED) and options.limit == 1
 
 
@@ -142,10 +143,10 @@ def _check_replace(task_name: str, options: Options) -> None:
 
 
 def check_join(task: Any, options: Options, settings: Settings) -> None:
-    """Refuse `on_conflict="join"` where nobody could tell how the task that was joined has ended.
+    """Refuse `on_conflict="join"` where nobody could find out how the joined task ended.
 
     Raises:
-        InvalidOption: there is one reason or another.
+        InvalidOption: `join` cannot work; the error says why.
     """
     where = f"on_conflict of task {task.name} is {JOIN!r}, which "
     if raw_attribute(task, "ignore_result"):
@@ -159,10 +160,10 @@ def check_join(task: Any, options: Options, settings: Settings) -> None:
 
 
 def _check_newest(task_name: str, options: Options) -> None:
-    """Refuse what a policy says nothing about that has only the newest run.
+    """Refuse options that make no sense with a policy under which only the newest message runs.
 
     Raises:
-        InvalidOption: it is used so.
+        InvalidOption: there is such an option.
     """
     if options.on_conflict not in NEWEST_POLICIES:
         return
@@ -184,16 +185,16 @@ def _check_newest(task_name: str, options: Options) -> None:
         )
     if options.on_conflict == REPLACE and options.on_lock_lost != "abort":
         raise InvalidOption(
-            f"{where} with on_lock_lost {options.on_lock_lost!r}, which lets a run go on that is to stop; allowed: "
-            "on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end"
+            f"{where} with on_lock_lost {options.on_lock_lost!r}, so that a run that should stop goes on; "
+            "allowed: on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end"
         )
 
 
 def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowed: Sequence[str]) -> Any:
-    """The policy that an option says, or that its callable returns for what was met.
+    """The policy that an option names, or that its callable returns for the conflict or duplicate `met`.
 
     Raises:
-        InvalidOption: a callable of the user's gave an answer that is none.
+        InvalidOption: the user's callable did not return a policy.
     """
     if not callable(policy):
         return policy
@@ -207,7 +208,7 @@ def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowe
 
 
 def check_task(task: Any, base: type) -> None:
-    """Refuse wrong options of a task class, derived from `base`, when it is bound to its app: before anything is sent.
+    """Refuse wrong options of a task class derived from `base`, when it is bound to its app, before anything is sent.
 
     Raises:
         InvalidOption: an option is unknown or its value is not allowed.
@@ -221,12 +222,12 @@ def check_task(task: Any, base: type) -> None:
 
 
 def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[False] | None:
-    """The value of `apply_async(singleton_lock=...)`: a dictionary, False (no lock), or None (as the task says).
+    """The value of `apply_async(singleton_lock=...)`: a dictionary, False (no lock), or None (the task's options).
 
-    True says what None says.
+    True means the same as None.
 
     Raises:
-        InvalidOption: anything else, in the producer before sending, and in the worker for messages of others.
+        InvalidOption: anything else; in the producer before sending, and in the worker for messages of other senders.
     """
     where = f"singleton_lock in a call of {task_name}"
     if value is None or value is True:
@@ -248,7 +249,7 @@ def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[Fal
 
 
 def check_accepted(call: Mapping[str, Any] | Literal[False] | None, accept: frozenset[str], task: Any) -> None:
-    """Whether a worker takes these options of a call, as `check_call` gave them, from a message.
+    """Refuse options of a call, as `check_call` returned them, that a worker does not take from a message.
 
     Raises:
         InvalidOption: one of them is not accepted; in the producer before sending, and in the worker.
@@ -279,7 +280,7 @@ def _own_seconds(task: Any, option: Option) -> float:
 
 
 def raw_attribute(task: Any, name: str) -> Any:
-    """An option as it stands on the task's class: a function given to `@app.task(...)` is not made a method."""
+    """An option as set on the task's class: a function given to `@app.task(...)` is not turned into a method."""
     value = getattr(task, name, None)
     if isinstance(value, property):
         return None

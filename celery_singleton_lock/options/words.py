@@ -1,4 +1,4 @@
-"""Names that people know from other packages, and typing errors, with the right names."""
+"""Finds the right name for a name that people know from another package, and for a typing error."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
 
-#: How alike two names are of which one is taken for a slip of the pen: "lock_timeout" is no slip for "lock_limit".
+#: How similar two names must be for one to count as a typing error of the other: "lock_timeout" is not one of
+#: "lock_limit".
 _ALIKE = 0.8
 
-#: The same of one that may be somebody's own: "log_key" and "on_conflict_mail" are.
+#: The same for a name that may be the user's own, such as "log_key" and "on_conflict_mail".
 _VERY_ALIKE = 0.87
 
-#: The last part of an option's name here, by what others call the same. Nothing that others also use for something
-#: else: what is proposed will be tried.
+#: The same for names of up to four characters, in which one wrong character is much: "tll".
+_SHORT, _SHORT_ALIKE = 4, 0.6
+
+#: The last part of an option's name here, by what other packages call it. Without names that other packages also use
+#: for something else: users will try what is proposed.
 _HERE: Mapping[str, str] = {
     **dict.fromkeys(("timeout", "expire", "expires", "expiry", "expiration", "ex", "px", "lease", "lease_time"), "ttl"),
     **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_timeout", "blocking", "block"), "wait"),
     **dict.fromkeys(("max_concurrency", "concurrency", "max_leases", "slots"), "limit"),
     **dict.fromkeys(("keys", "unique_on", "unique_key", "args"), "key"),
+    **dict.fromkeys(("url", "redis_url", "backend_url", "broker", "broker_url", "redis", "server"), "backend"),
 }
 
-#: What differs between an option here and what others call so.
+#: How an option here differs from what other packages call by that name.
 _DIFFERS: Mapping[str, str] = {
     "ttl": " (seconds; it is renewed while the task runs, so it need not be longer than that)",
     "wait": " (seconds)",
 }
 
-#: Names of this package begin with one of these, and some of others that are corrected with the second.
+#: Names of this package, and some names of others, begin with the first of a pair; the second replaces it.
 _BEGINNINGS = (
     ("singleton_lock_beat_lock_", "singleton_lock_beat_"),
     ("singleton_lock_beat_", "singleton_lock_beat_"),
@@ -44,8 +49,8 @@ class Foreign(NamedTuple):
     """An option of another package, given to a task or to a call of one.
 
     Attributes:
-        looks_so: whether a value is one that it may have there; others have attributes of that name, too.
-        here: what to do instead.
+        looks_so: whether the option may have this value in that package; other attributes may have the same name.
+        here: what to do in this package instead.
     """
 
     package: str
@@ -61,7 +66,7 @@ def _is_switch(value: object) -> bool:
     return isinstance(value, bool)
 
 
-#: Options of other packages, which would do nothing here.
+#: Options of other packages that would do nothing here.
 FOREIGN: Mapping[str, Foreign] = {
     "once": Foreign(
         "celery-once",
@@ -93,34 +98,59 @@ FOREIGN: Mapping[str, Foreign] = {
 }
 
 
+#: Settings of other packages, by the package, or the beginning of their names; and what to do in this one instead.
+FOREIGN_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "once": ("celery-once", "set singleton_lock_backend to the URL of the lock server; timeouts are not needed"),
+    "singleton_backend_": ("celery-singleton", "set singleton_lock_backend to the URL of the lock server"),
+    "singleton_key_prefix": ("celery-singleton", "set singleton_lock_prefix"),
+    "singleton_raise_on_duplicate": ("celery-singleton", "set singleton_lock_on_duplicate = 'raise'"),
+    "redbeat_": ("RedBeat", "beat -S exclusive has settings of its own, singleton_lock_beat_…"),
+}
+
+
 def did_you_mean(name: object, allowed: Iterable[str]) -> str:
-    """The end of an error about a name that is not known."""
+    """The end of an error message about an unknown name."""
     allowed = tuple(allowed)
     meant, differs = _meant(cleaned.text(name), allowed)
-    hint = f"; did you mean {meant!r}{differs}?" if meant else ""
-    return f"{hint}; allowed: {', '.join(allowed)}"
+    return f"; did you mean {meant!r}{differs}?" if meant else f"; allowed: {', '.join(allowed)}"
 
 
 def is_slip(name: str, allowed: Iterable[str]) -> bool:
-    """Whether it is one of these names, mistyped, though it has no beginning that is reserved for them."""
+    """Whether the name is one of these, mistyped, though it does not begin as only their names may."""
     return bool(difflib.get_close_matches(name, tuple(allowed), n=1, cutoff=_VERY_ALIKE))
 
 
 def is_anagram(name: str, allowed: Iterable[str]) -> bool:
-    """Whether it is none of these names, but has the letters of one: they were mixed up."""
+    """Whether the name is not one of these, but has the same letters as one of them in another order."""
     letters = sorted(name)
     return name not in (names := tuple(allowed)) and any(sorted(it) == letters for it in names)
 
 
+def misspelled_setting(name: str, settings: Iterable[str]) -> str | None:
+    """The setting of this package that was meant, where the name does not begin as they do; None if there is none."""
+    return None if name.startswith("singleton_lock_") else _nearest(name, settings, _VERY_ALIKE) or None
+
+
 def _meant(name: str, allowed: tuple[str, ...]) -> tuple[str, str]:
-    """The name that was meant, and what differs there; empty texts where nothing is near."""
+    """The name that was meant, and what differs about it; empty texts if no name is similar."""
     by_name = {it.lower(): it for it in allowed}
     folded = name.lower()
     for beginning, corrected in _BEGINNINGS:
         start, found, end = folded.rpartition(beginning) if beginning else ("", "", folded)
         if found or not beginning:
-            here = _HERE.get(end, end)
+            word = end if end in _HERE else _nearest(end, _HERE, _VERY_ALIKE)
+            here = _HERE.get(word, end)
             if (wanted := f"{start}{corrected}{here}") in by_name:
-                return by_name[wanted], _DIFFERS.get(here, "") if end in _HERE else ""
-    close = difflib.get_close_matches(name, allowed, n=1, cutoff=_ALIKE)
-    return (close[0] if close else ""), ""
+                return by_name[wanted], _DIFFERS.get(here, "") if word else ""
+    # What all names begin with would make any two of them similar.
+    shared = next((it for it, _ in _BEGINNINGS if all(each.startswith(it) for each in (folded, *allowed))), "")
+    ends = {it.removeprefix(shared): it for it in allowed}
+    end = folded.removeprefix(shared)
+    alike = _SHORT_ALIKE if shared and len(end) <= _SHORT else _ALIKE
+    close = _nearest(end, ends, alike) or next((it for it in ends if sorted(it) == sorted(end)), "")
+    return ends.get(close, ""), ""
+
+
+def _nearest(name: str, names: Iterable[str], cutoff: float) -> str:
+    """The most similar of these names; an empty text if none is similar enough."""
+    return next(iter(difflib.get_close_matches(name, tuple(names), n=1, cutoff=cutoff)), "")

@@ -13,13 +13,13 @@ from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPP
 from celery_singleton_lock.rehearsal.proxy import can_be_rerouted
 from celery_singleton_lock.rehearsal.scene import Play, Scene, scene
 
-#: Seconds in which another worker would begin that must not.
+#: Seconds within which another worker would begin a run that it must not begin.
 GRACE = 2.0
 
-#: Seconds until a worker looks which of its processes have ended, where nothing says so sooner.
+#: Seconds until a worker checks which of its processes have ended, unless it learns that sooner.
 NOTICED_IN = 5.0
 
-#: Bodies that came to their own end.
+#: The ends of bodies that ended by themselves.
 _BY_ITSELF = (DONE, RAISED, RETRIED)
 
 
@@ -28,11 +28,11 @@ class Fault:
     """One of the faults.
 
     Attributes:
-        name: for the command line.
-        words: what is done.
+        name: its name for the command line.
+        words: what it does, in words.
         act: does it.
-        cuts_off: whether it is about the lock server.
-        needs: says why it cannot be done; None where it can.
+        cuts_off: whether it cuts off the lock server.
+        needs: says why it cannot be done; None if it can.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a fault.
+    """The outcome of a fault.
 
     Attributes:
-        fault: its name.
-        words: what was done.
-        kept: whether all promises were; None where it was not done.
-        runs, overlaps: of the task's body.
-        recovery: seconds until the lock was free, or the task ran again; None where nothing had to recover.
+        fault: the name of the fault.
+        words: what was done, in words.
+        kept: whether all promises were kept; None if the fault was left out.
+        runs, overlaps: how often the task's body ran, and how often it overlapped another run.
+        recovery: seconds until the lock was free, or the task ran again; None if nothing had to recover.
         broken: the promises that were not kept.
-        notes: what the options make impossible, and what else there is to know.
+        notes: what the options make impossible, and other remarks.
     """
 
     fault: str
@@ -67,7 +67,7 @@ class Outcome:
 
 
 def rehearse(play: Play, faults: Iterable[Fault]) -> Iterator[Outcome]:
-    """Do one after the other, each on workers of its own.
+    """Do one fault after the other, each on its own workers.
 
     Raises:
         RehearsalFailed: the workers do not start, or the task does not run.
@@ -109,7 +109,7 @@ def _kill_child(it: Scene) -> None:
     if not _comes_again(it.play):
         it.excuse(first)
         it.note(
-            "the call whose process was killed is lost, as Celery's options for this task have it; to run it "
+            "the call whose process was killed is lost, by Celery's options for this task; to run it "
             "again, set acks_late=True and reject_on_worker_lost=True"
         )
     it.send(1)
@@ -214,14 +214,14 @@ def _go_away(it: Scene) -> None:
 
 
 def _is_free_again(it: Scene, run: Run, since: float, seconds: float) -> None:
-    """Wait until the lock of a run is not its process's any more."""
+    """Wait until a run's process no longer holds the lock."""
     free = it.until(lambda: run.began.pid not in it.holders(), seconds)
     it.recovery = clock.now() - since
     it.expect(free, f"its lock was still held {seconds:g} s later")
 
 
 def _runs_again(it: Scene, since: float) -> None:
-    """Once all have ended: when the task ran again first, if it did."""
+    """Wait until all calls have ended, and note when the task first ran again, if it did."""
     it.until(lambda: all(map(it.has_ended, it.sent)))
     it.recovery = next((run.began.at - since for run in it.runs if run.began.at > since), None)
 
@@ -231,7 +231,7 @@ def _is_over(it: Scene, run: Run) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether the process is there; a pool takes away those of its own that have ended."""
+    """Whether the process exists; a pool reaps its own processes that have ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

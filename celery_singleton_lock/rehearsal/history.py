@@ -1,6 +1,6 @@
-"""What happened at a rehearsal: a file to which every process appends lines, and which runs they show.
+"""What happened in a rehearsal: a file to which every process appends lines, and the runs that they show.
 
-The body of a task is noted, and not its lock: what is judged is not asked about itself.
+The lines are about the body of the task, not about its lock: the lock is not a witness in its own case.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 #: A worker is ready; a message came to a process; it was refused; its body began, and ended; it has failed for good, or
-#: has a value.
+#: returned a value.
 What = Literal["ready", "met", "refused", "began", "ended", "failed", "succeeded"]
 
-#: How a body ended: by itself, by an exception of its own, by one of this package's or of Celery's that stopped it.
+#: How a body ended: by itself, with its own exception, with a retry, or because this package or Celery stopped it.
 DONE, RAISED, RETRIED, STOPPED = "done", "raised", "retried", "stopped"
 
 
@@ -24,13 +24,13 @@ class Line(NamedTuple):
     """One line of the history.
 
     Attributes:
-        what: has happened.
-        at: on this host's steady clock.
-        node, pid: where.
-        task_id, retries: which attempt of which message.
-        run: a name of the run, for its two lines.
+        what: what happened.
+        at: when, on this host's steady clock.
+        node, pid: where it happened.
+        task_id, retries: the message, and its attempt.
+        run: a name of the run, the same in its two lines.
         about: the conflict's policy, how a body ended, or the error.
-        key, fence: of a run's lock; empty and 0 where it has none.
+        key, fence: the key and fence of a run's lock; empty and 0 if it has none.
     """
 
     what: What
@@ -50,8 +50,8 @@ class Run:
     """A body that ran.
 
     Attributes:
-        began: the line that says so.
-        ended: the other one; None where it has not come, and after a SIGKILL never does.
+        began: the line about its beginning.
+        ended: the line about its end; None if it has not come; after a SIGKILL, it never does.
     """
 
     began: Line
@@ -63,7 +63,7 @@ class Run:
 
 
 def append(path: Path, line: Line) -> None:
-    """Write a line: one call of the system, so that lines of several processes do not mix."""
+    """Write a line with one system call, so that lines of several processes do not mix."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, json.dumps(line).encode() + b"\n")
@@ -72,7 +72,7 @@ def append(path: Path, line: Line) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """The whole lines so far."""
+    """The complete lines so far."""
     if not path.exists():
         return []
     whole, _, _ = path.read_text().rpartition("\n")
@@ -91,9 +91,9 @@ def overlaps(ran: Sequence[Run], limit: int, cut: Mapping[str, float]) -> int:
     """How many runs began while as many as the limit allows, or more, were running.
 
     Args:
-        ran: in the order in which they began.
-        limit: of the lock.
-        cut: when a run was killed or stopped, by its name; it does not count as running any more.
+        ran: the runs, in the order in which they began.
+        limit: the limit of the lock.
+        cut: when runs were killed or stopped, by name; from then on they do not count as running.
     """
     count = 0
     for number, run in enumerate(ran):
@@ -103,7 +103,7 @@ def overlaps(ran: Sequence[Run], limit: int, cut: Mapping[str, float]) -> int:
 
 
 def fences_grow(ran: Iterable[Run]) -> bool:
-    """Whether of two runs of one lock the later one has the higher fencing token."""
+    """Whether, of any two runs under one lock, the later has the higher fencing token."""
     last: dict[str, int] = {}
     for line in (run.began for run in ran if run.began.fence):
         if line.fence <= last.get(line.key, 0):

@@ -1,6 +1,6 @@
-"""Cuts the workers of a rehearsal, and nobody else, off from the lock server: a proxy in between falls silent or goes.
+"""Cuts only the workers of a rehearsal off from the lock server: a proxy in between falls silent or goes away.
 
-Where the locks are on several servers (Redlock), each has a proxy, and they do the same.
+If the locks are on several servers (Redlock), each server has a proxy, and all proxies do the same.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 from celery_singleton_lock.backend import Backend, Kind, scheme
 
-#: The port of a Redis whose URL names none.
+#: The port of a Redis whose URL does not name a port.
 PORT = 6379
 
 _LOOPBACK = "127.0.0.1"
 
 
 class Proxy:
-    """Forwards connections to a lock server, as long as it is there and not silent."""
+    """Forwards connections to a lock server, unless it has gone away or is silent."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -33,7 +33,7 @@ class Proxy:
         self.come_back()
 
     def fall_silent(self) -> None:
-        """Keep all that is said, in both directions, until `speak`."""
+        """Hold back all data, in both directions, until `speak`."""
         self._speaks.clear()
 
     def speak(self) -> None:
@@ -51,7 +51,7 @@ class Proxy:
         self._speaks.set()
 
     def come_back(self) -> None:
-        """At the same address, if it was away."""
+        """Accept connections again, at the same address, if it was away."""
         if self._listener is not None:
             return
         listener = socket.create_server((_LOOPBACK, self.port))
@@ -74,7 +74,7 @@ class Proxy:
         with self._mutex:
             if self._listener is listener:
                 self._open |= {client, server}
-        if client not in self._open:  # It has gone away meanwhile.
+        if client not in self._open:  # The proxy has gone away meanwhile.
             client.close()
             server.close()
             return
@@ -92,10 +92,10 @@ class Proxy:
 
 
 class Detour:
-    """The lock servers of an app by way of proxies, which end with the `with` block.
+    """The lock servers of an app behind proxies, which end with the `with` block.
 
     Args:
-        urls: of the servers; none: there is nothing in between.
+        urls: the URLs of the servers; without any, there is nothing in between.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
@@ -105,7 +105,7 @@ class Detour:
         for place, proxy in zip(places, self._proxies, strict=True):
             login, at, _ = place.netloc.rpartition("@")
             routed.append(urlunsplit(place._replace(netloc=f"{login}{at}{_LOOPBACK}:{proxy.port}")))
-        #: As `singleton_lock_backend`; None where there is nothing in between.
+        #: The value for `singleton_lock_backend`; None if there is nothing in between.
         self.backend = ";".join(routed) or None
 
     def __enter__(self) -> Detour:
@@ -128,7 +128,7 @@ class Detour:
 
 
 def can_be_rerouted(backend: Backend, is_encrypted: bool) -> bool:
-    """Whether a proxy can be in between: Sentinels and clusters name their servers themselves, TLS checks the name."""
+    """Whether a proxy can be in between: Sentinels and clusters name their servers themselves, and TLS checks names."""
     plain = all(scheme(url) == "redis" for url in backend.urls)
     return backend.kind in (Kind.SERVER, Kind.REDLOCK) and plain and not is_encrypted
 

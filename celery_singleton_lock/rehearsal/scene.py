@@ -1,4 +1,4 @@
-"""The place of one fault: two workers with a queue each, the messages that are sent to them, and what came of it."""
+"""The set-up for one fault: two workers with a queue each, the messages that are sent to them, and what happened."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from celery_singleton_lock.runtime import Runtime
 #: Seconds between two looks at what has happened.
 LOOK_EVERY = 0.05
 
-#: A time limit of a task that has one: its runs last until the fault is over.
+#: The time limit for a task that has a time limit, since its runs last until the fault is over.
 NO_LIMIT = 86_400
 
-#: Calls at once, at most, to fill a lock that several may hold.
+#: The most simultaneous calls to fill a lock that several may hold.
 MOST_CALLS = 8
 
 
@@ -40,7 +40,7 @@ class RehearsalFailed(SingletonLockError):
     """A fault could not be tried: the workers did not start, or the task did not run.
 
     Attributes:
-        log: what a worker wrote last.
+        log: the last output of a worker.
     """
 
     def __init__(self, why: str, workers: Sequence[Worker]) -> None:
@@ -53,14 +53,14 @@ class Play:
     """What is rehearsed.
 
     Attributes:
-        task: the user's.
-        args, kwargs: of the calls.
-        call: the options of the lock for them.
-        options: those that result.
+        task: the user's task.
+        args, kwargs: the arguments of the calls.
+        call: the lock options of the calls.
+        options: the resulting options.
         runtime: the app's locks.
-        celery: options of `celery` that name the app.
-        pool: of the workers.
-        patience: seconds that anything may take which ought to happen.
+        celery: the options of `celery` that name the app.
+        pool: the pool of the workers.
+        patience: seconds within which everything that should happen must happen.
     """
 
     task: Any
@@ -75,17 +75,17 @@ class Play:
 
     @property
     def calls(self) -> int:
-        """As many calls as it takes for one to find no room."""
+        """How many calls it takes until one of them finds the lock held."""
         return min(self.options.limit + 1, MOST_CALLS)
 
     @property
     def longest(self) -> float:
-        """Seconds that a fault lasts at most, with all that follows."""
+        """The longest time in seconds that a fault lasts, with all that follows."""
         return 3 * self.options.ttl + 3 * self.patience
 
 
 class Message(NamedTuple):
-    """What it takes to send a message again."""
+    """Everything needed to send a message again."""
 
     headers: Mapping[str, Any]
     body: Any
@@ -98,15 +98,15 @@ class Scene:
 
     Attributes:
         play: what is rehearsed.
-        orders: of the workers.
-        detour: what is between the lock server and the workers.
-        workers: the two.
-        sent: the ids of the messages that have to reach an end.
-        cut: when runs were killed or frozen, by their names.
-        broken: promises that were, in words.
-        notes: what else there is to say.
+        orders: the orders for the workers.
+        detour: the proxies between the lock server and the workers.
+        workers: the two workers.
+        sent: the ids of the messages that must reach an end.
+        cut: when runs were killed or frozen, by name.
+        broken: the promises that were broken, in words.
+        notes: other remarks.
         recovery: seconds from the fault until the lock was free, or the task ran again.
-        messages: as they were sent, by their ids.
+        messages: the messages as they were sent, by id.
     """
 
     play: Play
@@ -129,7 +129,7 @@ class Scene:
         return history.runs(self.lines)
 
     def send(self, worker: int) -> str:
-        """Call the task, on this worker; the id of the message."""
+        """Call the task on this worker; returns the id of the message."""
         task, play = self.play.task, self.play
         limits = {name: NO_LIMIT for name in ("time_limit", "soft_time_limit") if _is_limited(task, name)}
         given: dict[str, Any] = {"queue": self.workers[worker].queue, **limits}
@@ -141,7 +141,7 @@ class Scene:
         return task_id
 
     def send_again(self, task_id: str, worker: int) -> None:
-        """Deliver a message again, as brokers do; to this worker."""
+        """Deliver a message again, as brokers do, to this worker."""
         message = self.messages[task_id]
         app = self.play.task.app
         with app.producer_pool.acquire(block=True) as producer:
@@ -170,21 +170,21 @@ class Scene:
         return [run for run in self.runs if run.began.task_id == task_id]
 
     def now(self, run: Run) -> Run:
-        """What is known of a run by now."""
+        """The run, with all that is known about it by now."""
         return next(it for it in self.runs if it.began.run == run.began.run)
 
     def met(self, task_id: str) -> int:
-        """How many copies of a message have come to a worker, put-back ones too."""
+        """How many copies of a message have come to a worker, including requeued copies."""
         return sum(line.what == "met" and line.task_id == task_id for line in self.lines)
 
     def holders(self) -> set[int]:
-        """The processes that hold a lock; not what is kept on purpose, where nobody runs."""
+        """The processes that hold a lock; without locks that are kept on purpose while no task runs."""
         keys = {run.began.key for run in self.runs if run.began.key}
         held = [lock for key in keys for lock in self.play.runtime.store.held(key, limit=self.play.options.limit)]
         return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
 
     def until(self, true: Callable[[], object], seconds: float | None = None) -> bool:
-        """Wait for something; whether it came."""
+        """Wait until `true` returns a true value; whether it did."""
         deadline = clock.now() + (self.play.patience if seconds is None else seconds)
         while not true():
             if clock.now() > deadline:
@@ -193,7 +193,7 @@ class Scene:
         return True
 
     def expect(self, is_so: object, otherwise: str) -> None:
-        """A promise, and what to say if it was broken."""
+        """Check a promise; `otherwise` says what happened if it was broken."""
         if not is_so:
             self.broken.append(otherwise)
 
@@ -202,16 +202,16 @@ class Scene:
             self.notes.append(text)
 
     def let_end(self) -> float:
-        """Runs may end from now on; when that is."""
+        """Let runs end from now on; returns the current time."""
         self.orders.end.touch()
         return clock.now()
 
     def excuse(self, task_id: str) -> None:
-        """This message need not reach an end: its options, or those of Celery, say so."""
+        """Do not expect this message to reach an end: its options, or Celery's, allow that."""
         self.sent.remove(task_id)
 
     def close(self) -> None:
-        """Let all go on to its end, and judge what every fault has in common."""
+        """Let everything end, and check what must hold after every fault."""
         self.let_end()
         if self.until(lambda: all(map(self.has_ended, self.sent))):
             self.expect(self.until(lambda: not self.holders(), self.play.options.ttl + 5.0), "a lock was left held")
@@ -223,7 +223,7 @@ class Scene:
         self.expect(
             history.fences_grow(self.runs) or self.play.options.limit > 1, "a later run had a lower fencing token"
         )
-        for how, words in ((RAISED, "failed with an error of its own"), (RETRIED, "asked for a retry itself")):
+        for how, words in ((RAISED, "failed with its own error"), (RETRIED, "asked for a retry itself")):
             if any(run.how == how for run in self.runs):
                 self.note(f"the task {words}")
 
@@ -255,11 +255,11 @@ class Scene:
 
 @contextmanager
 def scene(play: Play, *, cut_off: bool) -> Iterator[Scene]:
-    """Two workers that are ready, and nothing of them afterwards.
+    """Two workers that are ready; nothing is left of them afterwards.
 
     Args:
         play: what is rehearsed.
-        cut_off: whether the lock server is to be reached by way of a proxy.
+        cut_off: whether the workers reach the lock server through a proxy.
 
     Raises:
         RehearsalFailed: a worker does not start.
@@ -301,7 +301,7 @@ def _wait_until_ready(made: Scene) -> None:
 
 
 def _dismiss(made: Scene) -> None:
-    """Have the workers end, both at once: they give the broker back what they hold of its messages."""
+    """Shut down both workers at once, so that they return the messages that they hold to the broker."""
     made.let_end()
     made.detour.come_back()
     for worker in made.workers:
@@ -318,7 +318,7 @@ def _forget(play: Play, made: Scene) -> None:
     with app.connection_for_write() as connection:
         for worker in made.workers:
             queue = app.amqp.queues[worker.queue](connection.default_channel)
-            queue.declare()  # Brokers of kombu's delete bindings that this channel knows.
+            queue.declare()  # kombu's virtual brokers delete only bindings that this channel knows.
             queue.delete()
             if queue.exchange.name == queue.name:
                 queue.exchange.delete()

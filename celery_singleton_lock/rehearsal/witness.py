@@ -1,7 +1,7 @@
 """The rehearsal's part in its workers: notes when the task's body begins and ends, and keeps it going for a fault.
 
-A worker imports it (`celery worker -I`) and finds in the environment what it is to do. The user's code stays as it is:
-the task's `run` is wrapped in this process alone, outside of whatever it does and within its lock.
+A worker imports it (`celery worker -I`) and finds its orders in the environment. The user's code stays as it is: the
+task's `run` is wrapped only in this process, within its lock.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from celery_singleton_lock.signals import lock_conflict
 #: The environment variable with the orders, as JSON: a command line would show the lock server's password to everybody.
 VARIABLE = "SINGLETON_LOCK_REHEARSAL"
 
-#: Seconds between two looks whether a run may end.
+#: Seconds between two checks whether a run may end.
 LOOK_EVERY = 0.02
 
-#: Seconds between two looks whether the rehearsal is still there.
+#: Seconds between two checks whether the rehearsal still exists.
 LOOK_FOR_PARENT_EVERY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a worker of a rehearsal is to do.
+    """The orders for a worker of a rehearsal.
 
     Attributes:
-        directory: where the history is, and a file `end` as soon as runs may end.
+        directory: the directory of the history; it gets a file `end` as soon as runs may end.
         task: the task's name.
-        prefix: of the locks' keys.
-        backend: where the locks are; None: as the app says.
-        longest: seconds that a run is kept going at most.
-        parent: the process that started the worker, which ends with it.
+        prefix: the prefix of the locks' keys.
+        backend: where the locks are; None: where the app has them.
+        longest: the longest time in seconds for which a run is kept going.
+        parent: the process that started the worker; the worker ends with it.
     """
 
     directory: str
@@ -72,7 +72,7 @@ class Orders:
 
 
 def is_to_stop_others(task: Any) -> bool:
-    """Whether a call of it stops the one that runs. Those of a rehearsal do not: a run is to be seen to its end."""
+    """Whether a call of the task stops a running one. In a rehearsal it must not: each run must be seen to its end."""
     policy = raw_attribute(task, "on_conflict") or task.app.conf.get("singleton_lock_on_conflict")
     return isinstance(policy, str) and policy == REPLACE
 
@@ -91,11 +91,11 @@ class Witness:
         lock_conflict.connect(self._refused)
 
     def _begin(self, sender: Any, **_: Any) -> None:
-        """Before the pool is made, whose processes inherit all this."""
+        """Set up the task before the pool exists, so that its processes inherit all this."""
         self._node = sender.hostname
         conf = sender.app.conf
         conf.singleton_lock_prefix = self._orders.prefix
-        conf.singleton_lock_journal = 0  # Which is kept for a month.
+        conf.singleton_lock_journal = 0  # A journal would be kept for a month.
         if self._orders.backend is not None:
             conf.singleton_lock_backend = self._orders.backend
         task = sender.app.tasks[self._orders.task]
@@ -130,7 +130,7 @@ class Witness:
         return watched
 
     def _go_on(self) -> None:
-        """Have the run last until it may end: a fault is to meet it."""
+        """Keep the run going until it may end, so that the fault happens during the run."""
         deadline = clock.now() + self._orders.longest
         while not self._orders.end.exists() and clock.now() < deadline:
             clock.sleep(LOOK_EVERY)
@@ -154,7 +154,7 @@ class Witness:
             self._note("failed", task_id, about=type(exception).__name__)
 
     def _succeeded(self, sender: Any, **_: Any) -> None:
-        """Also without a run: as the task that it had joined."""
+        """A message may also succeed without a run: as the task that it had joined."""
         if sender.name == self._orders.task:
             self._note("succeeded", sender.request.id)
 
@@ -167,5 +167,5 @@ class Witness:
 
 
 if VARIABLE in os.environ:
-    #: Kept, since signals refer to receivers weakly.
+    #: Kept here, because signals refer to receivers weakly.
     witness = Witness(Orders(**json.loads(os.environ[VARIABLE])))

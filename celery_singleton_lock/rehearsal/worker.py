@@ -1,4 +1,4 @@
-"""A `celery worker` that a rehearsal starts, in a process group of its own, and may kill."""
+"""A `celery worker` that a rehearsal starts in a separate process group, and may kill."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-#: Seconds that it gets to end by itself.
+#: The seconds that a worker has to end by itself.
 ENDS_IN = 60.0
 
 
 class Worker:
-    """A worker process with its children; ended with the `with` block, by force if need be.
+    """A worker process with its children; it is ended with the `with` block, by force if need be.
 
     Args:
         name: its node name.
-        queue: the only one that it takes messages from.
-        options: of `celery`, that name the app.
-        pool, concurrency: as of `celery worker`.
-        environment: of the process.
-        log: the file that it writes to.
+        queue: the only queue from which it takes messages.
+        options: the options of `celery` that name the app.
+        pool, concurrency: as for `celery worker`.
+        environment: additions to the environment of the process.
+        log: the file for its output.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Worker:
         return self._log.read_text(errors="replace")[-2000:]
 
     def stop(self) -> None:
-        """Freeze it with its children."""
+        """Freeze the worker and its children."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
 
     def shut_down(self) -> None:
-        """Ask it to end when its tasks have."""
+        """Ask the worker to end when its tasks have ended."""
         self._process.terminate()
 
     def _signal(self, number: int) -> None:

@@ -1,12 +1,12 @@
-"""How the running body of a task is stopped, per pool.
+"""Stops the running body of a task, in a way that depends on the pool.
 
 - prefork and solo: a signal to the main thread, which runs the body. It interrupts blocking calls as well.
 - threads: an asynchronous exception, which arrives with the thread's next bytecode (not within a blocking call).
 - gevent and eventlet: the exception is thrown into the body's greenlet at its next switch.
 
-Each raises `Aborted` in the body, then leaves it half of its grace to clean up, and raises again until the body ends.
-A prefork child that goes on when the grace is over is killed; in the other pools that would kill other tasks too, so
-there it is only said, loudly.
+Each raises `Aborted` in the body, leaves it half of its grace to clean up, and raises again until the body ends. A
+prefork child that goes on after its grace is killed. In the other pools that would kill other tasks too, so there the
+worker only logs it, as critical.
 
 Protocol: `docs/protocol.md`, section 5.
 """
@@ -36,21 +36,21 @@ from celery_singleton_lock.mutex import Mutex
 
 logger = get_logger(__name__)
 
-#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and is served as before.
+#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and still works.
 _SIGNAL = signal.SIGUSR1
 
 
 class Body:
     """The body of one execution while it runs: `with Body(lease): ...`.
 
-    `strike` is called by the heartbeat's thread, everything else by the one that runs the body. The mutex decides
-    between them which comes first: nothing is raised in a thread whose body has ended.
+    The heartbeat's thread calls `strike`; the thread that runs the body calls everything else. The mutex decides which
+    of them comes first: nothing is raised in a thread whose body has ended.
 
     Attributes:
-        struck: whether it was to end.
+        struck: whether it was asked to end.
         is_spared: whether nothing is raised in it now (see `sending`).
-        sent: with which it has ended, though it may not have come to that: the next attempt is sent, or what replaces
-            it.
+        sent: the exception that ends it, even if `Aborted` has overtaken it: the next attempt, or a replacement, was
+            sent.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -74,7 +74,7 @@ class Body:
         self.end()
 
     def end(self) -> None:
-        """The body has ended: raise nothing any more. May be called again, for a body that was struck as it began."""
+        """The body has ended: raise nothing more in it. May be called again, for a body that was struck as it began."""
         while True:
             try:
                 with self._mutex.lock:
@@ -82,7 +82,7 @@ class Body:
                     self._way.leave(self)
                 return
             except Aborted:
-                # It was on its way when the body ended. Now that it has arrived no other can be.
+                # It was on its way when the body ended. Now that it has arrived, no other can follow.
                 continue
 
     @property
@@ -91,8 +91,8 @@ class Body:
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """The next attempt is sent, or what replaces it: neither raise anything meanwhile nor kill, since nobody could
-        tell if it was.
+        """Neither raise anything nor kill while the next attempt, or a replacement, is sent: nobody could tell whether
+        it was sent.
         """
         with self._mutex.lock:
             self.is_spared = True
@@ -105,7 +105,7 @@ class Body:
             self.is_spared = False
 
     def strike(self) -> None:
-        """Make the body end: raise `Aborted` in it, and when that did not help in time, kill its process."""
+        """Make the body end: raise `Aborted` in it, and kill its process if that does not help in time."""
         with self._mutex.lock:
             if not self._running:
                 return
@@ -121,19 +121,19 @@ class Body:
 
 
 class _Way(ABC):
-    def enter(self, body: Body) -> None:  # noqa: B027 - most ways need nothing for that
+    def enter(self, body: Body) -> None:  # noqa: B027 - most ways need nothing here
         """The body begins."""
 
     def leave(self, body: Body) -> None:  # noqa: B027
-        """It has ended; may be called again."""
+        """The body has ended; may be called again."""
 
     @abstractmethod
     def interrupt(self, body: Body) -> None:
-        """Raise `Aborted` in it."""
+        """Raise `Aborted` in the body."""
 
 
 class _BySignal(_Way):
-    """In the main thread. The handler runs in that very thread, so it sees at once whether the body has ended."""
+    """In the main thread. The handler runs in the same thread, so it sees at once whether the body has ended."""
 
     def __init__(self) -> None:
         self._bodies: list[Body] = []
@@ -176,8 +176,8 @@ class _ByAsyncException(_Way):
     def leave(self, body: Body) -> None:
         if not body.struck:
             return
-        # One may still be on its way. To clear it would leave the interpreter looking for it at every bytecode until
-        # another comes (CPython up to 3.12). So one is sent, in place of any other, and taken here.
+        # An exception may still be on its way. If it were cleared, the interpreter would look for it at every bytecode
+        # until another comes (CPython up to 3.12). So send one, which replaces any other, and catch it here.
         try:
             while self._send():
                 clock.sleep(0)
@@ -188,7 +188,7 @@ class _ByAsyncException(_Way):
         self._send()
 
     def _send(self) -> bool:
-        """Whether there is such a thread."""
+        """Send it; whether the thread still exists."""
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Aborted)))
 
 
@@ -196,8 +196,8 @@ class _ByThrow(_Way):
     """In a greenlet.
 
     Args:
-        greenlet: the one that runs the body.
-        schedule: makes the greenlets' hub call a function with arguments, soon; from any thread.
+        greenlet: it runs the body.
+        schedule: makes the greenlets' hub call a function with arguments soon; may be called from any thread.
     """
 
     def __init__(self, greenlet: Any, schedule: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Getting the lock: asking for it, waiting for it, and asking again where no answer came.
+"""Getting the lock: asking for it, waiting for it, and asking again if no answer came.
 
 Protocol: `docs/protocol.md`, sections 2 and 7.
 """
@@ -28,7 +28,7 @@ class Acquisition:
     """Gets the lock of one execution.
 
     Attributes:
-        given_up: owners under which this message was asked for before, without an answer.
+        given_up: owners under which this message has asked for its lock before, without an answer.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -42,16 +42,16 @@ class Acquisition:
         self.given_up = requeue.given_up(execution.request)
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
         self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
-        #: Since when it waits for the lock; an item of a map, which stays here, does not count its server's silence.
+        #: When it began to wait for the lock; an item of a map, which stays here, does not count the server's silence.
         self._asks_since = execution.began
         self._report()
 
     def found(self) -> Lease | Held | Record | None:
-        """The lock server's answer; None to run without a lock, where there is none.
+        """The lock server's answer; None to run without a lock, if there is no answer.
 
         Raises:
             Ignore: there is no answer, and the message was put back.
-            LockUnavailable: there is none, with `on_unavailable="raise"` or in an eager call.
+            LockUnavailable: there is no answer, with `on_unavailable="raise"` or in an eager call.
         """
         it, failures = self.execution, 0
         while True:
@@ -73,8 +73,8 @@ class Acquisition:
                 else:
                     it.progress.gives_up = self._owner
                     requeue.try_to_put_back(it.task, reason="unavailable")
-            # No message is to be put back; or the broker does not answer either, and it waits here, where it is not
-            # lost.
+            # There is no message to put back; or the broker does not answer either, and the message waits here, where
+            # it is not lost.
             self._ask_as_another()
             clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
             if policy == "wait":
@@ -82,35 +82,35 @@ class Acquisition:
             failures += 1
 
     def abandon(self) -> None:
-        """Free what this delivery may have got."""
+        """Free the lock that this delivery may have got."""
         self._store.abandon(self._request(waiting=False).hold())
 
     def put_back(self, error: LockUnavailable, *, reason: requeue.Reason = "unavailable") -> NoReturn:
-        """End the execution, whose message is to be asked for again.
+        """End the execution, and put its message back to ask again.
 
         Raises:
-            Ignore: it was put back.
+            Ignore: the message was put back.
         """
         self._outage.failed(error)
         self.execution.progress.gives_up = self._owner
         requeue.put_back(self.execution.task, reason=reason)
 
     def leave_line(self, back_to: str | None = None) -> None:
-        """What woke this copy is for all that wait for the same lock, unless it goes back to that line."""
+        """Pass the wake-up that this copy got on to the others in its line, unless it goes back to that line."""
         it = self.execution
         waited_for = requeue.waits_for(it.request, it.runtime.settings.prefix)
         if waited_for is not None and waited_for[0] != back_to:
             self._store.wake(waited_for[0])
 
     def is_own(self, found: Held) -> bool:
-        """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a
-        delivery before gave it up.
+        """Whether only this delivery can run under this hold: it has the hold, or the hold was kept for its message, or
+        an earlier delivery gave it up.
         """
         own = (self._owner, *self.given_up, self.execution.holder.reserved_as)
         return stem(found.owner) in {stem(owner) for owner in own}
 
     def _ask_until_free(self) -> Lease | Held | Record:
-        """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
+        """Ask for the lock; if it is held, wait as long as `lock_wait` says, or for the message's earlier attempt."""
         it = self.execution
         may_wait = self._wait > 0 or it.holder.attempt > FIRST
         request = self._request(waiting=may_wait)
@@ -149,19 +149,19 @@ class Acquisition:
         )
 
     def _ask_as_another(self) -> None:
-        """Ask under another owner from now on: a copy that may be on its way takes for free what this one has."""
+        """Ask under another owner from now on: a copy that may be on its way treats the old owner's lock as free."""
         self.given_up = (*self.given_up, self._owner)[-requeue.MAX_GIVEN_UP :]
         self._owner, self.execution.progress.gives_up = new_owner(), None
         self._report()
 
     def _report(self) -> None:
-        """Say to the worker's main process, if there is one, what is asked for next."""
+        """Report to the worker's main process, if there is one, which lock is asked for next."""
         if (given := self._delivered_as) is not None:
             it = self.execution
             key_report.send(key_report.Report(given, it.key, it.options.ttl, it.options.limit, self._owner))
 
     def _free_left_behind(self, found: Held) -> bool:
-        """Free the lock of a process of this host that is provably over; whether that was so."""
+        """Free the lock of a process of this host that has provably ended; whether it was freed."""
         it = self.execution
         if found.holder is None or not process_identity.is_over(found.holder.process):
             return False

@@ -1,7 +1,7 @@
-"""Requests the lock of a message while the message is made: both take their time, on different machines.
+"""Requests the lock of a message while Celery makes the message: both take time, on different machines.
 
-Celery makes a message first, and asks for a producer to send it with then. Ours is there as soon as the lock is had: so
-nothing leaves before, nor does anybody hear of it.
+Celery makes a message first, and then asks for a producer to send it with. Our producer is not ready before the lock is
+granted: so nothing is sent before that, nor announced by a signal.
 
 Protocol: `docs/protocol.md`, section 12.
 """
@@ -22,11 +22,11 @@ from celery_singleton_lock.stores.store import Store
 
 
 class Asking:
-    """A lock that was asked for (`with`: until its message was sent, or is not).
+    """A request for a lock (`with`: until its message was sent, or will not be).
 
     Attributes:
-        refusal: why it is not had; None before the answer, and where it is had.
-        found: its holder, if that is another message.
+        refusal: why the lock was not granted; None before the answer, and if it was granted.
+        found: the lock's holder, if that is another message.
     """
 
     def __init__(self, store: Store, request: LockRequest) -> None:
@@ -41,7 +41,7 @@ class Asking:
         if (ask := getattr(self._store, "ask", None)) is not None:
             try:
                 self._asked = ask(self._request)
-            except BaseException as error:  # An interruption, before it was sent or after that: nobody waits for it.
+            except BaseException as error:  # Interrupted before or after it was sent: nobody waits for the answer.
                 self._store.abandon(self._request.hold())
                 self.refusal = error if isinstance(error, LockUnavailable) else None
                 raise
@@ -52,11 +52,11 @@ class Asking:
     ) -> None:
         if self._asked is not None and not self._is_answered:
             self._asked.drop()
-        if error is not None and error is not self.refusal:  # The caller takes it for not sent.
+        if error is not None and error is not self.refusal:  # For the caller, nothing was sent.
             self._store.abandon(self._request.hold())
 
     def wait(self) -> None:
-        """Return when the lock is had.
+        """Return when the lock is granted.
 
         Raises:
             DuplicateTask: another message has it.
@@ -74,7 +74,7 @@ class Asking:
             raise self.refusal
 
     def publish(self, app: Any, publish: Callable[..., Any], named: Mapping[str, Any]) -> Any:
-        """Send the message as soon as the lock is had.
+        """Send the message as soon as the lock is granted.
 
         Raises:
             DuplicateTask, LockUnavailable: as `wait`; nothing was sent.
@@ -87,7 +87,7 @@ class Asking:
 
 
 class _Producer:
-    """A producer of messages (`with`: until one was sent by it), which is there when `wait` has returned."""
+    """A producer of messages (`with`: until it has sent one), which is acquired when `wait` has returned."""
 
     def __init__(self, app: Any, given: Any, wait: Callable[[], None]) -> None:
         self._made_of = app, given, wait
@@ -100,7 +100,7 @@ class _Producer:
             app, given, wait = self._made_of
             wait()
             if given is None:
-                # As Celery does it, which looks up a setting first, where one is free.
+                # If one is free: as Celery does it, without the setting that Celery looks up first.
                 with suppress(LimitExceeded):
                     self._producer = self._context = app.producer_pool.acquire()
             if self._producer is None:

@@ -1,7 +1,7 @@
 """The path of one message: acquire → run → free.
 
-Whatever happens between two of these steps, the lock is freed: by the `finally` of `run`; by `refusal`, before that is
-reached; or, where that is torn down as well, by the worker's main process, or by the end of the lease, since the
+Whatever happens between two of these steps, the lock is freed: by the `finally` of `run`; by `refusal`, before `run` is
+reached; or, if these are cut short as well, by the worker's main process, or by the end of the lease, since the
 heartbeat forgets a lease that nobody refers to any more.
 """
 
@@ -22,7 +22,7 @@ from celery_singleton_lock.task.run import Run
 
 
 def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | None = None) -> Any:
-    """Run `body` under the lock, or end as this message must; `brought`: the lock that it has, or gets, as it waits.
+    """Run `body` under the lock, or end as this message must; `brought`: the lock that it has, or gets, while it waits.
 
     Raises:
         Ignore, Reject, LockConflict: as `on_conflict` says, of this message or of a newer one.

@@ -25,7 +25,7 @@ class RequestLike(Protocol):
     errbacks: Any
     chain: Any
     chord: Any
-    #: Of this delivery, by the worker or by `apply`, which no sender can write; read in `delivery`.
+    #: About this delivery: the worker or `apply` writes it, and no sender can; read in `delivery`.
     delivery_info: Any
     properties: Any
     hostname: Any
@@ -38,8 +38,8 @@ class TaskLock(NamedTuple):
 
     Attributes:
         options: how it is taken.
-        key: of the lock.
-        label: what the digest in the key is of, in a few words; empty where nobody is to see that.
+        key: the lock's key.
+        label: what the digest in the key is made of, in a few words; empty if nobody is to see that.
     """
 
     options: Options

@@ -1,7 +1,7 @@
 """What the worker's main process passes to the process that runs a task, along with its request.
 
-The owner token is in what the transport says of the delivery, and the message as it came among the properties:
-places that no sender can write, and that no retry takes along. They are written and read here only.
+The owner token is in the delivery info, and the message as it came is among the properties: no sender can write there,
+and no retry takes them along. Only this module writes and reads them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from celery_singleton_lock.task.original import DELAYED, PUT_BACK_HEADER, Origin
 OWNER = "singleton_owner"
 _ORIGINAL = "singleton_lock_original"
 
-#: Characters of a name in AMQP at most.
+#: The most characters that a name may have in AMQP.
 _MAX_NAME = 255
 
 
 def give(message: Any, request: dict[str, Any], owner: str) -> None:
     """Put `message`, and the owner under which its delivery takes its lock, into the request that its task gets.
 
-    A copy says there how it was sent first: what the task retries goes the way that it always went.
+    The request of a copy says how the message was first sent: a retry of the task goes the way that it always went.
     """
     delivery, way = message.delivery_info or {}, request["delivery_info"]
-    way[OWNER] = owner  # Celery has just made it, from nothing that a sender wrote.
+    way[OWNER] = owner  # Celery has just made it; no sender wrote any of it.
     if message.headers and "x-death" in message.headers:
         _forget_delays(message.headers)
         _forget_delays(request)
@@ -44,13 +44,13 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
 
 
 def owner_of(request: RequestLike) -> str | None:
-    """The owner that the main process gave the delivery; None where there is no such process."""
+    """The owner that the main process gave the delivery; None if there is no such process."""
     owner = (request.delivery_info or {}).get(OWNER)
     return owner if is_owner(owner) else None
 
 
 def original_of(request: RequestLike) -> Original | None:
-    """The message as it came; None where our main process has not given it."""
+    """The message as it came; None if our main process has not passed it."""
     properties = dict(request.properties or {})
     place = properties.pop(_ORIGINAL, None)
     return Original(properties, *place) if isinstance(place, tuple) else None
@@ -76,7 +76,7 @@ def _lasts(queue: Any) -> bool:
 
 
 def _sent_first(headers: Any) -> tuple[str, str] | None:
-    """The exchange and routing key by which a copy's original was sent."""
+    """The exchange and routing key with which a copy's original was sent."""
     known = (headers or {}).get(PUT_BACK_HEADER)
     if not isinstance(known, dict):
         return None
@@ -87,7 +87,7 @@ def _sent_first(headers: Any) -> tuple[str, str] | None:
 
 
 def _forget_delays(headers: dict[str, Any]) -> None:
-    """Leave out what RabbitMQ has written down of our delays; of a user's own dead-letter exchange it stays."""
+    """Drop what RabbitMQ has recorded of our delays; what it recorded of a user's own dead-letter exchange stays."""
     for which in ("first", "last"):
         if str(headers.get(f"x-{which}-death-queue") or "").startswith(DELAYED):
             for what in ("exchange", "queue", "reason"):

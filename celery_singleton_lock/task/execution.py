@@ -20,15 +20,15 @@ from celery_singleton_lock.task.outcome import Outcome, ignores_result
 from celery_singleton_lock.task.running import Progress, progress_of
 
 
-# Nobody changes one, as for `Holder`.
+# Nobody changes an execution once it is made, as for `Holder`.
 @dataclass(slots=True, eq=False)
 class Execution:
     """A message, or an eager call.
 
     Attributes:
         holder: itself, as the lock's holder.
-        is_remembered: whether this is a message of which other copies may come.
-        began: when it came here, on `clock.now()`.
+        is_remembered: whether other copies of this message may come.
+        began: when it came here, by `clock.now()`.
     """
 
     task: TaskLike
@@ -43,7 +43,7 @@ class Execution:
 
     @classmethod
     def of(cls, task: TaskLike, lock: TaskLock) -> Execution:
-        """The execution of what this thread carries out."""
+        """The execution of the request that this thread carries out."""
         request = task.request
         runtime = Runtime.of(task.app)
         return cls(
@@ -70,7 +70,7 @@ class Execution:
         return found.hold(self.key, ttl=self.options.ttl, limit=self.options.limit)
 
     def record(self, outcome: Outcome | None, seconds: float | None = None) -> Record | None:
-        """To be remembered for `seconds`, if that is the message's end."""
+        """The record to keep for `seconds`, if `outcome` is the message's end."""
         if outcome is None or not self.is_remembered:
             return None
         seconds = self.runtime.settings.done_ttl if seconds is None else seconds
@@ -78,7 +78,7 @@ class Execution:
 
 
 def holder_of(task: TaskLike, request: RequestLike, label: str = "") -> Holder:
-    """The holder that an execution of this request is, in this process."""
+    """This process, as the lock's holder for an execution of this request."""
     sending = message_identity.sending_of(request)
     return Holder(
         cleaned.text_or_none(request.id),
@@ -100,7 +100,7 @@ def named(task: TaskLike) -> str:
 
 
 def record_started(task: TaskLike) -> None:
-    """Store STARTED if the task wants that; Celery's own way would do it before the lock is asked for."""
+    """Store STARTED if the task wants that; Celery itself would do it before the lock is asked for."""
     if not task.tracks_started:
         return
     request = task.request

@@ -1,11 +1,11 @@
 """A part of a canvas that was a duplicate when it was sent: it ends as the message that has the lock ends.
 
-That message is its *leader*; this one is a *follower*. It looks when it is begun, in no slot meanwhile: while the
-leader waits, it waits in the line of that one's lock; when the leader has started, it knows by a record what that is as
-it runs, and ends as it ends, as a copy does that has joined (`joining`).
+That message is its *leader*; this message is a *follower*. A follower looks each time it begins, and takes no slot in
+between. While the leader waits, the follower waits in the line of the leader's lock. Once the leader has started, a
+record names its run, and the follower ends as that run ends, like a copy that has joined a task (`joining`).
 
-Where the leader is gone without an end, one of its followers takes its lock, leaves its own name for the others, and
-runs, as if it had been sent with that lock. So there is always one that runs, and one that the others follow.
+If the leader is gone without an end, one of its followers takes its lock, leaves its own name for the others, and runs
+as if it had been sent with that lock. So one message always runs, and the others follow it.
 
 Protocol: `docs/protocol.md`, section 15.
 """
@@ -42,15 +42,15 @@ class _Gone(NamedTuple):
 
 
 def found(acquisition: Acquisition, brought: Queued | None) -> End | None:
-    """How the message has ended that this one follows; None if this one follows none, or is to run.
+    """How this message's leader has ended; None if this message has no leader, or is to run.
 
     Raises:
-        GoesOn: that has not ended; this one was put back.
+        GoesOn: the leader has not ended; this message was put back.
     """
     it = acquisition.execution
     if brought is None or (its_leader := _leader_of(it, brought.lock)) is None:
         return None
-    if requeue.was_untold(it.request):  # It ends as it is recorded.
+    if requeue.was_untold(it.request):  # It ends as its record says.
         return None
     following = Following(acquisition, brought, its_leader)
     try:
@@ -58,14 +58,14 @@ def found(acquisition: Acquisition, brought: Queued | None) -> End | None:
     except LockUnavailable as silent:
         if it.options.on_unavailable == "retry":
             acquisition.put_back(silent)
-        return None  # As it will turn out when the lock of its run is asked for.
+        return None  # Asking for the lock of its run will show.
     if isinstance(answer, Later):
         following.put_back(answer)
     return answer
 
 
 def end_by_now(acquisition: Acquisition) -> End | None:
-    """How the message has ended that this one follows; None where that is not known, or it follows none."""
+    """How this message's leader has ended; None if that is not known, or if it has no leader."""
     it = acquisition.execution
     own = lock_of(it.task, it.request)
     if own is None or (its_leader := _leader_of(it, own)) is None:
@@ -77,7 +77,7 @@ def end_by_now(acquisition: Acquisition) -> End | None:
 
 
 def is_led_by(acquisition: Acquisition, met: Held) -> bool:
-    """Whether the task that has the lock of the run is the one that this message follows: it outlived its own lock."""
+    """Whether the task that has the lock of the run is this message's leader: the leader has outlived its own lock."""
     it = acquisition.execution
     own = lock_of(it.task, it.request)
     if own is None or (its_leader := _leader_of(it, own)) is None or met.holder is None or it.options.limit > 1:
@@ -86,12 +86,12 @@ def is_led_by(acquisition: Acquisition, met: Held) -> bool:
 
 
 def _leader_of(execution: Execution, own: QueueLock) -> Leader | None:
-    """The message that this one follows by now; None if it follows none."""
+    """The message that this message follows now; None if it follows none."""
     return None if own.follows is None else requeue.followed_by(execution.request) or own.follows
 
 
 class Following:
-    """A message that follows another one, and has the lock that it `brought` as soon as that is gone."""
+    """A message that follows another one, and takes the lock that it `brought` once its leader is gone."""
 
     def __init__(self, acquisition: Acquisition, brought: Queued, its_leader: Leader) -> None:
         self._acquisition = acquisition
@@ -103,7 +103,7 @@ class Following:
         self._ancestors = ancestors_of(acquisition.execution.request)
 
     def look(self) -> End | Later | None:
-        """How the leader has ended, or that it goes on; None where this one is to run.
+        """How the leader has ended, or that it goes on; None if this message is to run.
 
         Raises:
             LockUnavailable: the lock server does not answer.
@@ -139,7 +139,7 @@ class Following:
         """Look again later.
 
         Raises:
-            GoesOn: it was put back.
+            GoesOn: this message was put back.
         """
         it = self._execution
         if not requeue.put_back_count(it.request, "follows"):
@@ -156,24 +156,24 @@ class Following:
         )
 
     def _is_to_run(self) -> bool:
-        """Whether it runs elsewhere, or what may be waiting for it has the lock of its run."""
+        """Whether a copy of it runs elsewhere, or a task that may be waiting for it has the lock of its run."""
         in_run = self._held(self._execution.key)
         if self._runs_in(in_run):
             return True
-        # The leader may wait for one of these, which may wait for this one.
+        # The leader may wait for such a task, which may wait for this message.
         return any(held.holder is not None and held.holder.task_id in self._ancestors for held in in_run)
 
     def _runs_in(self, in_run: list[Held]) -> bool:
         return any(self._execution.is_copy_of(held) for held in in_run)
 
     def _is_over(self) -> bool:
-        """Whether another copy of this message has ended, so that this one needs no lock: it ends as a copy."""
+        """Whether another copy of this message has ended, so that this copy needs no lock: it ends in the same way."""
         it = self._execution
         return self._store.recorded(it.key, it.holder.message) is not None
 
     def _look_at_message(self) -> End | Later | _Gone | None:
-        """As `look_at_leader`, while it is not known that the leader has started; None when that is known."""
-        # In this order: it says what it is as it gives its lock up.
+        """As `look_at_leader`, while the leader is not known to have started; None once it is."""
+        # In this order: the leader records its run as it frees its lock.
         has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]
         if (run := self._started()) is not None:
             self._leader = self._leader._replace(run=run)
@@ -187,7 +187,7 @@ class Following:
         run = self._leader.run
         if run is None or run.task != self._execution.task.name:
             return _Gone()  # Another task under the same lock has another result.
-        for _ in range(2):  # It may end between these two looks.
+        for _ in range(2):  # It may end between the two looks.
             joining = Joining(self._acquisition, run.joined, run.key)
             answer = joining.look()
             self._leader = self._leader._replace(run=run._replace(joined=joining.joined))
@@ -198,14 +198,14 @@ class Following:
         return self._stored() or _Gone()
 
     def _stored(self) -> End | Later | _Gone | None:
-        """What the result backend has of the leader's end; None for nothing."""
+        """What the result backend has of the leader's end; None if it has nothing."""
         it = self._execution
         if self._leader.run is None and raw_attribute(it.task, "lock_name"):
             return None  # It may be the result of another task.
         try:
             stored = outcome.stored_end(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
         except Exception as error:  # noqa: BLE001 - every backend has its own
-            logger.warning("%s: the result backend cannot be asked: %r", it, error)
+            logger.warning("%s: the result backend cannot be read: %r", it, error)
             return Later(SETTLING)
         return None if stored is None else as_end(stored) or _Gone()
 
@@ -215,39 +215,39 @@ class Following:
         return None if heir is None or self._is_this(heir) else heir
 
     def _lead(self) -> Leader | None:
-        """Take the lock of the leader, which is gone; whom to follow instead, where another one has it."""
+        """Take the lock of the leader, which is gone; the message to follow instead, if another one has the lock."""
         met = self._brought.lead(self._execution.holder.label)
         if met is not None and self._leader.has(met) and self._lasts_for_its_time(met):
-            # Else all that follow would run: nobody could see that one of them does.
+            # Otherwise all followers would run: none of them could see that another one does.
             self._store.free(met.hold(self._lock.key, ttl=self._lock.seconds, limit=self._lock.limit))
             met = self._brought.lead(self._execution.holder.label)
         return self._confirm() if met is None else Leader.of(met)
 
     def _go_on_leading(self) -> Leader | None:
-        """It has the lock, maybe by an answer that was lost, so that the others do not know; whom to follow instead, as
-        for `_lead`.
+        """This message has the lock, maybe by an answer that was lost, so that the others do not know; the message to
+        follow instead, as for `_lead`.
         """
         self._brought.leads()
         heir = self._recorded_heir()
         if heir is not None and not self._is_this(heir):
-            return heir  # That is gone, too, and this one has its lock.
+            return heir  # The heir is gone, too, and this message has its lock.
         if heir is not None or self._runs_in(self._held(self._execution.key)):
             return None
         return self._confirm()
 
     def _confirm(self) -> Leader | None:
-        """It has taken the lock: name it in the leader's place; whom to follow instead."""
-        if self._leader.run is None and (run := self._started()) is not None:  # As this one took its lock.
+        """This message has taken the lock: record it in the leader's place; the message to follow instead, if any."""
+        if self._leader.run is None and (run := self._started()) is not None:  # As this message took its lock.
             return self._give_back(self._leader._replace(run=run))
         said = self._store.refuse(self._lock.key, self._leader.heirs_name, self._names_heir(self._leader, self._own))
         other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
-        logger.info("%s runs: message %s, which it has followed, has not ended", self._execution, self._leader.task_id)
+        logger.info("%s runs: message %s, which it followed, has not ended", self._execution, self._leader.task_id)
         return None
 
     def _give_back(self, other: Leader) -> Leader:
-        """Follow this one after all; and so does a follower that has met this message's hold."""
+        """Follow `other` after all; a follower that has met this message's hold does so, too."""
         self._store.remember(self._lock.key, self._names_heir(self._own, other))
         self._brought.give_back()
         return other
@@ -266,13 +266,13 @@ class Following:
         return other.token == leader.token_of(self._lock.owner)
 
     def _started(self) -> Run | None:
-        """What the leader is as it runs, or has run; None where it has not started as far as is known."""
+        """The leader's run, which may have ended; None if the leader is not known to have started."""
         named = leader.named(self._leader.token).message
         run = leader.run_in(self._store.recorded(self._lock.key, named))
         return run if run is not None and is_key(self._execution.runtime.settings.prefix, run.key) else None
 
     def _lasts_for_its_time(self, held: Held) -> bool:
-        """Whether what has the lock has it whatever becomes of its message."""
+        """Whether the holder keeps the lock whatever becomes of its message."""
         return is_by_time(held) or self._lock.scope == UNTIL_EXPIRED
 
     def _held(self, key: str) -> list[Held]:

@@ -14,8 +14,8 @@ class Joined(NamedTuple):
 
     Attributes:
         replaced, retries: which of the messages of that sending.
-        since: when it got the lock, which distinguishes its deliveries; 0 where that is not known.
-        goes_on: whether it follows on one that has ended: it may run later, while others have the lock.
+        since: when it got the lock, which distinguishes its deliveries; 0 if that is not known.
+        goes_on: whether an earlier attempt has ended: this one may run later, while others have the lock.
     """
 
     task_id: str
@@ -27,14 +27,14 @@ class Joined(NamedTuple):
 
     @classmethod
     def of(cls, holder: Holder) -> Joined | None:
-        """The holder of a lock; None if that is no task, or nobody can tell which."""
+        """The holder of a lock; None if that is not a task, or it is not known which."""
         if holder.task_id is None or not holder.sending or holder.replaced == NOBODY:
             return None
         return cls(holder.task_id, holder.sending, holder.replaced, holder.retries, holder.since)
 
     @classmethod
     def read(cls, value: object) -> Joined | None:
-        """As it is in a header; None for what others wrote."""
+        """Read the value of a header; None if others wrote it."""
         if not isinstance(value, (list, tuple)) or len(value) < len(cls._fields):
             return None
         task_id, sending, replaced, retries, since, goes_on = value[: len(cls._fields)]
@@ -50,7 +50,7 @@ class Joined(NamedTuple):
         )
 
     def message(self, task_name: str) -> str:
-        """The name of its message (see `Holder.message`), if it is of the task of this name."""
+        """The name of its message (see `Holder.message`), if that is a message of the task `task_name`."""
         record = message_identity.record_name(task_name, self.task_id, self.sending)
         return Holder(
             self.task_id, retries=self.retries, replaced=self.replaced, sending=self.sending, record=record

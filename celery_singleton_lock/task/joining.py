@@ -1,9 +1,9 @@
-"""A copy that ends as another task does: the one that had its lock (`on_conflict="join"`).
+"""A copy that ends as the task that had its lock ends (`on_conflict="join"`).
 
-It waits in the line of the lock, in no slot, and looks when it is begun: has that task ended? The record beside the
-lock says so, which is there as soon as the lock is free; the value is in it, or in the result backend. A task that
-died has left nothing: then this copy runs itself, as soon as it has the lock, and the others that waited end as it
-does. They find it by a record of its own, the *heir* of that task.
+The copy waits in the line of the lock, without a slot, and looks each time it begins: has that task ended? A record
+beside the lock says so, and is there as soon as the lock is free; the value is in it, or in the result backend. A task
+that died has left no record: then this copy runs itself as soon as it has the lock, and the other waiting copies end as
+it does. They find it by another record, which names it as the *heir* of that task.
 
 Protocol: `docs/protocol.md`, section 13.
 """
@@ -34,40 +34,40 @@ from celery_singleton_lock.task.redelivery import SETTLING
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks at the result backend meanwhile, about.
+#: Seconds between two looks at the result backend, roughly.
 SOON = 1.0
 
-#: How many are looked at, one in the place of the other: as many as have died.
+#: How many heirs are looked at, each the heir of the one before: as many as have died.
 MOST_HEIRS = 20
 
-#: In the place of a state, in the record that names an heir.
+#: Takes the place of a state in the record that names an heir.
 HEIR = "JOINED"
 
-#: Ends without a result of the work: a copy that has joined runs.
+#: Ends without a result of the work: a copy that has joined such a task runs.
 _DIED = (WorkerLostError, LockLost)
 
 
 class Later(NamedTuple):
-    """It is not known yet: the copy looks again.
+    """The end is not known yet: the copy looks again.
 
     Attributes:
-        delay: seconds; None: the longer, the more often it has looked.
-        key: of the lock that it waits for, and is woken for; None: it looks now and then.
+        delay: seconds; None: longer with each look.
+        key: the lock that it waits for, and is woken for; None: it looks now and then.
     """
 
     delay: float | None = None
     key: str | None = None
 
     def waits(self, limit: int) -> requeue.Waits | None:
-        """The same for its message."""
+        """The same, as its message carries it."""
         return None if self.key is None else requeue.Waits(self.key, limit)
 
 
 def joinable(execution: Execution, found: Held) -> Joined | None:
-    """The task that has the lock; None where this one must not wait for it, or could not.
+    """The task that has the lock; None if this message must not wait for it, or cannot.
 
     Raises:
-        InvalidOption: nobody could tell how it has ended.
+        InvalidOption: nobody could tell how that task has ended.
     """
     check_join(execution.task, execution.options, execution.runtime.settings)
     request = execution.request
@@ -82,10 +82,10 @@ def ancestors_of(request: RequestLike) -> set[str]:
 
 
 def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
-    """As `Acquisition.found`; for a copy that has joined another task, how that has ended, if it has."""
+    """As `Acquisition.found`; for a copy that has joined another task, how that task has ended, if it has."""
     request = acquisition.execution.request
     joined = requeue.joined_by(request)
-    if joined is None or requeue.was_untold(request):  # What is only to be told ends as it is recorded.
+    if joined is None or requeue.was_untold(request):  # An unreported end is on record.
         return acquisition.found()
     joining = Joining(acquisition, joined)
     if (ended := joining.before_lock()) is not None:
@@ -95,7 +95,7 @@ def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
 
 
 def end_by_now(acquisition: Acquisition, joined: Joined) -> End | None:
-    """How the task has ended that has the lock: it is kept for a while after that, see `lock_at_least_for`."""
+    """How the task that has the lock has ended: it may keep the lock after its end, see `lock_at_least_for`."""
     with suppress(LockUnavailable):  # It is looked at later.
         found = Joining(acquisition, joined).look()
         return found if isinstance(found, End) else None
@@ -103,10 +103,10 @@ def end_by_now(acquisition: Acquisition, joined: Joined) -> End | None:
 
 
 class Joining:
-    """A copy that has joined a task, which holds the lock of this `key`: where that is None, the copy's own.
+    """A copy that has joined a task, which holds the lock `key`; None means the copy's own key.
 
     Attributes:
-        joined: whose end it waits for by now.
+        joined: the attempt whose end it waits for now.
     """
 
     def __init__(self, acquisition: Acquisition, joined: Joined, key: str | None = None) -> None:
@@ -119,11 +119,11 @@ class Joining:
         """How the task has ended; None if the lock is to be asked for.
 
         Raises:
-            GoesOn: it goes on; this copy was put back.
+            GoesOn: the task goes on; this copy was put back.
         """
         try:
             found = self.look()
-        except LockUnavailable:  # As it will turn out when that is asked for.
+        except LockUnavailable:  # Asking for the lock will show.
             return None
         if isinstance(found, Later):
             self._acquisition.leave_line(found.key)
@@ -131,17 +131,17 @@ class Joining:
         return found
 
     def with_lock(self, lease: Lease) -> End | None:
-        """The same, for a copy that has got the lock meanwhile; None if it is to run. Then all that wait can tell.
+        """As `before_lock`, for a copy that has the lock now; None if it is to run, as the other copies then can see.
 
         Raises:
-            GoesOn: nobody knows yet; this copy was put back.
+            GoesOn: the end is not known yet; this copy was put back.
         """
         try:
             found = self.look()
         except LockUnavailable as silent:
             self._acquisition.put_back(silent)
         if isinstance(found, Later) and found.delay is None:
-            found = None  # What goes on is not waited for now: it may have met this copy's hold, and wait for this.
+            found = None  # Do not wait for a task that goes on: it may have met this copy's hold, and wait for it.
         if found is not None:
             self._acquisition.abandon()
         if isinstance(found, Later):
@@ -150,12 +150,12 @@ class Joining:
             return found
         if not lease.held:  # Nobody renews it yet.
             server = self._execution.runtime.store.server
-            self._acquisition.put_back(LockUnavailable(server, "the lease ended while it looked for another end"))
+            self._acquisition.put_back(LockUnavailable(server, "the lease ended as the copy looked for another end"))
         self._take_over()
         return None
 
     def look(self) -> End | Later | None:
-        """How the task has ended, or that it goes on; None where it runs, has died, or ended without an end.
+        """How the task has ended, or that it goes on; None if it runs, has died, or left no result of the work.
 
         Raises:
             LockUnavailable: the lock server does not answer.
@@ -194,10 +194,10 @@ class Joining:
             if recorded.content == REPLACED:
                 self.joined = self.joined._replace(goes_on=True)
             return self._end(record, recorded, self._age(record))
-        # As long as it is known of the attempt before how that ended, this one is expected.
+        # As long as the end of the attempt before is on record, this attempt is expected.
         if not self.joined.goes_on or (record := self._recorded(self.joined.attempt_before())) is None:
             return None
-        # It may end without a record here: under another lock, or revoked before it has begun.
+        # It may end without a record here: under another lock, or revoked before it began.
         stored = self._stored(self._age(record))
         if stored is not None:
             return stored if isinstance(stored, Later) else as_end(stored)
@@ -205,7 +205,7 @@ class Joining:
         return Later(key=self._key if is_held else None)
 
     def _end(self, record: Record, recorded: Outcome, age: float) -> End | Later | None:
-        """The end of a message of which it is known that it is over."""
+        """The end of a message that is known to be over."""
         if recorded.state not in (states.SUCCESS, states.FAILURE, states.IGNORED):
             return None
         if recorded.state != states.IGNORED and (kept := outcome.end_of(recorded)) is not None:
@@ -219,15 +219,15 @@ class Joining:
         return Later(chance.spread(SOON)) if is_settling else None
 
     def _stored(self, age: float) -> Mapping[str, Any] | Later | None:
-        """What the result backend has of a task of which something ended `age` seconds ago."""
+        """What the result backend has of a task of which an attempt ended `age` seconds ago."""
         try:
             return outcome.stored_end(self._execution.task, self.joined.task_id, age)
         except Exception as error:  # noqa: BLE001 - every backend has its own
-            logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
+            logger.warning("%s: the result backend cannot be read: %r", self._execution, error)
             return Later(SETTLING)
 
     def _age(self, record: Record) -> float:
-        """Seconds since what a record says."""
+        """Seconds since the end that a record describes."""
         _, age = outcome.read(record)
         if record.content != FORGOTTEN:
             return age
@@ -250,7 +250,7 @@ class Joining:
 
 
 def as_end(stored: Mapping[str, Any]) -> End | None:
-    """The end as a result backend has it; None where it is none of the work."""
+    """The end as a result backend has it; None if it is not a result of the work."""
     status, result = stored["status"], stored["result"]
     if status == states.SUCCESS:
         return End(result)

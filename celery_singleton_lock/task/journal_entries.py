@@ -15,7 +15,7 @@ from celery_singleton_lock.task.outcome import Outcome
 
 
 def ran(execution: Execution, lease: Lease, outcome: Outcome | None, *, began: float, ended: float) -> None:
-    """Its body ran: that is what is timed, for others ask for the lock before that and free it after."""
+    """Its body ran. Only the body is timed: the lock is asked for before it, and freed after it."""
     state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
     if lease.superseded_by is not None and state == states.REVOKED:
         state = SUPERSEDED

@@ -1,13 +1,13 @@
 """An execution reports to its worker's main process which lock it is about to ask for.
 
 The main process renews and frees locks for the processes of its pool. It could make the same key from the same
-message, but that runs code of the user's (`lock_key`, and whatever an argument's class does), which may take its time
-or hang, where every other lock depends on the process that waits for it. So the execution says its key, before it asks
-for the lock: by a pipe which the processes of the pool inherit, or at once where it runs in the main process itself.
-A process that dies afterwards has said what it may hold.
+message, but that would run the user's code (`lock_key`, and whatever an argument's class does). That code may take long
+or hang, and every other lock depends on the main process. So the execution reports its key before it asks for the lock:
+through a pipe that the processes of the pool inherit, or directly if it runs in the main process itself. A process that
+dies after that has reported what it may hold.
 
-A report is one line, short enough to be written whole, and never waits: in a pipe that is full, it is lost, and that
-lock is the child's alone. It is read when the main process looks for it, and when the next delivery begins.
+A report is one line, short enough to be written whole. Writing it never waits: if the pipe is full, the report is lost,
+and only the child looks after that lock. The main process reads reports when it needs one, and as deliveries begin.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MAX_LIMIT, TTL, is_whole
 
-#: Bytes of a report at most: no more are written whole or not at all (POSIX asks for that of 512, Linux does 4096).
+#: The most bytes of a report: up to this, a write is all or nothing (POSIX guarantees 512, Linux 4096).
 MAX_SIZE = min(select.PIPE_BUF, 4096)
 
 #: Bytes that are read at once.
 _CHUNK = 65536
 
-#: How many deliveries begin until the pipe is emptied, in which there is room for more reports than that.
+#: How many deliveries begin until the pipe is emptied; it has room for more reports than that.
 _SELDOM = 8
 
-#: A text in JSON.
+#: Quotes a text for JSON.
 _quoted = json.encoder.encode_basestring_ascii
 
-#: Where in a line the owner stands that the delivery was given.
+#: Where in a line the delivery's owner is.
 _OWNER = slice(2, 2 + OWNER_LENGTH)
 
 
@@ -46,11 +46,11 @@ class Report(NamedTuple):
     """The lock that an execution is about to ask for.
 
     Attributes:
-        owner: that the main process gave the delivery.
-        key: of the lock.
+        owner: the owner that the main process gave the delivery.
+        key: the lock's key.
         ttl: seconds that each renewal is good for.
         limit: how many may hold the key at once.
-        asks_as: the owner under which it asks: the same, or another where that one was given up.
+        asks_as: the owner under which it asks: the same, or another if that was given up.
     """
 
     owner: str
@@ -60,12 +60,12 @@ class Report(NamedTuple):
     asks_as: str
 
     def dumps(self) -> bytes:
-        # As an encoder of JSON would write it down, in a third of the time.
+        # As a JSON encoder would write it, in a third of the time.
         return f'["{self.owner}", {_quoted(self.key)}, {self.ttl}, {self.limit}, "{self.asks_as}"]\n'.encode()
 
     @classmethod
     def loads(cls, line: bytes) -> Report | None:
-        """Read a line; None for one that is not whole, or was not written here: code of the user's has the pipe too."""
+        """Read a line; None if it is not whole, or was not written here: the user's code has the pipe too."""
         fields = cleaned.array(line)
         if fields is None or len(fields) != len(cls._fields):
             return None
@@ -74,12 +74,12 @@ class Report(NamedTuple):
         return report if named and TTL.allows(report.ttl) and is_whole(report.limit, 1, MAX_LIMIT) else None
 
     def hold(self) -> Hold:
-        """What the execution has, if it has got that."""
+        """What the execution holds, if it got the lock."""
         return Hold(self.key, self.asks_as, ttl=self.ttl, limit=self.limit)
 
 
 class Expected:
-    """In the main process, for as long as the delivery is there: the last report that came; None before the first."""
+    """In the main process, as long as the delivery is there: its last report; None before the first."""
 
     report: Report | None = None
 
@@ -96,7 +96,7 @@ class _Channel:
         self._deliveries = count(1)
 
     def fills(self) -> bool:
-        """When another delivery begins: whether it is to be emptied by now."""
+        """Count a delivery that begins; whether the pipe is to be emptied now."""
         return next(self._deliveries) % _SELDOM == 0
 
     def write(self, report: Report) -> None:
@@ -118,18 +118,18 @@ class _Channel:
         return lines
 
 
-#: By owner: what the deliveries of this process have reported that have not gone yet.
+#: By owner: the last reports of the deliveries that this process still has.
 _expected: WeakValueDictionary[str, Expected] = WeakValueDictionary()
 
 _channel: _Channel | None = None
 
-#: Held for moments, and while nothing of anybody else's runs.
+#: Held for moments only, and never while the user's code runs.
 _mutex = Mutex()
 
 
 def open_channel() -> None:
     """In the main process, before the pool forks; a second call changes nothing."""
-    global _channel  # noqa: PLW0603 - there is one for the process
+    global _channel  # noqa: PLW0603 - there is one per process
     with _mutex.lock:
         if _channel is None or _channel.pid != os.getpid():
             _channel = _Channel()
@@ -149,11 +149,11 @@ def send(report: Report) -> None:
 
 
 def receive() -> None:
-    """In the main process: give what has been reported to the deliveries that are still there."""
+    """In the main process: hand the reports to the deliveries that are still there."""
     with _mutex.lock:
         lines = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
     for line in lines:
-        # Most deliveries have gone by now: what they reported is not even read.
+        # Most deliveries have gone by now: their reports are not even parsed.
         if line[_OWNER].decode(errors="replace") in _expected and (report := Report.loads(line)) is not None:
             _give(report)
 

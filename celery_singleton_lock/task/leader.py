@@ -1,7 +1,7 @@
 """The message that another one follows, as the header of the follower names it.
 
-It has the lock that the follower was refused as that was sent. What is known of it then is its id and that lock; what
-it is as it runs, it says itself, in a record beside its lock, as it frees that.
+The leader has the lock that the follower was refused when it was sent. At that time only the leader's id and its lock
+are known. The leader itself names its run, in a record beside its lock, as it frees the lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.outcome import Outcome, read
 
-#: In the place of a state, in the record that names the one as which followers end in a leader's place.
+#: Takes the place of a state in the records that a leader's followers read.
 FOLLOWED = "FOLLOWED"
 
 
@@ -30,7 +30,7 @@ class Run(NamedTuple):
     """A message as it runs.
 
     Attributes:
-        key: of the lock of its run.
+        key: the key of the lock of its run.
         joined: the attempt whose end counts.
     """
 
@@ -43,9 +43,9 @@ class Leader(NamedTuple):
     """The message that is followed.
 
     Attributes:
-        token: stands for its lock.
+        token: identifies its lock.
         since: when it was sent, seconds since the epoch.
-        run: what it is as it runs; None while that is not known.
+        run: its run; None while that is not known.
     """
 
     task_id: str
@@ -55,14 +55,14 @@ class Leader(NamedTuple):
 
     @classmethod
     def of(cls, held: Held) -> Leader | None:
-        """The message that has a lock; None if that is no message."""
+        """The message that has a lock; None if the holder is not a message."""
         if held.holder is None or held.holder.task_id is None:
             return None
         return cls(held.holder.task_id, token_of(held.owner), held.holder.since)
 
     @classmethod
     def read(cls, value: object) -> Leader | None:
-        """As it is in a header, or a record; None for what others wrote."""
+        """Read the value of a header or a record; None if others wrote it."""
         if not isinstance(value, (list, tuple)) or len(value) < len(cls._fields):
             return None
         hidden, token, since, run = value[: len(cls._fields)]
@@ -74,32 +74,32 @@ class Leader(NamedTuple):
         return None
 
     def header(self) -> list[Any]:
-        """As it is in a header.
+        """Its value for a header.
 
-        Not as it is in its own message: a search for that message must not find it here.
+        The id does not look as it does in its own message: a search for that message must not find it here.
         """
         run = None if self.run is None else [self.run.task, self.run.key, list(self.run.joined)]
         return [self.task_id.encode().hex(), self.token, self.since, run]
 
     def has(self, held: Held) -> bool:
-        """Whether the lock is its own: also as its next attempt has taken it."""
+        """Whether the lock is its own, also if its next attempt has taken it."""
         is_of_task = held.holder is not None and held.holder.task_id == self.task_id
         return is_of_task or token_of(held.owner) == self.token
 
     @property
     def heirs_name(self) -> Holder:
-        """Under which name the message is recorded that is followed in its place."""
+        """The name under which the message to follow in its place is recorded."""
         return Holder(record=f"heir:{self.token}")
 
 
 def token_of(owner: str) -> str:
-    """What stands for the lock of this owner."""
-    # Of what a Redlock shows as the owner: each attempt to get a majority has a name of its own.
+    """The token of this owner's lock."""
+    # The stem only: a Redlock shows another owner for each attempt to get a majority.
     return hashlib.sha256(stem(owner).encode()).hexdigest()[:OWNER_LENGTH]
 
 
 def named(token: str) -> Holder:
-    """Under which name it is recorded what the message is as it runs."""
+    """The name under which the leader's run is recorded."""
     return Holder(record=f"runs:{token}")
 
 
@@ -109,7 +109,7 @@ def record(name: Holder, content: Sequence[Any], seconds: float) -> Record:
 
 
 def recorded(found: Record | None) -> list[Any] | None:
-    """What such a record says; None for none, or what others wrote."""
+    """What such a record says; None if there is none, or others wrote it."""
     if found is None:
         return None
     outcome, _ = read(found)
@@ -117,7 +117,7 @@ def recorded(found: Record | None) -> list[Any] | None:
 
 
 def run_in(found: Record | None) -> Run | None:
-    """What a message is as it runs, as it has recorded that."""
+    """A message's run, as the message has recorded it."""
     return _run(recorded(found))
 
 
@@ -125,7 +125,7 @@ def may_be_followed(task: Any, settings: Settings, scope: str) -> bool:
     """Whether a worker can tell how another message of the task has ended."""
     if raw_attribute(task, "ignore_result") or settings.done_ttl <= 0 or not may_be_asked(task.backend):
         return False
-    # That one never says what it is as it runs, so it has to be known whose result has its id.
+    # A leader with that scope never names its run, so it must be known which task's result has its id.
     return scope != UNTIL_EXPIRED or not raw_attribute(task, "lock_name")
 
 

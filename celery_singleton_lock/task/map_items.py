@@ -1,10 +1,10 @@
 """The calls that `task.map`, `task.starmap` and `task.chunks` make: one message, and in it one call for each item.
 
-Celery's own tasks of these names call the exclusive one as a function, within their own message. Each call takes the
-lock of its arguments, as `apply` does: for the call alone, renewed meanwhile. But there is no message of its own that
-could be put back, skipped or remembered, so that a call waits in its place where the lock is held: as long as
-`lock_wait` says, or with `on_conflict="retry"` until it is free. A call that cannot have its lock fails, and with it
-the map: a result that pretends would be worse. A group of signatures has a message, a state and a policy for each.
+Celery's own tasks of these names call the exclusive task as a function, within their own message. Each call takes the
+lock of its arguments, as `apply` does: for that call only, and renewed while it runs. But a call has no message that
+could be put back, skipped or remembered. So if the lock is held, the call waits in place: as long as `lock_wait` says,
+or, with `on_conflict="retry"`, until the lock is free. A call that cannot get its lock fails, and the map with it: a
+made-up result would be worse. In a group of signatures, each one has a message, a state and a policy.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.running import this_thread
 
-#: Celery's own tasks that call others for each item; chunks are sent as the second.
+#: Celery's own tasks that call another one for each item; chunks are sent as the second.
 _SENDERS = ("celery.map", "celery.starmap")
 
 
 def sender() -> TaskLike | None:
-    """The task that makes calls for items in this thread, if that is what it does; else None.
+    """The task that calls another one for each item in this thread; None if there is none.
 
-    What an item's own function calls is called by that: Celery notes what runs, one inside the other.
+    If an item's function calls a task, the item is the caller: Celery keeps a stack of what runs.
     """
     task = current_task()
     return task if task is not None and task.name in _SENDERS else None
@@ -63,16 +63,16 @@ def call(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: A
 
 
 def _for_item(options: Options) -> Options:
-    """A task's options, as far as they hold for an item."""
+    """A task's options, as they apply to an item."""
     waits = options.on_conflict in WAITING_POLICIES and options.conflict_retries is None
-    # Within a task that holds a lock there is an end to it: that might be what the other one waits for.
+    # Within a task that holds a lock, the wait must end: the other task might wait for that lock.
     wait = math.inf if waits and not this_thread.owners else options.wait
     silence = "wait" if options.on_unavailable == "retry" else options.on_unavailable
     return replace(options, on_conflict="raise", wait=wait, on_unavailable=silence)
 
 
 def _request(of_sender: RequestLike, args: Any, kwargs: Any) -> Context:
-    """The request of one call: as `apply` makes it, with the id of the map, and no copy of anything else."""
+    """The request of one call: as `apply` makes it, with the id of the map and nothing else copied."""
     return Context(
         id=of_sender.id,
         hostname=of_sender.hostname,

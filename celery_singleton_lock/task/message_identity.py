@@ -1,13 +1,13 @@
-"""The name of one *sending*, which makes two messages the same.
+"""The name of one *sending*: two messages with the same name are the same message.
 
-A task id is no name for that. Users freeze signatures and send them again, a chain object that is sent twice has the
-same id in its last step (Celery 5.7), and tasks of one lock may be given one id. A sending is named by the id, by where
-its place in its canvas (root and parent), and by a random header that is new for each send, and the same in whatever
-follows from it: a redelivered, put-back or retried copy, a replacement, and the next steps that a worker sends when a
-task has ended. So the step that two copies of one message send is one, and a step of a chain that is sent again is not.
+A task id is not enough. Users freeze signatures and send them again, a chain object that is sent twice has the same id
+in its last step (Celery 5.7), and tasks of one lock may be given one id. A sending is named by the id, by its place in
+its canvas (root and parent), and by a random header. The header is new for each send, and the same in whatever follows
+from it: a redelivered, put-back or retried copy, a replacement, and the next steps that a worker sends when a task has
+ended. So two copies of one message send the same next step, while a chain that is sent again has new steps.
 
-A message without the header, from a program that does not have this package, is named by the rest; to that belong the
-ids of the tasks that wait for it: those of a canvas that is sent again are new, and must not wait forever.
+A message without the header, from a program that does not have this package, is named by the rest, and by the ids of
+the tasks that wait for it: in a canvas that is sent again these are new, and must not wait forever.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.running import progress_of
 
-#: The message header with what is random about a sending: `<random>[/<replaced>/<sending>]`, the latter two where a
+#: The message header with the random part of a sending's name: `<random>[/<replaced>/<sending>]`, the latter two if a
 #: task was replaced: its replacement belongs to the sending of the task itself.
 SENT_HEADER = "singleton_lock_sent"
 
 _HEADER = re.compile(r"([0-9a-f]{32})(?:/([0-9]{1,4})/([0-9a-f]{32}))?", re.ASCII)
 
-#: Characters of a task id that a record's name shows; a longer one, or one of other characters, is left out.
+#: A task id that a record's name shows; a longer one, or one with other characters, is left out.
 _SHOWN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
-#: Made once: it takes as long as to write down a message's name with it.
+#: Made once: making it takes as long as encoding a message's name.
 _encode = json.JSONEncoder(default=repr).encode
 
-#: A text in JSON, as the encoder has it.
+#: Quotes a text as the encoder does.
 _quoted = json.encoder.encode_basestring_ascii
 
 
 class _Sent(NamedTuple):
-    """The header, read."""
+    """The header, parsed."""
 
     random: str
     replaced: int = 0
@@ -52,7 +52,7 @@ class _Sent(NamedTuple):
 
 
 class _Fixed(str):
-    """A header that was chosen on purpose. One that only came along with the headers of another message is not that."""
+    """A header that was set on purpose, and did not just come along with the headers of another message."""
 
     __slots__ = ()
 
@@ -63,14 +63,14 @@ class _Fixed(str):
 def header_for(options: Mapping[str, Any], sender: Any) -> str | None:
     """The header of a message that is about to be sent with these options; None for none.
 
-    What the body of a task sends is new. What a worker sends for a task that has ended, its next step, its callbacks,
-    its chord's body, follows from its message, and so do its retries and replacements.
+    What the body of a task sends is new. What a worker sends for a task that has ended (its next step, its callbacks,
+    its chord's body) follows from the task's message, and so do its retries and replacements.
 
     Args:
-        options: of the call.
+        options: the options of the call.
         sender: see `current_worker_task`.
     """
-    headers = options.get("headers")  # Others may not be headers at all, as Celery then says.
+    headers = options.get("headers")  # Anything else is not headers, as Celery will say.
     given = headers.get(SENT_HEADER) if headers is not None and isinstance(headers, Mapping) else None
     if isinstance(given, _Fixed):
         return str(given)
@@ -87,22 +87,22 @@ def header_for(options: Mapping[str, Any], sender: Any) -> str | None:
         random = sent.random if sent is not None else new_owner()
         return str(_Sent(random, min(nesting, 9999), sending_of(request)))
     if is_own_id and not goes_on:
-        # Its handlers send it again, as it ends: another message, and the same one for each copy of this.
+        # Its handlers send it again as it ends: a new message, but the same one for each copy of this message.
         return _digest("after", sent.random if sent is not None else None, sending_of(request), request.retries or 0)
     return None if sent is None else str(sent if is_own_id else _Sent(sent.random))
 
 
 def passed_on(request: RequestLike) -> dict[str, str]:
-    """The header as a copy of the message has it; an empty one, which counts as none, where the message has none.
+    """The header for a copy of the message; an empty one, which counts as none, if the message has none.
 
-    A header that is only left out would be made anew as the copy is sent, and name another sending.
+    Without any header, the copy would get a new one when it is sent, and belong to another sending.
     """
     sent = _sent(request)
     return {SENT_HEADER: _Fixed(str(sent) if sent is not None else "")}
 
 
 def fixed(name: str) -> str:
-    """The header for a sending that several programs may make, which is one if they give it the same name."""
+    """The header for a sending that several programs may make: with the same name, it is the same sending."""
     return _Fixed(_digest("fixed", name))
 
 
@@ -118,13 +118,13 @@ def sending_of(request: RequestLike) -> str:
 
 
 def replaced(request: RequestLike) -> int:
-    """How often the task was replaced before; message protocol 1 has no place of its own for that."""
+    """How often the task was replaced before; message protocol 1 has no field for that."""
     sent = _sent(request)
     return max(cleaned.count(getattr(request, "replaced_task_nesting", 0)), sent.replaced if sent is not None else 0)
 
 
 def record_name(task: str, task_id: object, sending: str) -> str:
-    """A name for what is remembered of a message of this task, whose beginning people know."""
+    """The name of the record of a message of this task; it begins with the task id, which people know."""
     name = task_id if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else "-"
     return f"{name}:{_digest(task, sending)[:16]}"
 
@@ -149,14 +149,14 @@ def _ids_in(part: Any) -> Iterator[str]:
 
 
 def _sent(request: RequestLike) -> _Sent | None:
-    """The header as it was written here; None where there is none, or others wrote it."""
+    """The header, if this package wrote it; None if there is none, or others wrote it."""
     header = cleaned.headers(request).get(SENT_HEADER, getattr(request, SENT_HEADER, None))
     return _read(header) if isinstance(header, str) else None
 
 
 @lru_cache(maxsize=64)
 def _read(header: str) -> _Sent | None:
-    """A message's header is asked for several times, one after the other."""
+    """Parse a header; cached, since each message's header is needed several times in a row."""
     found = _HEADER.fullmatch(header)
     return None if found is None else _Sent(found[1], int(found[2] or 0), found[3])
 
@@ -167,7 +167,7 @@ def _digest(*parts: object) -> str:
 
 
 def _dumps(part: object) -> str:
-    """A part in JSON. Most are texts or nothing, which an encoder would take three times as long to write down."""
+    """A part in JSON. Most parts are texts or None, for which the encoder would take three times as long."""
     if part is None:
         return "null"
     if type(part) is str:

@@ -1,8 +1,8 @@
-"""Of the messages that wait for a lock only the newest is to run (`on_conflict="rerun"`), and an older one that runs is
-to stop (`"replace"`).
+"""Of the messages that wait for a lock, only the newest runs (`on_conflict="rerun"`), and an older one that runs is
+stopped (`"replace"`).
 
-Each takes a place in the order of its key as it first asks for the lock, in the same round trip; the lock server says
-of an older one that it is superseded. Protocol: `docs/protocol.md`, section 14.
+Each message gets a number in the order of its key when it first asks for the lock, in the same round trip; the lock
+server reports an older message as superseded. Protocol: `docs/protocol.md`, section 14.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from celery_singleton_lock.task.execution import Execution
 
 logger = get_logger(__name__)
 
-#: Seconds for which the order of a key is known at least, from the last question for its lock on: of a message that its
-#: worker held until it died, and that the broker delivers again then, it has to be known whether it is the newest.
+#: The least seconds that the order of a key is kept after the last request for its lock: if a worker holds a message
+#: and dies, the broker delivers the message again, and it must still be known whether it is the newest.
 KNOWN_FOR = 3600.0
 
 
 def arrival_of(execution: Execution) -> Arrival | None:
-    """What its acquire says of the order; None if it is not in it: another policy, not a message, or one that comes too
-    late to run, for which no other is to be stopped.
+    """What its request for the lock says of the order; None if it has no place in it: it has another policy, or is not
+    a message, or comes too late to run, so that no other is to be stopped for it.
 
     Raises:
-        InvalidOption: the locks are kept where the order is not known.
+        InvalidOption: the lock server does not keep the order.
     """
     policy, request = execution.options.on_conflict, execution.request
     if policy not in NEWEST_POLICIES or request.is_eager or request.id is None:
@@ -63,8 +63,8 @@ def is_stopped_by_newer(execution: Execution) -> bool:
 
 
 def tell(execution: Execution, arrival: Arrival | None, found: Held) -> None:
-    """Have the holder of the lock stop at once, where that is to stop for a message of this order: this one, or one
-    before it, which may have died as it did so.
+    """Have the holder of the lock stop at once, if it is to stop for a message of this order: for this message, or for
+    one before it, which may have died before it told the holder.
     """
     holder, runtime = found.holder, execution.runtime
     if arrival is None or not arrival.stops or holder is None or holder.superseded_by is None:
@@ -74,13 +74,13 @@ def tell(execution: Execution, arrival: Arrival | None, found: Held) -> None:
 
 
 def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:
-    """Say that an execution ends so which has not run."""
+    """Report that an execution that has not run is superseded."""
     _say(execution, error)
     journal_entries.did_not_run(execution, "superseded", found.holder)
 
 
 def stopped(execution: Execution, error: LockSuperseded, failure: Exception) -> None:
-    """Say that an execution ends so which ran, and was stopped for a newer one; `failure` came of its body then."""
+    """Report that an execution that ran was stopped for a newer one; its body then raised `failure`."""
     if not isinstance(failure, LockSuperseded):
         logger.warning("%s was stopped, and failed as it ended: %r", execution, failure)
     _say(execution, error)

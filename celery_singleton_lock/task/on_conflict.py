@@ -1,8 +1,8 @@
 """The end of an execution that meets a held lock, as `on_conflict` says.
 
-Everything here ends the execution by raising what Celery understands. Nobody waits forever afterwards: a refused
-execution gets a final state, its chain's later steps and its chord too, or its message goes back to the queue under
-the same id. A conflict never spends the task's own retries.
+Everything here ends the execution by raising what Celery understands. Nobody waits forever afterwards: either a refused
+execution gets a final state, and so do its chain's later steps and its chord, or its message goes back to the queue
+under the same id. A conflict never spends the task's own retries.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class Expired(Skipped):
 
 
 class RejectedCopy(Ignore):
-    """Has the worker reject a message whose id, and so whose result, is the holder's: it stores no failure there."""
+    """Has the worker reject a message whose id, and so whose result, is the holder's, without storing a failure."""
 
 
 def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> ConflictPolicy:
     """The policy for an execution that lost to another task.
 
     Raises:
-        InvalidOption: a callable of the user's gave an answer that is none.
+        InvalidOption: the user's callable did not return a policy.
     """
     policy: ConflictPolicy = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)
     if policy in WAITING_POLICIES and task.request.is_eager:
         return "raise"
     bound = options.conflict_retries
     if policy == "retry" and bound is not None and requeue.put_back_count(task.request, "conflict") >= bound:
-        return "raise"  # What has joined only looks, however often.
+        return "raise"  # A copy that has joined only looks, however often.
     return policy
 
 
@@ -69,7 +69,7 @@ def end(
     *,
     carried: requeue.Carried = requeue.AS_BEFORE,
 ) -> NoReturn:
-    """End the execution that lost to another task; `carried`: what its copy has to know, where it is put back."""
+    """End the execution that lost to another task; `carried`: what its copy has to know, if it is put back."""
     logger.info(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
         named(task),
@@ -80,7 +80,7 @@ def end(
     )
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy in WAITING_POLICIES:
-        # A copy in line is held for long, and asks less often than a limit on the number of tries is meant for.
+        # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.
         is_bounded = policy == "retry" and options.conflict_retries is not None
         waits = None if is_bounded else requeue.Waits(conflict.key, options.limit)
         requeue.put_back(task, reason="conflict", carried=carried._replace(waits=waits))
@@ -93,7 +93,7 @@ def end(
 
 
 def fail(task: TaskLike, error: Exception, met: LockConflict | None) -> NoReturn:
-    """End the execution with `error`; under a new id where the task that it `met` has its id, and so its result."""
+    """End the execution with `error`; under a new id if the task that it `met` has its id, and so its result."""
     if met is None or not _shares_id(task, met):
         raise error
     _record(task, error, states.FAILURE, task_id=uuid())
@@ -101,7 +101,7 @@ def fail(task: TaskLike, error: Exception, met: LockConflict | None) -> NoReturn
 
 
 def supersede(task: TaskLike, error: LockSuperseded, met: LockConflict | None) -> NoReturn:
-    """End the execution in whose place a newer one runs; `met`: the task that has the lock meanwhile, if one has."""
+    """End an execution that a newer one supersedes; `met`: the task that has the lock meanwhile, if any."""
     is_shared = (met is not None and _shares_id(task, met)) or error.task_id == task.request.id
     _record(task, error, states.REVOKED, task_id=uuid() if is_shared else None)
     raise Ignore(str(error)) if is_shared else Skipped(str(error))
@@ -131,15 +131,15 @@ def _skip(task: TaskLike, conflict: LockConflict) -> NoReturn:
 
 
 def _shares_id(task: TaskLike, conflict: LockConflict) -> bool:
-    """Whether the task that holds the lock has this one's id, and so its result: that is the holder's to write."""
+    """Whether the task that holds the lock has this one's id, and so its result: only the holder may write that."""
     return conflict.task_id is not None and conflict.task_id == task.request.id and not task.request.is_eager
 
 
 def _record(task: TaskLike, error: Exception, state: str, *, task_id: str | None = None) -> None:
-    """Give the execution a final state, under an id of its own or another, and so the rest of its chain, and its part
-    in a chord.
+    """Give a final state to the execution, under its own id or another, and so to the rest of its chain and its part in
+    a chord.
 
-    Celery ends the rest of a chain only where it stores a result for this step, so it does where that is to be ignored.
+    Celery ends the rest of a chain only if it stores a result for this step, so we store one even if it is ignored.
     """
     request = task.request
     if request.id is None:

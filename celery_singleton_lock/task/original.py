@@ -2,16 +2,16 @@
 
 Only the worker's main process has it; the process that runs the task finds it in its request (`delivery`). There it
 costs next to nothing: body, headers and properties go to the child anyway, and one pickle holds each of them once. A
-copy is the same message, as it was, but for what says where and when. It carries
+copy is the same message, except for where it goes and when. It carries
 
 - the body, byte for byte, with its content type, its encoding and its compression, whichever serializer wrote it;
 - all headers: of either protocol of Celery, of stamps, of other libraries;
 - all properties: priority, delivery mode, reply_to, correlation id, message id, app id, type, timestamp.
 
-Left out, or new, is what would be wrong of a copy: what RabbitMQ writes down of the message's way (a delay in
-`x-death`; RabbitMQ would drop the copy as one that goes round), `CC` (which would multiply it), an id by which SQS
-would drop it as sent twice, and the property `expiration` beside `expires`: a message that RabbitMQ drops for its age
-leaves its callers waiting, one that a worker finds expired does not.
+It leaves out, or makes anew, what would be wrong in a copy: what RabbitMQ records of the message's way (a delay in
+`x-death`; RabbitMQ would drop the copy as one that goes round), `CC` (which would multiply it), an id for which SQS
+would drop it as a duplicate, and the property `expiration` beside `expires`: if RabbitMQ drops a message for its age,
+its callers keep waiting; if a worker finds it expired, they do not.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from kombu.compression import compress
 
 from celery_singleton_lock._celery import serializer_of
 
-#: The header of a copy that says what we know of it: see `requeue`.
+#: The header in which a copy carries what we know of it: see `requeue`.
 PUT_BACK_HEADER = "singleton_lock_put_back"
 
-#: What the names of our exchanges and queues for delays begin with.
+#: The names of our exchanges and queues for delays begin with this.
 DELAYED = "singleton_lock.delay"
 
 #: Properties that a copy gets in another way, or must not have.
 _NOT_COPIED = (
     frozenset(("content_type", "content_encoding", "application_headers", "priority", "expiration"))
-    # Of kombu's virtual transports: of this one delivery.
+    # From kombu's virtual transports: about this delivery only.
     | {"delivery_info", "delivery_tag", "body_encoding"}
-    # Of SQS: the copy is dropped as sent twice, or waits as long again.
+    # From SQS: the copy would be dropped as a duplicate, or wait as long again.
     | {"MessageDeduplicationId", "DelaySeconds", "delay_seconds"}
 )
 
-#: Headers that brokers write, and which are true of one delivery only; or which send the message elsewhere as well.
+#: Headers that brokers write about one delivery only, or that send the message elsewhere as well.
 _NOT_COPIED_HEADERS = frozenset(("CC", "BCC", "redelivered", "x-delivery-count", "x-acquired-count"))
 
 
@@ -50,8 +50,8 @@ class Original(NamedTuple):
         properties: as the broker has them.
         body: not compressed.
         content_type, content_encoding, headers: as the broker has them.
-        exchange, routing_key: by which its sender sent it.
-        queue: that it was taken from; empty where that is not known.
+        exchange, routing_key: with which its sender sent it.
+        queue: the queue that it was taken from; empty if that is not known.
         lasts: whether that queue stays when its worker goes.
     """
 
@@ -75,8 +75,8 @@ class Original(NamedTuple):
 
         Args:
             header: what we know of it.
-            expires: whether it still does, if it did.
-            eta: when a worker is to begin it, if that is not at once.
+            expires: whether the copy still expires, if the original does.
+            eta: when a worker is to begin it, if not at once.
             accept: content types that the app accepts; to read an old message, which keeps its times in the body.
         """
         headers = {name: value for name, value in self.headers.items() if name not in _NOT_COPIED_HEADERS}
@@ -107,7 +107,7 @@ class Original(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A message to be sent: what kombu's channels make one of (`prepare_message`)."""
+    """A message to be sent: the arguments of `prepare_message` of kombu's channels."""
 
     body: Any
     priority: Any

@@ -1,4 +1,4 @@
-"""How a message ended, the record that is left of it, and what its result backend has of that.
+"""How a message ended, the record of that, and what the result backend has of it.
 
 A copy of the message that finds it ends in the same way (`redelivery`). Protocol: `docs/protocol.md`, section 6.
 """
@@ -27,23 +27,23 @@ from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
 
-#: Bytes of a return value or an exception that are kept at most (see `value_codec`).
+#: The most bytes of a return value or an exception that are kept (see `value_codec`).
 MAX_CONTENT = 4096
 
-#: The age of a record that others wrote: its message's own process has sent by then what it sends.
+#: The assumed age of a record that others wrote: by then, its message's own process has sent what it sends.
 OLD = 10.0
 
-#: Seconds for which it is of use how a message ended of which nothing more is to be sent: for people. Its copies end in
-#: silence whatever it was.
+#: Seconds for which people may want to see how a message ended that has nothing more to send. Its copies end in silence
+#: however it ended.
 OF_USE = 60.0
 
 #: Parts of a record's first line; a mark follows them, if there is one.
 _FIELDS = 4
 
-#: Seconds by which the clocks of two workers may differ, where a stored result is taken for an older one.
+#: Seconds by which the clocks of two workers may differ before a stored result is taken for an older one.
 CLOCKS_DIFFER = 60.0
 
-#: In the place of a content, where a body ended with `Ignore`: another task has its id now, and will end.
+#: Takes the place of a content if a body ended with `Ignore`: another task has its id now, and will end.
 REPLACED = b"replaced"
 
 
@@ -59,9 +59,9 @@ class Outcome(NamedTuple):
 
     Attributes:
         state: Celery's.
-        content: the return value or exception (see `value_codec`); None when that is not kept.
+        content: the return value or exception (see `value_codec`); None if that is not kept.
         settled: whether all was sent: callbacks, chain, result.
-        mark: distinguishes records of one message that are otherwise the same; '' where that does not matter.
+        mark: distinguishes records of one message that are otherwise the same; '' if that does not matter.
     """
 
     state: str
@@ -70,8 +70,8 @@ class Outcome(NamedTuple):
     mark: str = ""
 
     def record_of(self, holder: Holder, seconds: float, *, is_over: bool = False) -> Record:
-        """What is left of the holder's message, of which it is to be known for `seconds` that it has ended; `is_over`:
-        nothing follows on it that may have to be sent again.
+        """The record of the holder's message, which says for `seconds` that the message has ended; `is_over`: nothing
+        follows from it that may have to be sent again.
         """
         of_all = self.state, seconds, self.content is not None, self.settled
         head = _line([*of_all, self.mark]) if self.mark else _head(*of_all)
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
         return Record(holder.message, head + (self.content or b""), seconds, content_for)
 
     def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:
-        """Whether a later copy of the message has to know that what follows on it was sent."""
+        """Whether a later copy of the message has to know that what follows from it was sent."""
         return self.state in states.READY_STATES and is_awaited(task, request)
 
 
@@ -93,14 +93,14 @@ def _line(fields: list[Any]) -> bytes:
 
 
 def read(record: Record) -> tuple[Outcome, float]:
-    """The outcome and its age in seconds; of what others wrote only that it is there."""
+    """The outcome and its age in seconds; if others wrote the record, only that there is one."""
     if record.content == FORGOTTEN:
         return Outcome(states.IGNORED, settled=True), OLD
     head, _, content = record.content.partition(b"\n")
     fields = cleaned.array(head)
     if fields is None or len(fields) < _FIELDS:
         return Outcome(states.SUCCESS), OLD
-    # A later version may add more behind.
+    # A later version may append more.
     state, seconds, has_content, settled = fields[:_FIELDS]
     mark = cleaned.text(fields[_FIELDS]) if len(fields) > _FIELDS else ""
     outcome = Outcome(cleaned.text(state), content if has_content else None, settled is True, mark)
@@ -108,7 +108,7 @@ def read(record: Record) -> tuple[Outcome, float]:
 
 
 def end_of(outcome: Outcome) -> End | None:
-    """The recorded end; None where nothing was kept (see `value_codec`), or it cannot be read."""
+    """The recorded end; None if nothing was kept (see `value_codec`), or it cannot be read."""
     if outcome.content is None:
         return None
     try:
@@ -135,7 +135,7 @@ def superseded(task: TaskLike, request: RequestLike, error: LockSuperseded) -> O
 
 
 def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outcome | None:
-    """The body raised `error`; None if that is not the message's end.
+    """The outcome of a body that raised `error`; None if that is not the message's end.
 
     A rejected message is given back: to its queue, or to a dead-letter exchange that may well send it again on purpose.
     """
@@ -149,7 +149,7 @@ def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outc
 
 
 def is_awaited(task: TaskLike, request: RequestLike) -> bool:
-    """Whether anybody gets to know how it ended."""
+    """Whether anybody learns how it ended."""
     if request.callbacks or request.chain or request.chord or request.errbacks:
         return True
     return not ignores_result(task, request) and keeps_results(task.backend)
@@ -163,10 +163,10 @@ def backend_knows(task: TaskLike, request: RequestLike) -> bool:
 def stored_end(task: TaskLike, task_id: str, age: float) -> Mapping[str, Any] | None:
     """What the result backend has of the end of the task with this id; None if it has none.
 
-    What was stored before the body ended, `age` seconds ago, is the end of another task with this id.
+    A result that was stored before the body ended, `age` seconds ago, is that of another task with this id.
 
     Raises:
-        Exception: as the backend has them.
+        Exception: whatever the backend raises.
     """
     if task.backend.get_state(task_id) not in states.READY_STATES:
         return None
@@ -178,7 +178,7 @@ def stored_end(task: TaskLike, task_id: str, age: float) -> Mapping[str, Any] | 
 
 
 def ignores_result(task: TaskLike, request: RequestLike) -> bool:
-    """Whether nobody wants this execution's result: the call's own word, else the task's."""
+    """Whether nobody wants this execution's result: as the call says, or else the task."""
     of_call = vars(request).get("ignore_result")
     return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)
 
@@ -190,9 +190,9 @@ def _rejects_failed(task: TaskLike) -> bool:
 
 
 def _moment(date: Any) -> float | None:
-    """Seconds since the epoch, of a date as a result backend gives it; None if it gives none, or one of no zone.
+    """A result backend's date in seconds since the epoch; None if there is none, or it has no time zone.
 
-    Some are UTC then, some local: Django's, say, with `USE_TZ = False`.
+    Without a zone, some are UTC, and some are local: Django's, say, with `USE_TZ = False`.
     """
     try:
         found = maybe_iso8601(date)

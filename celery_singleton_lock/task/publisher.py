@@ -1,10 +1,10 @@
-"""How a copy gets to its queue: by the queue's name, confirmed by the broker, and later.
+"""How a copy gets to its queue: by the queue's name, confirmed by the broker, and after a delay.
 
-RabbitMQ keeps what is due later (`rabbitmq`). A worker that holds a message until then, as Celery's `eta` makes it do,
-has one place less to take others in, and holds it unacknowledged, which RabbitMQ bears for half an hour only. That
-remains where such a queue cannot be had: for queues that go with their worker, messages that the broker is to drop for
-their age, users that may not declare anything, older servers; and for all other brokers. And where a worker is to begin
-it before it is due.
+RabbitMQ keeps a copy that is due later (`rabbitmq`). A worker that holds a message until it is due, as Celery's `eta`
+makes it do, has room for one message fewer, and holds it unacknowledged, which RabbitMQ allows for half an hour
+only. A worker still does so if no such queue is available: for queues that go with their worker, messages that the
+broker is to drop for their age, users that may not declare anything, and older servers; and for all other brokers. It
+also does so if it may begin the message before it is due.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 #: Connections to RabbitMQ for copies, in one process.
 MAX_CONNECTIONS = 4
 
-#: Seconds until a user that may not declare queues tries again.
+#: Seconds until we try again after the user was not allowed to declare queues.
 _REFUSED_FOR = 600.0
 
 
@@ -36,7 +36,7 @@ class Publisher:
     """Sends copies of an app's messages; one for each app and process."""
 
     def __init__(self, app: Any) -> None:
-        self._app_ref = ref(app)  # That keeps us.
+        self._app_ref = ref(app)  # The app keeps us.
         self._speaks_amqp = app.connection_for_write().transport.driver_type == "amqp"
         self._idle: list[Connection] = []
         self.start_anew()
@@ -64,7 +64,7 @@ class Publisher:
         may begin it sooner.
 
         Raises:
-            Exception: as the transport has them; whether the copy was sent is not known then.
+            Exception: whatever the transport raises; then it is not known whether the copy was sent.
         """
         copy_due_in = partial(self._copy, original, header, expires)
         if not self._speaks_amqp:
@@ -81,14 +81,14 @@ class Publisher:
             self._do_without(error)
             self._confirmed(copy_due_in(delay), queue, None)
         except TimeoutError as error:
-            self._do_without(error)  # The others may well answer.
+            self._do_without(error)  # Other queues may well answer.
             raise
 
     def prepare(self) -> str | None:
-        """Have RabbitMQ make what messages wait in, when a worker starts; why it does not, if that is so.
+        """Declare the queues that messages wait in, when a worker starts; the reason if RabbitMQ refuses.
 
-        A quorum queue of RabbitMQ's is lost with what is in it, if the server is killed within half a second after it
-        was made (seen: 3.10): one that is used is to be older than that.
+        RabbitMQ loses a quorum queue and its messages if the server is killed within half a second after the queue was
+        declared (seen: 3.10): a queue in use should be older than that.
         """
         if not self._speaks_amqp:
             return None
@@ -99,13 +99,13 @@ class Publisher:
         except Refused as error:
             self._do_without(error)
             return str(error)
-        except Exception as error:  # noqa: BLE001 - py-amqp has many; it is made when it is needed
+        except Exception as error:  # noqa: BLE001 - py-amqp has many; they are declared when needed
             logger.debug("could not prepare queues for messages to wait in: %r", error)
         return None
 
     @property
     def _prefetches_no_more(self) -> bool:
-        """Whether a copy that a worker holds takes the place of another message, as where there are quorum queues."""
+        """Whether a copy that a worker holds takes the place of another message, as it does with quorum queues."""
         return any(
             (queue.queue_arguments or {}).get("x-queue-type") == "quorum" for queue in self._app.amqp.queues.values()
         )
@@ -124,7 +124,7 @@ class Publisher:
         return self._app_ref()
 
     def _put(self, original: Original, copy: Copy) -> None:
-        """Send by one of kombu's virtual transports, whose broker answers by itself."""
+        """Send through one of kombu's virtual transports, whose broker answers anyway."""
         with self._app.producer_or_acquire() as producer:
             queue = self._queue_of(original, producer.channel)
             if (declared := self._app.amqp.queues.get(queue)) is not None:
@@ -146,14 +146,14 @@ class Publisher:
             except Refused:
                 raise
             except Exception as error:  # noqa: BLE001 - py-amqp has many
-                logger.debug("the broker has gone since the last copy: %r", error)
+                logger.debug("the connection to the broker broke since the last copy: %r", error)
             return self._send_on(Connection(self._app), copy, queue, delay)
 
     def _send_on(self, connection: Connection, copy: Copy, queue: str, delay: float | None) -> None:
         try:
             connection.send(copy, queue, delay)
         except BaseException:
-            # What it answers still would be taken for the answer to the next.
+            # A late answer would be taken for the answer to the next copy.
             connection.close()
             raise
         self._idle.append(connection)
@@ -174,7 +174,7 @@ class Publisher:
             # To its exchange, a copy would reach every worker again, and multiply.
             chosen = own[0] if own else str(self._app.conf.task_default_queue)
             logger.warning(
-                "a message came by the exchange %s to a queue of this worker alone, and is put back to %s",
+                "a message came through the exchange %s to a queue that only this worker has; it is put back to %s",
                 original.exchange,
                 chosen,
             )
@@ -183,5 +183,5 @@ class Publisher:
 
 _publishers: WeakKeyDictionary[Any, Publisher] = WeakKeyDictionary()
 
-#: Connections of the process that this one was forked off: to close one here would close it there.
+#: Connections of the process that this one was forked from: closing one here would close it there.
 _inherited: list[Connection] = []

@@ -1,7 +1,7 @@
 """The lock that a message has while it waits: taken as it is sent, named by a header, freed as `lock_scope` says.
 
 The owner is the message's, not a delivery's: each copy of it has the header, and may free the lock; nobody else knows
-the owner. A header belongs to one task and id, so that one which somebody copied to another message says nothing there.
+the owner. A header belongs to one task and id: copied to another message, it has no effect.
 
 Protocol: `docs/protocol.md`, section 12.
 """
@@ -33,21 +33,21 @@ from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.leader import Leader
 
-#: The message header with `[task id, task, key, owner, seconds, limit, scope]`, a list of the owner it replaced, and
-#: the message that it follows, as far as there are such.
+#: The message header with `[task id, task, key, owner, seconds, limit, scope]`, then a list with the owner that it
+#: replaced, and the message that it follows, if there are such.
 QUEUED_HEADER = "singleton_lock_queued"
 
-#: Parts of the header. A later version may add more behind them.
+#: Parts of the header. A later version may append more.
 _FIELDS = 7
 
-#: Seconds for which it is said again that one has ended, where the lock server does not answer.
+#: Seconds for which we repeat that a lock has ended while the lock server does not answer.
 SAID_FOR = 600.0
 
-#: Scopes of which several messages may run at once: there each has a lock of its own as it runs, for its copies.
+#: Scopes that let several messages run at once: each message has its own lock as it runs, because of its copies.
 OF_EACH_MESSAGE = (UNTIL_EXECUTING, UNTIL_EXPIRED)
 
 
-# Nobody changes one, as for `Holder`.
+# Nobody changes a lock once it is made, as for `Holder`.
 @dataclass(slots=True, unsafe_hash=True)
 class QueueLock:
     """The lock of one message.
@@ -55,12 +55,12 @@ class QueueLock:
     Attributes:
         key: of this lock, see `key_of_queue`.
         owner: the message's.
-        seconds: how long it lasts from when it is confirmed.
+        seconds: how long it lasts once it is confirmed.
         limit: how many messages may have one.
         scope: when it ends, as the sender says.
-        replaced: the owners before, whose messages this one supersedes (see `replacing`).
-        follows: the message that has the lock, and as which this one is to end (see `following`): it gets the lock
-            when that is gone.
+        replaced: the owners before it, whose messages this one supersedes (see `replacing`).
+        follows: the leader, which has the lock (see `following`): this message ends as the leader ends, or gets the
+            lock when the leader is gone.
     """
 
     key: str
@@ -77,22 +77,22 @@ class QueueLock:
 
     @property
     def ends_at_end(self) -> bool:
-        """Whether it has ended when its message has; what ended before stays so."""
+        """Whether it ends with its message at the latest."""
         return self.scope != UNTIL_EXPIRED
 
     def request(self, holder: Holder) -> LockRequest:
-        """To be taken, for no longer than sending takes where it is confirmed afterwards."""
+        """The request to take it; if it is confirmed afterwards, for no longer than sending takes."""
         ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(PROVISIONAL, self.seconds)
         return LockRequest(self.key, self.owner, ttl=ttl, holder=holder, limit=self.limit)
 
     def hold(self) -> Hold:
-        """To be freed."""
-        # What is left of a hold that is given up lasts as long.
+        """The hold to free."""
+        # The trace that a given-up hold leaves lasts as long.
         return Hold(self.key, self.owner, ttl=SAID_FOR, limit=self.limit)
 
     def confirmed(self) -> Hold:
-        """To be renewed, once."""
-        # Where its place is known, a node of a Redlock that lacks it gets it again.
+        """The hold to renew, once."""
+        # If its place is known, a node of a Redlock that lacks it gets it again.
         slot = 0 if self.limit == 1 else None
         return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=slot)
 
@@ -110,22 +110,22 @@ def holder_of_message(task_id: object, label: str) -> Holder:
 
 
 def is_by_time(held: Held) -> bool:
-    """Whether what was found under the key of a queue lasts for its time, whatever becomes of its message.
+    """Whether a lock that was found under a queue's key lasts for its time, whatever becomes of its message.
 
-    Such a one (`until_expired`) is taken for all of it at once, the others for no longer than sending takes. One that
-    lasts no longer than that itself is taken for one of the others, and has ended before anybody asks.
+    Such a lock (`until_expired`) is taken for all its time at once, other locks for no longer than sending takes. If
+    its own time is that short, it counts as one of the others, and has ended before anybody asks.
     """
     return held.holder is not None and held.holder.ttl > PROVISIONAL
 
 
 def lock_of(task: TaskLike, request: RequestLike) -> QueueLock | None:
-    """The lock that the message of a request has; None where it has none, or somebody else wrote that."""
+    """The lock that the message of a request has; None if it has none, or somebody else wrote the header."""
     headers = cleaned.headers(request)
     return lock_in(headers, task.app, task.name, request.id) if QUEUED_HEADER in headers else None
 
 
 def lock_in(headers: Any, app: Any, task: str, task_id: object) -> QueueLock | None:
-    """The same, of the headers of a message for a task of this name and id."""
+    """The same, from the headers of a message for a task of this name and id."""
     header = headers.get(QUEUED_HEADER) if isinstance(headers, Mapping) else None
     if not isinstance(header, (list, tuple)) or len(header) < _FIELDS:
         return None

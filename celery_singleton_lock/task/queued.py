@@ -1,7 +1,8 @@
-"""The lock that a message brought with it ends: as its body starts, or with the message.
+"""Ends the lock that a message brought with it: as its body starts, or with the message.
 
-One process ends it, by the owner that the message names: the one that runs it, or the worker's main process, where that
-died or nothing was begun (`worker.request`). A message that goes on as a copy or as its next attempt keeps it.
+One process ends the lock, by the owner that the message names: the process that runs the message, or, if that one died
+or nothing was begun, the worker's main process (`worker.request`). A message that goes on as a copy or as its next
+attempt keeps the lock.
 
 Protocol: `docs/protocol.md`, section 12.
 """
@@ -29,8 +30,8 @@ from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
 
-#: Seconds until the lock of a message that was acknowledged becomes a lease: its sender, and the main process that got
-#: it, have confirmed it by then, for longer.
+#: Seconds until the lock of a message that was acknowledged becomes a lease: by then its sender, and the main process
+#: that received it, have confirmed it for longer.
 SOON = 0.2
 
 
@@ -38,8 +39,8 @@ class Queued:
     """A message in the hands of the process that runs it (`with`).
 
     Attributes:
-        lock: what it brought.
-        key: of the lock of its run; None before that is known, and where it takes none.
+        lock: the lock that it brought.
+        key: the key of the lock of its run; None before that is known, and if it takes none.
     """
 
     def __init__(self, task: TaskLike, lock: QueueLock) -> None:
@@ -53,22 +54,22 @@ class Queued:
         self._is_own = lock.follows is None
 
     def __enter__(self) -> Queued:
-        if self.lock.replaced:  # The sender may have died before it said so.
+        if self.lock.replaced:  # The sender may have died before it recorded that.
             replacing.supersede(self._runtime.store, self.lock, self._task.request.id, self.lock.replaced)
         if self._is_own:
             self._keep_early()
         return self
 
     def leads(self) -> None:
-        """The message has the lock by now that it did not have as it was sent."""
+        """The message now has the lock that it did not have when it was sent."""
         self._is_own = True
         self._keep_early()
 
     def lead(self, label: str) -> Held | None:
-        """Take the lock that the message did not have as it was sent; the holder, if that is another one.
+        """Take the lock that the message did not have when it was sent; the holder, if that is another message.
 
         Raises:
-            LockUnavailable: no answer; what it may have got it finds when it comes again, or that ends.
+            LockUnavailable: no answer; if it got the lock, it finds that when it comes again, or the lock expires.
         """
         lock = self.lock
         holder = holder_of_message(self._task.request.id, label)
@@ -86,7 +87,7 @@ class Queued:
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
             self._lease = None
-        with suppress(LockUnavailable):  # It is said again until there is an answer.
+        with suppress(LockUnavailable):  # It is repeated until there is an answer.
             self._runtime.store.free(self.lock.hold())
 
     def __exit__(
@@ -99,7 +100,7 @@ class Queued:
         if self._progress.is_begun or not (error is None or isinstance(error, Exception)):
             return  # It has ended; or whatever stops this process decides what becomes of the message.
         if (hold := self._going_on(error)) is not None:
-            if self._lease is not None:  # What was renewed is shorter.
+            if self._lease is not None:  # The renewed lease is shorter.
                 self._runtime.confirmations.add(hold)
         elif self.lock.ends_at_end:
             self._free()
@@ -108,7 +109,7 @@ class Queued:
         """The body is about to run.
 
         Raises:
-            Ignore: another message has replaced this one, which was recorded.
+            Ignore: another message has replaced this one, and that was recorded.
         """
         if not self._is_own:
             self._progress.is_begun = True  # Nothing is passed on to its next attempt.
@@ -125,7 +126,7 @@ class Queued:
             on_conflict.supersede(self._task, why, None)
 
     def _going_on(self, error: Exception | None) -> Hold | None:
-        """The lock as whatever follows has it, where the message goes on."""
+        """The lock as the copy or the next attempt has it, if the message goes on."""
         if self._progress.passes_on is not None:
             return self._progress.passes_on
         # Celery gives nothing back that it has acknowledged.
@@ -133,10 +134,10 @@ class Queued:
         return self.lock.confirmed() if is_given_back or isinstance(error, requeue.GoesOn) else None
 
     def _keep_early(self) -> None:
-        """Have it renewed from now on, where its message is not delivered again."""
+        """Have it renewed from now on, if its message will not be delivered again."""
         # A copy may come while another one runs in this process, whose lease is not to be touched.
         if not (self._task.acks_late or requeue.may_have_begun(self._task.request)):
-            with suppress(RuntimeError):  # No thread is to be had, as the run will find out.
+            with suppress(RuntimeError):  # No thread is available, as the run will find out.
                 self._keep()
 
     def _keep(self) -> None:
@@ -153,7 +154,7 @@ class Queued:
         self._runtime.heartbeat.start(self._lease, self._when_lost)
 
     def _ttl(self) -> float:
-        with suppress(InvalidOption):  # It will fail for that.
+        with suppress(InvalidOption):  # The run will fail for that.
             if (options := self._task.lock_options(self._task.request)) is not None:
                 return options.ttl
         return float(self._runtime.settings.defaults["ttl"])
@@ -164,11 +165,11 @@ class Queued:
             self._runtime.heartbeat.stop(lease)
 
     def _free(self) -> Freeing | None:
-        """What became of it; None where there is no answer."""
+        """What became of the lock; None if there is no answer."""
         lock = self.lock
         try:
             freed = Freeing(self._runtime.store.free(lock.hold(), record=self._what_it_is()))
-        except LockUnavailable as error:  # It is said again until there is an answer.
+        except LockUnavailable as error:  # It is repeated until there is an answer.
             logger.warning("%s: the lock of a message that has arrived is not freed yet: %s", lock.key, error)
             return None
         if not freed:
@@ -176,7 +177,7 @@ class Queued:
         return freed
 
     def _what_it_is(self) -> Record | None:
-        """What the message is as it runs, for those that follow it; None where none can."""
+        """The message's run, for its followers; None if it can have none."""
         task, settings = self._task, self._runtime.settings
         if self.key is None or not may_be_followed(task, settings, self.lock.scope):
             return None

@@ -1,8 +1,8 @@
 """RabbitMQ confirms each copy once it is safe, whatever the app's own setting is, and keeps those that are due later.
 
-It says so if there is no such queue. A copy that is due later waits in the broker: an exchange leads to a queue without
-consumers, whose messages die when they have waited, and go on by their routing key, the name of their queue. There are
-nine of these for all tasks (1, 2, 4 … 256 s): quorum queues, which keep a message until it has arrived. (Classic ones
+It reports a queue that does not exist. A copy that is due later waits in the broker: an exchange leads to a queue
+without consumers, whose messages expire after the wait and go on by their routing key, the name of their queue. All
+tasks share nine of these (1, 2, 4 … 256 s): quorum queues, which keep a message until it has arrived. (Classic queues
 do not: of 2,266 messages, 1,850 were lost when the broker was killed while they were handed on.)
 """
 
@@ -18,10 +18,10 @@ from celery_singleton_lock.task.original import DELAYED, Copy
 #: Seconds that RabbitMQ may take for each answer.
 TIMEOUT = 30.0
 
-#: The longest time that copies wait in a queue of RabbitMQ's, for each of these queues, seconds.
+#: The longest time that copies wait in RabbitMQ, for each of these queues, in seconds.
 DELAYS = tuple(2**power for power in range(9))
 
-#: Since this version RabbitMQ's quorum queues let messages die of age, and keep them until they have arrived elsewhere.
+#: Since this version, RabbitMQ's quorum queues let messages expire, and keep them until they have arrived elsewhere.
 _HANDS_ON = (3, 10)
 
 
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Connection:
-    """A connection to RabbitMQ on which it confirms what it is given."""
+    """A connection to RabbitMQ on which it confirms each message."""
 
     def __init__(self, app: Any) -> None:
         self._declared: set[int] = set()
@@ -48,20 +48,20 @@ class Connection:
             raise
 
     def send(self, copy: Copy, queue: str, delay: float | None) -> None:
-        """Give a copy to the broker, and wait until it has it for sure."""
+        """Send a copy to the broker, and wait until the broker confirms it."""
         if copy.properties.get("user_id") != self._kombu.userid:
             copy.properties.pop("user_id", None)  # RabbitMQ refuses a message of another user.
         exchange = ""
         if delay is not None:
             exchange = self.exchange_for(delay)
             copy.properties["expiration"] = str(max(int(delay * 1000), 1))
-        # Without handlers for what comes back, py-amqp raises it.
+        # Without handlers for returned messages, py-amqp raises an error.
         self._channel.basic_publish(
             self._channel.prepare_message(*copy), exchange=exchange, routing_key=queue, mandatory=True, timeout=TIMEOUT
         )
 
     def exchange_for(self, delay: float) -> str:
-        """The exchange to the queue in which messages wait for `delay` at most, declared if need be.
+        """The exchange of the queue in which messages wait for at most `delay`, declared if need be.
 
         Raises:
             Refused: there is none.
@@ -80,7 +80,7 @@ class Connection:
         return name
 
     def close(self) -> None:
-        """Give up the connection, without a word to the broker, which may not listen."""
+        """Drop the connection without a word to the broker, which may not listen."""
         with suppress(Exception):
             self._kombu.collect()
 

@@ -28,7 +28,7 @@ SETTLING = 10.0
 #: Seconds after the end of a lease at which the put-back copy of a running message is due.
 AFTER_LEASE = 1.0
 
-#: States of a message that has nothing more to tell anybody.
+#: States of a message that has nothing more to report.
 _SILENT = (states.RETRY, states.IGNORED)
 
 
@@ -50,12 +50,12 @@ def end(execution: Execution, found: Held | Record) -> Any:
 
 
 def forgotten(execution: Execution) -> Record:
-    """What is left of an end of which only the message says that it has come."""
+    """The record of an end that only the message itself still reports."""
     return Record(execution.holder.message, b"", 0.0)
 
 
 def is_forgotten(record: Record) -> bool:
-    """Whether that is all which is left: see `forgotten`."""
+    """Whether nothing else is left of the end: see `forgotten`."""
     return not record.content
 
 
@@ -75,7 +75,7 @@ def _stand_by(execution: Execution, found: Held) -> NoReturn:
 
 
 def _end_again(execution: Execution, found: Record) -> End:
-    """The first copy's end once more, which settles the message; unless this one only looks, or looks later."""
+    """Repeat the first copy's end, which settles the message, unless this copy only looks, or looks later."""
     journal_entries.did_not_run(execution, "repeat", None)
     recorded, _ = outcome.read(found)
     try:
@@ -91,8 +91,8 @@ def answer(task: TaskLike, record: Record) -> End:
     """The end of a copy of a message that was carried out: the same return value or exception.
 
     Raises:
-        Ignore: nothing is left to be done, or the copy was put back, for the first execution may still be storing its
-            result. `GoesOn` where the message was retried, or the copy is put back.
+        Ignore: nothing is left to do, or the copy was put back, since the first execution may still be storing its
+            result. It is a `GoesOn` if the message was retried, or the copy put back.
         Skipped: the first one was revoked, which was recorded again.
     """
     recorded, age = outcome.read(record)
@@ -123,29 +123,29 @@ def _stored_end(task: TaskLike, stored: Mapping[str, Any]) -> End:
     """The end as the result backend has it, for the chord alone to count."""
     if stored["status"] in states.EXCEPTION_STATES:
         return End(error=stored["result"])
-    # Celery sends these before it stores a value: they are out.
+    # Celery sends these before it stores a value: they have been sent.
     task.request.callbacks = task.request.chain = None
     return End(stored["result"])
 
 
 def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
-    """The end as it was recorded; `ResultLost` where nothing was kept (see `value_codec`)."""
+    """The end as it was recorded; `ResultLost` if nothing was kept (see `value_codec`)."""
     if (kept := outcome.end_of(recorded)) is not None:
         return kept
     return End(error=ResultLost(task.name, task.request.id, MAX_CONTENT))
 
 
 def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
-    """What the result backend has of the end of this task, if it has that; while it does not answer, a copy waits.
+    """What the result backend has of the end of this task; None if it has nothing. If it does not answer, a copy waits.
 
-    What was stored before the body ended, `age` seconds ago, is the end of another task with this id.
+    A result that was stored before the body ended, `age` seconds ago, is that of another task with this id.
     """
     if not outcome.backend_knows(task, task.request):
         return None
     try:
         return outcome.stored_end(task, task.request.id, age)
     except Exception as error:  # noqa: BLE001 - every backend has its own
-        logger.warning("%s: the result backend cannot be asked: %r", named(task), error)
+        logger.warning("%s: the result backend cannot be read: %r", named(task), error)
         if requeue.was_untold(task.request):
             settling.have_copy_send(task, error)
         requeue.put_back(task, reason="copy", delay=SETTLING)

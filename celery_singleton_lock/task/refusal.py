@@ -1,6 +1,6 @@
-"""How an execution ends whose body does not run here: refused for another task, failed before it began, or a copy.
+"""Ends an execution whose body does not run here: another task refuses it, it failed before it began, or it is a copy.
 
-Before a message ends so for good, a record says that: a copy may wait for the lock meanwhile.
+Before a message ends like this for good, that is recorded: a copy may be waiting for the lock.
 
 Protocol: `docs/protocol.md`, section 6.
 """
@@ -36,12 +36,12 @@ from celery_singleton_lock.task.outcome import End, Outcome
 
 logger = get_logger(__name__)
 
-#: Seconds for which it is known of a message that it was refused, where no broker can deliver it again later.
+#: Seconds for which a message's refusal stays on record if no broker can deliver the message again later.
 BRIEFLY = 60.0
 
 
 def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
-    """End as a copy of a message that is, or was, carried out; or as one that another task refuses, or has ended."""
+    """End as a copy of what runs, or ran, elsewhere; as refused for another task; or as another task has ended."""
     it = acquisition.execution
     if isinstance(found, End):
         return _end_as_joined(acquisition, found)
@@ -82,7 +82,7 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
     except ResultLost as lost:
         if isinstance(found, Record) and redelivery.is_forgotten(found):
             return fail(acquisition, lost)  # No other copy would find that it has ended.
-        # What such a record could not keep, the task that was joined may have still.
+        # The task that it joined may still have what such a record could not keep.
         if isinstance(found, Held) or not outcome.read(found)[0].mark:
             raise
         joined = requeue.joined_by(it.request)
@@ -99,7 +99,7 @@ def _told(ended: End) -> Any:
 
 
 def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
-    """End as the task has that this one had joined, unless a copy of this one does."""
+    """End as the task that this message had joined, unless a copy of this message has done so."""
     it = acquisition.execution
     try:
         copy = _record_end(acquisition, _outcome_of(it, ended))
@@ -113,7 +113,7 @@ def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
 
 
 def _end_superseded(acquisition: Acquisition, found: Superseded) -> Any:
-    """End as one in whose place a newer one runs; whatever a copy of it did is its end, if there is one."""
+    """End as a message that a newer one supersedes; if a copy of it runs or has ended, end as that copy."""
     it = acquisition.execution
     error, met = LockSuperseded(it.key, found.by), found.conflict(it.key) if found.owner else None
     try:
@@ -129,10 +129,10 @@ def _end_superseded(acquisition: Acquisition, found: Superseded) -> Any:
 
 
 def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = None) -> Any:
-    """Fail before the body has begun, which is the message's end unless a copy of it carries it out."""
+    """Fail before the body has begun; that is the message's end unless a copy of it is carried out."""
     if isinstance(error, (Ignore, Reject, Retry, LockUnavailable)):
         raise error
-    acquisition.abandon()  # Interrupted, it may have got it.
+    acquisition.abandon()  # It may have got the lock as it was interrupted.
     copy = _record(acquisition, "raise", error)
     if copy is None:
         on_conflict.fail(acquisition.execution.task, error, met)
@@ -140,9 +140,9 @@ def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = 
 
 
 def end_stopped(acquisition: Acquisition, failure: Exception, *, why: LockSuperseded) -> Any:
-    """End as one that ran, and was stopped for a newer one; its record says so by now, and its lock is free.
+    """End as a message that ran and was stopped for a newer one; its record says so already, and its lock is free.
 
-    `failure` came of its body then.
+    Its body then raised `failure`.
     """
     it = acquisition.execution
     try:
@@ -155,11 +155,11 @@ def end_stopped(acquisition: Acquisition, failure: Exception, *, why: LockSupers
 
 
 def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
-    """Fail without the lock, which is the message's end unless a copy of it has that by now.
+    """Fail without the lock; that is the message's end unless a copy of it has the lock by now.
 
-    Whether that is so, nobody can tell while the store does not answer. Then the message goes back, to end when it
-    does: a copy would run after it had failed. One that has no copies fails at once, and so does one whose body has
-    ended by itself.
+    Nobody can tell while the store does not answer. Then the message goes back, to end when the store answers:
+    otherwise a copy would run after the message had failed. A message without copies fails at once, and so does one
+    whose body has ended by itself.
     """
     try:
         it = acquisition.execution
@@ -174,7 +174,7 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
 
 
 def drop_if_expired(execution: Execution, lease: Lease) -> None:
-    """End it without a run if its message comes too late."""
+    """End the execution without a run if its message comes too late."""
     if requeue.comes_too_late(execution.request):
         revoked = Outcome(states.REVOKED)
         with suppress(LockUnavailable):  # It is repeated until it is answered.
@@ -186,7 +186,7 @@ def drop_if_expired(execution: Execution, lease: Lease) -> None:
 def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:
     """Record that this message will never be carried out; what another copy of it does or did, if there is one."""
     if policy == "reject" or policy in WAITING_POLICIES:
-        return None  # Its message is not at its end: a dead-letter exchange may send it again on purpose.
+        return None  # The message has not ended: a dead-letter exchange may send it again on purpose.
     it = acquisition.execution
     ended = outcome.ended_by(it.task, it.request, error) if policy == "raise" else Outcome(states.REVOKED)
     return _record_end(acquisition, ended)
@@ -217,7 +217,7 @@ def _record_at_store(acquisition: Acquisition, ended: Outcome | None) -> Held | 
 
 
 def _seconds(execution: Execution) -> float:
-    """For so long: a message that was acknowledged as it came has copies only if these are on their way already."""
+    """How long the record stays: if a message was acknowledged as it came, all its copies are on their way already."""
     ttl = execution.runtime.settings.done_ttl
     return ttl if _may_have_copies(execution) else min(ttl, BRIEFLY)
 
@@ -228,7 +228,7 @@ def _may_have_copies(execution: Execution) -> bool:
 
 
 def _outcome_of(execution: Execution, ended: End) -> Outcome | None:
-    """To be recorded by one copy alone: what follows on a value is sent by the copy that could record it."""
+    """The outcome, for one copy alone to record: the copy that records it sends what follows from the value."""
     task, request, error = execution.task, execution.request, ended.error
     found = outcome.succeeded(task, request, ended.value) if error is None else outcome.ended_by(task, request, error)
     return None if found is None else found._replace(mark=new_owner())

@@ -1,7 +1,7 @@
 """A message that waits is superseded by a newer one, and never runs: `on_duplicate="replace"`.
 
-Taken over, sent, superseded. The newcomer frees the lock of the other message, and leaves a reservation for itself
-in its place. Then it is sent; if that fails, the other one gets its lock back. Only then the other one is
+Take over, send, supersede: the newcomer frees the lock of the other message, and leaves a reservation for itself in its
+place. Then it is sent; if that fails, the other message gets its lock back. Only after that is the other message
 superseded, wherever it is: so one of the two runs, wherever the sender stops.
 
 Protocol: `docs/protocol.md`, section 12.
@@ -31,13 +31,13 @@ from celery_singleton_lock.task.queue_lock import SAID_FOR, QueueLock, holder_of
 
 logger = get_logger(__name__)
 
-#: Seconds for which it is tried to take over a lock that goes from hand to hand: one newcomer at a time gets it.
+#: Seconds for which a newcomer tries to take over a lock that keeps changing hands: one newcomer at a time gets it.
 PATIENCE = 10.0
 
-#: Seconds between two tries at most, so that not all come at once.
+#: The most seconds between two tries; it varies, so that not all come at once.
 PAUSE = 0.02
 
-#: Seconds for which a message may still come of which the lock does not say it: it was not confirmed yet.
+#: Seconds for which a message may still come if its lock does not say: the lock was not confirmed yet.
 UNKNOWN = 86_460.0
 
 
@@ -45,8 +45,8 @@ class Taken(NamedTuple):
     """A lock that was taken over.
 
     Attributes:
-        lock: of the newcomer.
-        old: the hold of the message that had it; None where it was free by then.
+        lock: the newcomer's.
+        old: the hold of the message that had it; None if it was free by then.
     """
 
     lock: QueueLock
@@ -57,9 +57,9 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
     """Take the lock of another message, whichever has it by then; the owner of the newcomer's `lock` is chosen here.
 
     Raises:
-        LockUnavailable: no answer, or it changes hands too often.
+        LockUnavailable: no answer, or the lock changes hands too often.
     """
-    label = found.holder.label if found.holder else ""  # Of the same calls.
+    label = found.holder.label if found.holder else ""  # The same for both calls.
     # Two sends of one id are two messages.
     holder = replace(holder_of_message(task_id, label), record=new_owner())
     lock = replace(lock, owner=holder.reserved_as)
@@ -81,20 +81,20 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
 
 
 def give_back(store: Store, taken: Taken) -> None:
-    """The newcomer was not sent: the message that had the lock has it again, unless it has started by now."""
+    """The newcomer was not sent: the message that had the lock gets it back, unless it has started by now."""
     store.abandon(taken.lock.hold())
     old = taken.old
     if old is None or old.holder is None or old.remaining <= 0:
         return
     ttl = min(old.remaining, MAX_QUEUE_TTL)
-    with suppress(LockUnavailable):  # Or it was given up, as it has started: see `started`.
+    with suppress(LockUnavailable):  # Or the lock was given up, as its message has started: see `started`.
         store.acquire(LockRequest(taken.lock.key, old.owner, ttl=ttl, holder=old.holder, limit=taken.lock.limit))
 
 
 def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[str], old: Held | None = None) -> None:
-    """Have the messages of these owners of the lock before never run, unless they have started: the newcomer was sent.
+    """Keep the messages of the lock's earlier owners from running, unless they have started: the newcomer was sent.
 
-    `old` is the hold of theirs that it took over, where that is known.
+    `old` is the hold that the newcomer took over from them, if that is known.
     """
     text = cleaned.text_or_none(task_id)
     still = UNKNOWN if old is None or old.remaining <= PROVISIONAL else old.remaining
@@ -104,16 +104,16 @@ def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[s
     for owner in owners:
         said_of = _named(owner)
         record = ended.record_of(said_of, seconds)
-        if not has_other_id:  # To the end it must be known whose the result is.
+        if not has_other_id:  # It must stay known to the end whose result it is.
             record = record._replace(content_for=None)
         try:
             store.refuse(lock.key, said_of, record)
-        except LockUnavailable as error:  # The worker says it, as the newcomer comes.
+        except LockUnavailable as error:  # The worker records it when the newcomer comes.
             logger.warning("%s: a message that was replaced may still run: %s", lock.key, error)
 
 
 def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
-    """The message starts, whose lock is not its own any more; why it must not, where it was superseded."""
+    """A message starts whose lock is not its own any more; why it must not, if it was superseded."""
     said_of = _named(lock.owner)
     try:
         found = store.refuse(lock.key, said_of, Outcome(states.STARTED).record_of(said_of, SAID_FOR))
@@ -132,6 +132,6 @@ def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
 
 
 def _named(owner: str) -> Holder:
-    """Under which name it is said what has become of the message whose lock has this owner."""
-    # Of what a Redlock shows as the owner: each attempt to get a majority has a name of its own.
+    """The name of the record of what has become of the message whose lock has this owner."""
+    # The stem only: a Redlock shows another owner for each attempt to get a majority.
     return Holder(record=stem(owner))

@@ -39,17 +39,17 @@ logger = get_logger(__name__)
 #: ended, and what follows could not be sent; it ends as another message, which has not ended yet.
 Reason = Literal["conflict", "unavailable", "copy", "lost", "untold", "follows"]
 
-#: Reasons that the header counts, and those among them that it names only where they apply.
+#: Reasons that the header counts, and those among them that it names only if they apply.
 COUNTED: tuple[Reason, ...] = ("conflict", "unavailable", "lost", "untold", "follows")
 RARE: tuple[Reason, ...] = ("lost", "untold", "follows")
 
-#: Reasons for which it is sent again that has not begun, and may still expire.
+#: Reasons to send a message again that has not begun, and may still expire.
 NOT_BEGUN: tuple[Reason, ...] = ("conflict", "unavailable", "follows")
 
 #: Seconds before the first put-back copy is due; doubled for each further one.
 FIRST_DELAY = 1.0
 
-#: Seconds that a put-back copy waits at most.
+#: The most seconds that a put-back copy waits.
 MAX_DELAY: Mapping[Reason, float] = {
     "conflict": 60.0,
     "unavailable": 8.0,
@@ -59,19 +59,19 @@ MAX_DELAY: Mapping[Reason, float] = {
     "follows": 60.0,
 }
 
-#: What a number in an order is at most: a float holds it exactly.
+#: The highest number in an order: a float holds it exactly.
 MAX_NUMBER = 2**53
 
-#: How many given up owners a message names: the latest.
+#: How many given-up owners a message names: the latest ones.
 MAX_GIVEN_UP = 16
 
 
 class GoesOn(Ignore):
-    """Ends an execution, and not its message: another copy of that is carried out, or will be."""
+    """Ends an execution, but not its message: another copy of the message is carried out, or will be."""
 
     @classmethod
     def read(cls, text: str) -> str | None:
-        """Why, of the repr of such an exception; None for other texts."""
+        """The reason in the repr of such an exception; None for other texts."""
         found = re.fullmatch(rf"{cls.__name__}\('([^'\\]*)'\)", text)
         return found and found[1]
 
@@ -84,12 +84,12 @@ class Waits(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What a copy has to know; what is None here it knows as the copy before it did, but for what it waits for.
+    """What a copy has to know. If a part is None, the copy knows the same as the copy before it; but `waits` is new.
 
     Attributes:
-        waits: for this lock; the worker that gets the copy may begin it sooner.
-        joins: the task as which it is to end.
-        follows: the message as which it is to end.
+        waits: the lock that it waits for; the worker that gets the copy may begin it sooner.
+        joins: the task that it is to end as.
+        follows: the message that it is to end as.
         arrived: its number in the order of its key, see `stores.base.Arrival`.
     """
 
@@ -104,18 +104,18 @@ AS_BEFORE = Carried()
 
 
 def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, carried: Carried = AS_BEFORE) -> NoReturn:
-    """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
+    """Send the running message again, with the same id and retries, due in `delay` seconds; then end this execution.
 
     While the broker does not take it, the message is kept here and sent again.
 
     Args:
-        task: whose `request` is the message.
-        reason: why. What was begun, here or elsewhere, does not expire any more.
+        task: its `request` is the message.
+        reason: why. A message that was begun, here or elsewhere, does not expire any more.
         delay: seconds; by default longer each time that it was put back for this reason, with jitter.
         carried: what the copy has to know.
 
     Raises:
-        GoesOn: it was sent.
+        GoesOn: the message was sent.
     """
     failures = 0
     while True:
@@ -127,10 +127,10 @@ def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, carr
 def try_to_put_back(
     task: TaskLike, *, reason: Reason, delay: float | None = None, carried: Carried = AS_BEFORE
 ) -> None:
-    """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
+    """As `put_back`, but return if the broker has not taken it: then it is not known whether it will.
 
-    The copy may be on its way. It takes for free what the owner holds that the progress gives up, so this delivery must
-    not ask under that one again.
+    The copy may be on its way. It treats the hold of the owner that the progress gives up as free, so this delivery
+    must not ask under that owner again.
     """
     request = task.request
     # What was recorded as its end before may not have been stored: the copy sees to that.
@@ -167,7 +167,7 @@ def may_have_begun(request: RequestLike) -> bool:
 
 
 def comes_too_late(request: RequestLike) -> bool:
-    """Whether the message has expired and comes to its task all the same, since it may have begun before."""
+    """Whether the message has expired, and reaches its task all the same, since it may have begun before."""
     expires = maybe_iso8601(request.expires) if may_have_begun(request) else None
     return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
 
@@ -183,32 +183,30 @@ def is_in_line(request: RequestLike) -> bool:
 
 
 def joined_by(request: RequestLike) -> Joined | None:
-    """The task that this copy has joined; None where it has joined none."""
+    """The task that this copy has joined; None if it has joined none."""
     header = _header_of(request)
     return Joined.read(header["joins"]) if "joins" in header else None
 
 
 def followed_by(request: RequestLike) -> Leader | None:
-    """The message that this copy follows by now; None where it has followed none yet."""
+    """The message that this copy follows now; None if it has followed none yet."""
     header = _header_of(request)
     return Leader.read(header["leader"]) if "leader" in header else None
 
 
 def arrived(request: RequestLike) -> int | None:
-    """The number that the message has in the order of its key, in whichever attempt it was given that; None where that
-    is not known.
-    """
+    """The number that the message has in the order of its key, whichever attempt got it; None if that is not known."""
     number = _header_of_any_attempt(request).get("arrived")
     return number if is_whole(number, 1, MAX_NUMBER) else None
 
 
 def was_untold(request: RequestLike) -> bool:
-    """Whether this attempt of the message has ended, and a copy has only to send what follows."""
+    """Whether this attempt of the message has ended, and a copy has only to send what follows from it."""
     return put_back_count(request, "untold") > 0
 
 
 def waits_for(request: RequestLike, prefix: str) -> tuple[str, Place] | None:
-    """The lock that this copy waits for, and its place in the line of that; None where it waits for none."""
+    """The lock that this copy waits for, and its place in the line of that lock; None if it waits for none."""
     header = _header_of(request)
     waits = header.get("waits")
     if not isinstance(waits, (list, tuple)) or len(waits) != len(Waits._fields):
@@ -275,23 +273,23 @@ def _header(request: RequestLike, reason: Reason, carried: Carried) -> dict[str,
 
 def _header_of(request: RequestLike) -> dict[str, Any]:
     """The header, if it is of this attempt; what others wrote counts as none."""
-    if PUT_BACK_HEADER not in cleaned.headers(request):  # As of most.
+    if PUT_BACK_HEADER not in cleaned.headers(request):  # As in most messages.
         return {}
     header = _header_of_any_attempt(request)
     return header if _count(header.get("retries")) == (request.retries or 0) else {}
 
 
 def _header_of_any_attempt(request: RequestLike) -> dict[str, Any]:
-    """The header, if it is of this message; one that somebody copied to another message says nothing there.
+    """The header, if it is of this message; copied to another message, it has no effect.
 
-    A body that passes its own headers on would send what has joined, come and waited already.
+    Otherwise, if a body passed its own headers on, what it sends would have joined, arrived and waited already.
     """
     header = cleaned.headers(request).get(PUT_BACK_HEADER)
     return header if isinstance(header, dict) and header.get("id", request.id) == request.id else {}
 
 
 def _since(header: Mapping[str, Any]) -> float:
-    """When the message met a conflict first: now, if it has not before."""
+    """When the message first met a conflict: now, if it has met none before."""
     return min(cleaned.seconds(header.get("since")) or math.inf, clock.wall())
 
 

@@ -1,4 +1,4 @@
-"""Under the lock: the body runs, the lease is renewed meanwhile, and the lock is freed afterwards.
+"""What happens under the lock: the body runs while the lease is renewed, and then the lock is freed.
 
 Protocol: `docs/protocol.md`, section 6.
 """
@@ -40,9 +40,9 @@ class Run:
     """One execution under its lease.
 
     Attributes:
-        is_under_way: whether what cleans up after the body is sure to.
+        is_under_way: whether the clean-up after the body is sure to run.
         was_lost: whether the body has failed without its lock.
-        superseded: why it has failed, where it was stopped for a newer task.
+        superseded: why it has failed, if it was stopped for a newer task.
     """
 
     def __init__(self, execution: Execution, lease: Lease) -> None:
@@ -53,11 +53,11 @@ class Run:
         self._lease = lease
         self._body = Body(lease)
         self._is_loss_said = False
-        # Not the lease's own beginning: that is when it is trusted from, which for a waiter is its last look.
+        # Not the lease's own beginning: from then on it is trusted, which for a waiter is its last look.
         self._began = clock.now()
 
     def carry_out(self, body: Callable[[], Any]) -> Any:
-        """Run `body`; what it returns or raises."""
+        """Run `body`; return or raise what it does."""
         it, lease = self._execution, self._lease
         ended: Outcome | None = None
         reservation: Reservation | None = None
@@ -73,7 +73,7 @@ class Run:
             self.superseded = None if self.was_lost else self._superseded(error)
             if self.superseded is not None:
                 ended = outcome.superseded(it.task, it.request, self.superseded)
-            elif not self.was_lost:  # What that left undone, a copy that waits may do.
+            elif not self.was_lost:  # A waiting copy may do what that left undone.
                 ended, reservation = outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
             raise
         finally:
@@ -90,7 +90,7 @@ class Run:
     def _run_body(self, body: Callable[[], Any]) -> Any:
         it, lease = self._execution, self._lease
         try:
-            # In a worker one task follows the other; a direct caller may look for threads when it is over.
+            # In a worker, one task follows another; a direct caller may look for leftover threads afterwards.
             in_worker = not (it.request.is_eager or it.request.called_directly)
             it.runtime.heartbeat.start(lease, self._when_to_stop, linger=in_worker)
             waited = self._began - it.began
@@ -101,22 +101,22 @@ class Run:
             self._send(signals.lock_acquired, lease=lease, waited=waited)
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
-                lease.check()  # The receivers and the result backend may have taken their time.
+                lease.check()  # The receivers and the result backend may have taken long.
             it.progress.body = self._body
             with self._body:
                 return body()
         except Aborted:
             if not self._body.struck:
                 raise
-            if self._body.sent is not None:  # It came as that was on its way out, and is late.
+            if self._body.sent is not None:  # It came while that was being raised: too late.
                 raise self._body.sent from None
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
             _fail_for_loss(it, LockLost(lease.key, self._why_lost()))
 
     def _record_attempt_before(self) -> None:
-        """Record that this message's attempt before is over. It has sent this one, and may have died before it could
-        record that itself; a copy of it would run its body again.
+        """Record that this message's previous attempt is over. That attempt has sent this one, and may have died before
+        it could record its end; a copy of it would run its body again.
         """
         it = self._execution
         if it.is_remembered and it.holder.retries > 0:
@@ -136,21 +136,21 @@ class Run:
         return reason
 
     def _superseded(self, error: BaseException) -> LockSuperseded | None:
-        """Why the body has failed, where it was to stop for a newer task: whatever came of it then."""
+        """Why the body has failed, if it was to stop for a newer task: whatever it raised then."""
         newer = self._lease.superseded_by
         if newer is None or not self._body.struck or not _is_failure(error):
             return None
         return LockSuperseded(self._lease.key, newer)
 
     def _when_to_stop(self) -> None:
-        """In the heartbeat's thread, at once when the lease is lost, or a newer task is to run, and then until the body
-        ends.
+        """Called in the heartbeat's thread as soon as the lease is lost, or a newer task is to run, and then repeatedly
+        until the body ends.
         """
         if self._execution.options.on_lock_lost == "abort":
             self._body.strike()
         if self._lease.reason is not None and not self._is_loss_said:
             self._is_loss_said = True
-            # A receiver may take its time; other leases need the heartbeat's thread meanwhile.
+            # A receiver may take long; other leases need the heartbeat's thread meanwhile.
             threading.Thread(target=self._say_loss, name="singleton-lock-lost", daemon=True).start()
 
     def _say_loss(self) -> None:
@@ -170,7 +170,7 @@ class Run:
             kept = reservation or _for_nobody(it, ended, held)
             freed = it.runtime.store.free(lease, record=it.record(ended), reservation=kept)
         except LockUnavailable as error:
-            level = logging.WARNING if lease.held else logging.DEBUG  # That it is lost was said.
+            level = logging.WARNING if lease.held else logging.DEBUG  # The loss was reported.
             logger.log(level, "%s could not free %s, which expires by itself: %s", it, lease.key, error)
         finally:
             if ended is not None:
@@ -203,7 +203,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation | None:
-    """The lock is kept for the task's own next attempt, if that is wanted."""
+    """The reservation that keeps the lock for the task's own next attempt, if that is wanted."""
     options = execution.options
     if not (options.retain_on_retry and isinstance(error, Retry)) or execution.request.is_eager:
         return None
@@ -228,16 +228,16 @@ def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
 
 
 def _for_nobody(execution: Execution, ended: Outcome | None, held: float) -> Reservation | None:
-    """The lock is kept after the end of the task, for the rest of `lock_at_least_for`."""
+    """The reservation that keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
     left = execution.options.at_least_for - held
     if left <= 0 or ended is None or ended.state not in (states.SUCCESS, states.FAILURE):
         return None
-    # Of no process: nobody may take it for left behind.
+    # It names no process, so that nobody takes it for left behind.
     return Reservation(replace(execution.holder, pid=0, process=""), left)
 
 
 def _fail_for_loss(execution: Execution, lost: LockLost) -> NoReturn:
-    """Fail with LockLost, or retry where the task's autoretry says so: its wrapper is inside, and saw Aborted."""
+    """Fail with LockLost, or retry if the task's autoretry says so: its wrapper is inside, and only saw Aborted."""
     task = execution.task
     wanted = tuple(getattr(task, "autoretry_for", None) or ())
     unwanted = tuple(getattr(task, "dont_autoretry_for", None) or ())

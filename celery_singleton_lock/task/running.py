@@ -1,7 +1,7 @@
 """How far this process has got with each request, and what each thread is doing.
 
-Each header of a message becomes an attribute of its request, whatever it is called. So what only this process may say
-of a request does not stand there, but beside it.
+Each header of a message becomes an attribute of its request, whatever its name. So what only this process may say about
+a request is kept beside the request, and not in it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from celery_singleton_lock.task.celery_types import RequestLike
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """How far this process has got with a request. Nothing in here refers to the request, which would stay forever.
+    """How far this process has got with a request. Nothing in here refers to the request: it would then stay forever.
 
     Attributes:
-        lease: under which the body runs, or ran; None without a lock.
-        body: which runs under the lease.
+        lease: the lease under which the body runs, or ran; None without a lock.
+        body: the body that runs under the lease.
         in_body: whether the body runs; afterwards, what is sent follows from the message.
-        gives_up: the owner that a copy of the message names as given up: under it was asked for the lock without an
-            answer, or in a queue, where what was asked may still be carried out for a moment.
+        gives_up: the owner that a copy of the message names as given up: it has asked for the lock without an answer,
+            or in a queue, where the request may still be carried out for a moment.
         is_begun: whether the lock that this message brought with it has ended as its body began.
-        is_replaced: whether another task has got its id.
-        passes_on: that lock, as the message's next attempt has it that was sent.
-        settle: has the record say that all was sent; None where nothing is to be said.
+        is_replaced: whether another task has its id now.
+        passes_on: that lock, as the message's next attempt has it, if it was sent.
+        settle: makes the record say that all was sent; None if there is nothing to say.
     """
 
     lease: Lease | None = None
@@ -55,7 +55,7 @@ class _ThisThread(threading.local):
     """This thread.
 
     Attributes:
-        owners: under which it runs bodies, one inside the other: waiting for them would never end.
+        owners: the owners under which it runs bodies, one inside the other: waiting for them would never end.
     """
 
     def __init__(self) -> None:

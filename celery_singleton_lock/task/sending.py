@@ -1,8 +1,8 @@
 """A message gets its lock when it is sent, if `lock_scope` says so; if another message has the lock, it is a duplicate.
 
-Taken, sent, confirmed: the lock is taken for some seconds before the message is sent. If that fails, it is freed: who
-is told that nothing was sent will send again. Once the broker has the message, it is confirmed for as long as the
-message may wait (`confirmations`), by the worker as well that receives it.
+Take, send, confirm: the lock is taken for some seconds before the message is sent. If sending fails, the lock is freed:
+a caller who learns that nothing was sent will send again. Once the broker has the message, the lock is confirmed for as
+long as the message may wait (`confirmations`), also by the worker that receives it.
 
 Protocol: `docs/protocol.md`, section 12.
 """
@@ -46,11 +46,11 @@ from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
 
-#: Seconds that a message may wait where nothing says how long, and those that are added to what is said.
+#: Seconds that a message may wait if nothing says how long, and seconds that are added to what is said.
 A_DAY, MARGIN = 86_400.0, 60.0
 
-#: What a call has where something follows on its message: that must not be lost, whatever message has the lock. Also
-#: what Celery gives to each part of a canvas, whose id somebody may wait for; a chord's body has the last alone.
+#: Options of a call if something follows from its message, which must not be lost, whatever message has the lock. Also
+#: those that Celery gives to each part of a canvas, whose id somebody may wait for; a chord's body has only the last.
 _OF_CANVAS = ("chain", "chord", "link", "link_error", "group_id", "root_id", "parent_id", "reply_to")
 
 
@@ -59,7 +59,7 @@ class DuplicateResult(AsyncResult):  # type: ignore[type-arg]
 
     Attributes:
         lock_key: the key of the lock that the other message has.
-        since: when that was sent, seconds since the epoch.
+        since: when that message was sent, seconds since the epoch.
     """
 
     lock_key: str
@@ -74,7 +74,7 @@ class DuplicateResult(AsyncResult):  # type: ignore[type-arg]
 
 
 def is_locked_when_sent(task: Any) -> bool:
-    """Whether a task's scope begins when it is sent; asked for each call, also where there is no lock server."""
+    """Whether a task's scope begins when it is sent; checked for each call, even if there is no lock server."""
     scope = raw_attribute(task, "lock_scope") or setting(task.app, "singleton_lock_scope") or WHILE_EXECUTING
     return bool(scope != WHILE_EXECUTING)
 
@@ -90,8 +90,8 @@ def send(
 ) -> Any:
     """Send a message with its lock by `publish`, or answer as `on_duplicate` says.
 
-    The options of the lock for this call are in `call`; `named` is what else `apply_async` was given, by name; `sender`
-    is the task that a worker carries out meanwhile.
+    `call` has the lock options of this call, and `named` whatever else `apply_async` was given, by name; `sender` is
+    the task that a worker carries out meanwhile.
 
     Raises:
         DuplicateTask: with `on_duplicate="raise"`.
@@ -101,7 +101,7 @@ def send(
     before = _Before.of(task, named, sender)
     try:
         locked = task.lock_when_sent(call, args, kwargs)
-    except Exception as error:  # What a lock_key of the user's raises, too.
+    except Exception as error:  # Also whatever the user's lock_key raises.
         if not _follows(before, named):
             raise
         return _publish_without(publish, task, named, error)
@@ -122,7 +122,7 @@ def send(
             with asking:
                 result = asking.publish(task.app, publish, _with_lock(task, named, lock))
         except (DuplicateTask, LockUnavailable) as error:
-            if error is not asking.refusal:  # Of something else that was sent meanwhile.
+            if error is not asking.refusal:  # It is about something else that was sent meanwhile.
                 raise
             if (found := asking.found) is not None and isinstance(error, DuplicateTask):
                 if not before.is_one:
@@ -136,12 +136,12 @@ def send(
 
 
 class _Before(NamedTuple):
-    """The message that this one follows on as its next attempt: a retry, a copy, what replaces the task.
+    """The message that this one continues as its next attempt: a retry, a copy, or a replacement of the task.
 
     Attributes:
-        is_one: whether it follows on one.
-        request: of that one, where this process carries it out.
-        lock: that it brought with it, and still has.
+        is_one: whether there is such a message.
+        request: its request, if this process carries it out.
+        lock: the lock that it brought with it, and still has.
     """
 
     is_one: bool
@@ -153,7 +153,7 @@ class _Before(NamedTuple):
         task_id, headers = named["task_id"], named.get("headers")
         if sender is None and type(headers) is dict and QUEUED_HEADER not in headers:
             return _NOTHING  # As for most messages.
-        # Celery copies the headers to a retry; what a worker's main process retries, no task sends.
+        # Celery copies the headers to a retry; if a worker's main process retries, no task sends it.
         lock = lock_in(headers, task.app, task.name, task_id)
         if sender is None or sender.request.id != task_id:
             return cls(lock is not None, None, lock)
@@ -161,7 +161,7 @@ class _Before(NamedTuple):
         return cls(True, request, None if progress_of(request).is_begun else lock or lock_of(sender, request))
 
     def is_same_attempt(self, named: Mapping[str, Any]) -> bool:
-        """Whether it is sent as another copy of that."""
+        """Whether this message is sent as another copy of that one."""
         return self.request is not None and (named.get("retries") or 0) == (self.request.retries or 0)
 
 
@@ -169,18 +169,18 @@ _NOTHING = _Before(False)
 
 
 def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
-    """Whether it is Celery that sends it, for what a worker carries out: an error would be the end of that."""
+    """Whether Celery sends it, for a task that a worker carries out: an error would end that task."""
     return before.is_one or is_sent_by_celery(named)
 
 
 def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
-    """Whether it follows on what a worker has carried out, and no body sends it."""
+    """Whether it follows from a task that a worker has carried out, and no body sends it."""
     sender = current_worker_task()
     return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
 
 
 class _Duplicate(NamedTuple):
-    """A call whose lock another message has: `lock` as this one would have it, and who was `found` to have it."""
+    """A call whose lock another message has: the `lock` that this call would have, and the hold that was `found`."""
 
     task: Any
     options: Options
@@ -218,9 +218,9 @@ class _Duplicate(NamedTuple):
         )
 
     def _send_following(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
-        """Send a part of a canvas, which is to end as the message does that has the lock.
+        """Send a part of a canvas, which is to end as the message that has the lock ends.
 
-        An answer to its sender would not reach those that wait for it, nor have anything go on that follows.
+        An answer to its sender would not reach those who wait for it, nor start what follows from it.
         """
         task, leader = self.task, Leader.of(self.found)
         is_able = may_be_followed(task, Runtime.of(task.app).settings, self.lock.scope)
@@ -231,7 +231,7 @@ class _Duplicate(NamedTuple):
         return publish(**_with_lock(task, named, replace(self.lock, follows=leader)))
 
     def _wants_a_run_of_its_own(self, named: Mapping[str, Any]) -> bool:
-        """Whether the newest arguments are to count. A part replaces nothing: equal ones would end each other."""
+        """Whether the newest arguments are to count. A part replaces nothing: equal parts would end each other."""
         try:
             return self._policy() == "replace"
         except Exception as error:  # It is the user's.
@@ -243,7 +243,7 @@ class _Duplicate(NamedTuple):
             return False
 
     def _send_instead(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
-        """Send the message in the place of the one that has the lock."""
+        """Send the message in place of the one that has the lock."""
         task, runtime, task_id = self.task, Runtime.of(self.task.app), named["task_id"]
         try:
             taken = replacing.take_over(runtime.store, self.lock, task_id, self.found)
@@ -265,7 +265,7 @@ class _Duplicate(NamedTuple):
 
 
 def _is_part(named: Mapping[str, Any]) -> bool:
-    """Whether something follows on the message, or it is a part of something: that must not be left waiting."""
+    """Whether something follows from the message, or it is a part of something that must not be left waiting."""
     return any(named.get(name) for name in _OF_CANVAS)
 
 
@@ -298,11 +298,11 @@ def _seconds(task: Any, options: Options, named: Mapping[str, Any]) -> float:
 
 
 def _seconds_until(when: Any) -> float | None:
-    """Seconds until then, 0 where that is over; None where it is not said, or Celery will refuse it."""
+    """Seconds until `when`, 0 if it is past; None if it is not given, or Celery will refuse it."""
     if when is None:
         return None  # As for most messages.
     with suppress(ValueError, OverflowError):
-        if isinstance(when, str):  # Of a retry.
+        if isinstance(when, str):  # From a retry.
             when = maybe_iso8601(when)
         if isinstance(when, datetime):
             when = maybe_make_aware(when).timestamp() - clock.wall()

@@ -1,6 +1,6 @@
 """Settles a record once the callbacks and next steps of its message were sent.
 
-Where it could not be sent, a copy of the message sees to that: Celery gives up, and acknowledges the message.
+If they could not be sent, a copy of the message sends them: Celery gives up, and acknowledges the message.
 
 Protocol: `docs/protocol.md`, section 6.
 """
@@ -26,12 +26,12 @@ from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
 
-#: How often a copy tries to send what could not be sent: for some fifteen minutes. Nobody can see if it ever will.
+#: How often a copy tries to send what could not be sent: for some fifteen minutes. Nobody knows if it ever can.
 MOST_TRIES = 20
 
 
 def settle_after(execution: Execution, ended: Outcome, seconds: float | None = None) -> None:
-    """Have the record, which lives for `seconds`, say that all was sent, when it was."""
+    """Have the record, which lives for `seconds`, say that all was sent, once it was."""
     task, request, writer = execution.task, execution.request, execution.runtime.record_writer
     if not ended.needs_settling(task, request):
         return
@@ -39,7 +39,7 @@ def settle_after(execution: Execution, ended: Outcome, seconds: float | None = N
     content = ended.content if execution.options.on_conflict == JOIN else None
     if (record := execution.record(Outcome(ended.state, content, settled=True), seconds)) is None:
         return
-    # At once where nobody else could be asked.
+    # At once if there is no result backend to ask instead.
     replace = writer.replace if outcome.backend_knows(task, request) else writer.replace_now
     execution.progress.settle = partial(replace, execution.key, record)
 
@@ -49,7 +49,7 @@ def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     settle = progress_of(sender.request).settle if sender is not None else None
     if settle is None:
         return
-    # Celery sends it from a `finally`: an error that is on its way means that not all was sent.
+    # Celery sends the signal from a `finally`: an error that is on its way means that not all was sent.
     error = sys.exc_info()[1]
     if isinstance(error, Exception):
         with suppress(Ignore):
@@ -59,13 +59,13 @@ def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
 
 
 def have_copy_send(task: TaskLike, error: Exception) -> NoReturn:
-    """What is recorded is not told, and Celery will acknowledge the message: put it back, unless that was in vain.
+    """The recorded end was not reported, and Celery will acknowledge the message: put it back, unless that was in vain.
 
     Raises:
-        Ignore: nothing more is to be done here.
+        Ignore: there is nothing more to do here.
     """
     if requeue.put_back_count(task.request, "untold") < MOST_TRIES:
-        logger.warning("%s has ended; a copy is to send what could not be sent: %r", named(task), error)
+        logger.warning("%s has ended; a copy will send what could not be sent: %r", named(task), error)
         requeue.put_back(task, reason="untold")
     logger.error("%s has ended, but its callbacks and next steps cannot be sent: %r", named(task), error)
     raise Ignore("what follows cannot be sent")

@@ -2,9 +2,9 @@
 
 `__call__` → options → key → `carry_out`: `acquisition` → `run`.
 
-The lock is taken in `__call__`, in the process that runs the body, right before it and freed right after it: what was
-sent by name or by another program is covered as well, and a caller that sees the result finds the lock free. What
-belongs to one execution lives in its request and its lease; the task object is shared between threads.
+The lock is taken in `__call__`, in the process that runs the body, right before the body, and freed right after it: so
+it covers messages sent by name or by another program as well, and a caller that sees the result finds the lock free.
+What belongs to one execution lives in its request and its lease; the task object is shared between threads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = get_logger(__name__)
 #: The message header that carries the options of a call.
 CALL_HEADER = "singleton_lock"
 
-#: Arguments of `apply_async` that may be given by their place, behind those of the task.
+#: Positional arguments of `apply_async`, after those of the task.
 _BY_PLACE = ("task_id", "producer", "link", "link_error", "shadow")
 
 
@@ -64,7 +64,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     #: What makes two calls the same. None: all arguments, with defaults applied; a list of argument names ([]: the
     #: task's name alone); a template such as "tenant:{tenant_id}"; or a callable of the dictionary of arguments.
-    lock_key: ClassVar[Any] = None
+    lock_key: Any = None  # No ClassVar, here and for two others: pyright would refuse a static method in a subclass.
 
     #: The name that goes into the key; by default the task's. Tasks with the same name exclude each other.
     lock_name: ClassVar[str | None] = None
@@ -80,10 +80,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: "until_executing" and "until_and_while_executing"): it is sent, and the message that waits ends as REVOKED, with
     #: `LockSuperseded`, and never runs; or a callable of (task, duplicate) that returns one of these. A part of a
     #: canvas, or a call with callbacks, is sent and ends as the other message does; with "replace" it runs by itself.
-    on_duplicate: ClassVar[DuplicatePolicy | Callable[..., Any] | None] = None
+    on_duplicate: DuplicatePolicy | Callable[..., Any] | None = None
 
     #: Seconds (1 to 2592000) for which a message that waits can keep others from being sent, beyond its countdown; None
-    #: (default): until it expires, or for a day. With "until_expired": for which no second message is sent.
+    #: (default): until it expires, or for a day. With "until_expired": seconds for which no second message is sent.
     lock_queue_ttl: ClassVar[float | None] = None
 
     #: What to do if the lock server does not answer when a message is sent. "send" (default): send it without a lock;
@@ -100,9 +100,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: What to do if another execution holds the lock. "skip" (default): end as REVOKED; "raise": fail with
     #: `LockConflict`; "retry": try again later, without spending `max_retries`; "reject": reject the message, which a
     #: dead-letter queue may take if it is acknowledged late; "join": wait, and end as that execution ends, without
-    #: a run; "rerun": wait as "retry" does, while of all that wait only the newest runs; "replace": the same, and stop
+    #: a run; "rerun": wait as "retry" does, but of all that wait only the newest runs; "replace": the same, and stop
     #: the older one that runs; or a callable of (task, conflict) that returns one of the first five.
-    on_conflict: ClassVar[ConflictPolicy | Callable[..., Any] | None] = None
+    on_conflict: ConflictPolicy | Callable[..., Any] | None = None
 
     #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without a limit.
     lock_conflict_retries: ClassVar[int | None] = None
@@ -125,11 +125,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: How many executions may hold the lock at once (1 to 1000; default 1).
     lock_limit: ClassVar[int | None] = None
 
-    #: Failures that Celery logs without a traceback; that of a lost lock would be one of this package. The loss is an
-    #: error in the log anyway.
+    #: Failures that Celery logs without a traceback; the traceback of a lost lock would only show this package. The
+    #: loss is an error in the log anyway.
     throws: tuple[type[Exception], ...] = (LockLost,)
 
-    #: What stands for a message in the worker's main process: it looks after the locks of its children.
+    #: Represents a message in the worker's main process, which looks after the locks of its children.
     Request = "celery_singleton_lock.worker.request:SingletonRequest"
 
     #: Whether STARTED is to be recorded: `track_started`, kept here. We record it, after acquiring; Celery would do so
@@ -173,7 +173,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         singleton_lock: CallOptions | Literal[False] | None = None,
         **options: Any,
     ) -> Any:
-        """Like Celery's, with options of the lock for this call.
+        """Like Celery's, with lock options for this call.
 
         Args:
             args, kwargs, rest, options: as Celery's.
@@ -190,7 +190,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         """
         if options or singleton_lock is not None:  # Most calls have none.
             options = self._with_call_header(singleton_lock, options)
-        # As Celery's own: the task's id and its publisher may be given by place.
+        # As in Celery's own, the task's id and its producer may be positional.
         named = {**dict(zip(_BY_PLACE, rest, strict=False)), **options} if rest else options
         sender = current_worker_task()
         if (sent := message_identity.header_for(named, sender)) is not None:
@@ -213,23 +213,23 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return super().apply(args, kwargs, *rest, **self._with_call_header(singleton_lock, options, applied=True))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
-        """As Celery's. What is sent is the end of this attempt, though its lock may be lost meanwhile."""
+        """Like Celery's. Once the next attempt is sent, this one has ended, even if its lock is lost meanwhile."""
         body = progress_of(self.request).body
         with nullcontext() if body is None else body.sending():
             return super().retry(*args, **kwargs)
 
     def on_replace(self, sig: Any) -> Any:
-        """Like Celery's. What is sent is the end of this task, as for `retry`, and copies that have joined it wait for
-        that.
+        """Like Celery's. Once the replacement is sent, this task has ended, as for `retry`, and copies that have joined
+        it wait for the replacement.
         """
         progress = progress_of(self.request)
         progress.is_replaced = True
-        body = None if self.request.is_eager else progress.body  # What runs within this is not sent.
+        body = None if self.request.is_eager else progress.body  # It runs within this task, and is not sent.
         with nullcontext() if body is None else body.sending():
             return super().on_replace(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
+        """Run under the lock if a worker or `apply` calls; plainly if a program calls the task as a function."""
         request: RequestLike = self.request
         if is_builtin(self.name):
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
@@ -274,7 +274,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return options
 
     def _refuse_misplaced(self, options: Mapping[str, Any]) -> None:
-        """Refuse what would do nothing; what Celery sends on behalf of a message goes on, which may be an older one."""
+        """Refuse options that would do nothing; what Celery sends for a message, which may be an old one, goes on."""
         if (error := wrong_in_call(options, self.name)) is None:
             return
         if not sending.is_sent_by_celery(options):
@@ -282,7 +282,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         logger.warning("%s, which does nothing", error)
 
     def _call_in(self, options: Mapping[str, Any]) -> Mapping[str, Any] | Literal[False] | None:
-        """The options of the lock in what is to be sent: of this call, or of the one that it is a retry of."""
+        """The lock options in what is to be sent: of this call, or of the call that it is a retry of."""
         headers = options.get("headers")
         if type(headers) is not dict and not isinstance(headers, Mapping):
             return None
@@ -290,7 +290,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return None if given is None else check_call(given, self.name)
 
     def _body(self) -> Callable[..., Any]:
-        """`run`, or the `__call__` of a class behind this one."""
+        """`run`, or the `__call__` of a class after this one in the MRO."""
         following = super().__call__
         # Celery's own __call__ would push a second, empty request.
         return self.run if getattr(following, "__func__", None) is Task.__call__ else following
@@ -350,7 +350,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
 
 def _with_header(headers: Any, name: str, value: Any) -> Any:
-    """The headers with one more; what cannot be headers as it is, for Celery to say so."""
+    """The headers with one more; anything that cannot be headers is left as it is, for Celery to refuse."""
     if not headers:
         return {name: value}
     try:

@@ -1,7 +1,7 @@
 """Refuses functions that return before their work is done.
 
 Celery calls an `async def` like any other function, and gets a coroutine: nothing has run yet, and the lock would be
-free before anything does, also where a pool of somebody else's runs the coroutine afterwards.
+free before anything does, even if a third-party pool runs the coroutine afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check(task_name: str, run: Callable[..., Any]) -> None:
     """Refuse a function that is asynchronous, when the task is bound.
 
     Raises:
-        InvalidOption: it is; one that only returns a coroutine is not known before it runs.
+        InvalidOption: it is asynchronous; a function that only returns a coroutine is not known before it runs.
     """
     if _is_async(run):
         raise InvalidOption(
@@ -35,12 +35,12 @@ def value_of(task_name: str, value: Any) -> Any:
     """The value that the function returned.
 
     Raises:
-        InvalidOption: it has not run yet; what it would have done is dropped.
+        InvalidOption: the work has not run yet; it is dropped.
     """
     if not (inspect.isawaitable(value) or inspect.isasyncgen(value)):
         return value
     if inspect.iscoroutine(value):
-        value.close()  # Else Python warns that nobody has awaited it.
+        value.close()  # Otherwise Python warns that nobody has awaited it.
     raise InvalidOption(
         f"task {task_name} returned {type(value).__name__!r}, which is yet to run, when its lock was about to be "
         f"freed; {_INSTEAD}"
@@ -48,7 +48,7 @@ def value_of(task_name: str, value: Any) -> Any:
 
 
 def _is_async(function: Any) -> bool:
-    # Not what `functools.wraps` refers to: a plain function around an asynchronous one is the way to have one.
+    # Do not follow `functools.wraps`: a plain function around an asynchronous one is what we ask for.
     while isinstance(function, functools.partial):
         function = function.func
     if not (inspect.isroutine(function) or inspect.isclass(function)):

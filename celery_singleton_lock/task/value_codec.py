@@ -2,16 +2,16 @@
 
 A record of how a task ended must not be able to harm the task. So the bytes are made here, and not by the result
 backend: some backends give back the very object that they were to encode, or write into it, and each would run the
-`__reduce__` or `__json__` of a user's class once more than it expects. Here nothing of the user's runs, nothing is
+`__reduce__` or `__json__` of a user's class once more than it expects. Here none of the user's code runs, nothing is
 changed, and the work ends at the limit of bytes, however large the value is.
 
-Kept is what reads back as the same by construction: values of exactly these types, one inside the other (None, bool,
-int, float, str, bytes, list, tuple, set, frozenset, dict, date, time, datetime without a time zone or in UTC,
-timedelta, Decimal, UUID), and exceptions of importable classes that are made of them. From a copy of the message that
-ends in the same way, every result backend and serializer makes the same as from the first one. Of anything else, a
-subclass of those types for example, nothing is kept.
+We keep what reads back as the same by construction: values of exactly these types, nested in any way (None, bool, int,
+float, str, bytes, list, tuple, set, frozenset, dict, date, time, datetime without a time zone or in UTC, timedelta,
+Decimal, UUID), and exceptions of importable classes that are made of them. When a copy of the message ends in the same
+way, every result backend and serializer makes the same of it as of the first one. Anything else, such as a subclass of
+those types, is not kept.
 
-The form is JSON after a mark. An object with one key that begins with `~` is what JSON has no word for.
+The form is JSON after a mark. An object with one key that begins with `~` is a value that JSON cannot express.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID
 
-#: What the bytes begin with: those of another form are not read.
+#: The bytes begin with this; bytes of another form are not read.
 MARK = b"1:"
 
-#: How deep values may lie one inside the other; also what ends a list that contains itself.
+#: How deep values may be nested; this also stops at a list that contains itself.
 MAX_DEPTH = 30
 
-#: JSON for a machine. A lone surrogate is an error when it becomes bytes: it would not come back as it was.
+#: Compact JSON. A lone surrogate is an error when it becomes bytes: it would not come back as it was.
 _json = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
 
@@ -42,7 +42,7 @@ def dumps(value: object, limit: int) -> bytes | None:
     """
     try:
         content = MARK + _json(_Packer(limit).pack(value, 0)).encode()
-    except Exception:  # noqa: BLE001 - by design, also what a value does that another thread changes
+    except Exception:  # noqa: BLE001 - by design, also if another thread changes the value
         return None
     return content if len(content) <= limit else None
 
@@ -51,7 +51,7 @@ def loads(content: bytes) -> Any:
     """The value that `dumps` was given.
 
     Raises:
-        Exception: these bytes are not from there.
+        Exception: these bytes are not from `dumps`.
     """
     if not content.startswith(MARK):
         raise ValueError(f"what was kept begins with {content[:8]!r}; allowed: {MARK!r}")
@@ -79,7 +79,7 @@ def loads_error(content: bytes) -> Exception:
     A constructor may take other arguments than it passes on, and may do anything.
 
     Raises:
-        Exception: these bytes are not from there, or the class is not known in this process.
+        Exception: these bytes are not from `dumps_error`, or the class is not known in this process.
     """
     module, name, made_of, attributes = loads(content)
     kind = _class_at(module, name)
@@ -94,7 +94,7 @@ def loads_error(content: bytes) -> Exception:
 
 
 class _Packer:
-    """Makes what JSON can write of a value, and ends when that would be more than a number of bytes."""
+    """Turns a value into what JSON can express, and stops if that would take more than a number of bytes."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -120,7 +120,7 @@ class _Packer:
         return self._pack_other(kind, value, depth)
 
     def _pack_items(self, value: Any, depth: int) -> list[Any]:
-        self._take(len(value))  # The commas, before any of it is looked at.
+        self._take(len(value))  # The commas, before any item is looked at.
         return [self.pack(item, depth + 1) for item in value]
 
     def _pack_dict(self, value: dict[Any, Any], depth: int) -> Any:
@@ -153,7 +153,7 @@ _COLLECTIONS: dict[type, str] = {tuple: "~tuple", set: "~set", frozenset: "~froz
 
 _MOMENTS = (datetime, time)
 
-#: Tags, what JSON has a word for, and how a value is made of that again.
+#: Each type's tag, how it becomes what JSON can express, and how a value is made of that again.
 _LEAVES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     datetime: ("~datetime", datetime.isoformat, datetime.fromisoformat),
     date: ("~date", date.isoformat, date.fromisoformat),
@@ -183,7 +183,7 @@ def _unpack(value: dict[str, Any]) -> Any:
 
 
 def _class_at(module: str, name: str) -> Any:
-    """Whatever has this name, in a module that is imported already; None if nothing has."""
+    """Whatever has this name in a module that is already imported; None if nothing has."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
@@ -191,7 +191,7 @@ def _class_at(module: str, name: str) -> Any:
 
 
 def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
-    """The class of Python's own that an exception is made of."""
+    """The built-in class that an exception class derives from."""
     return next(base for base in kind.__mro__ if base.__module__ == "builtins")
 
 

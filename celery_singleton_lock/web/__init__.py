@@ -1,7 +1,7 @@
 """The live page: locks and their holders, waiters, refusals and their reasons; `celery -A shop locks web`.
 
-Begin with `app`, an ASGI app. `watch` looks at the locks, once for everybody; `pages` makes the pages from that,
-and `django` shows them in Django's admin.
+Begin with `app`, an ASGI app. `watch` looks at the locks, once for all readers; `pages` makes the pages from that, and
+`django` shows them in Django's admin.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The right to see the pages, and to act: hosts, origins, the token, sessions, and the browser's own rules.
 
-Another site that somebody looks at can make their browser send requests here, also with a name that its owner lets
-point to this host (DNS rebinding). So only the names that are expected are answered, and a form counts only from a page
-of this one, with the session's own proof in it.
+Another site can make its visitor's browser send requests here, also under a name that its owner points to this host
+(DNS rebinding). So only requests to expected names are answered, and a form counts only if it comes from a page of this
+site and contains the session's proof.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from celery_singleton_lock.web.tries import Tries
 #: The names of this machine itself.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-#: Characters that a token has at least.
+#: The shortest length of a token.
 SHORTEST = 16
 
-#: Seconds for which somebody is signed in.
+#: Seconds for which a session lasts.
 SESSION = 12 * 3600
 
 #: The cookie of a session.
@@ -35,7 +35,7 @@ HEADERS: Mapping[str, str] = {
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not "no-referrer": a browser would hide the origin of our own forms as well.
+    # Not "no-referrer": a browser would then hide the origin of this site's own forms, too.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -48,11 +48,11 @@ class Access:
     """What is allowed.
 
     Attributes:
-        hosts: names by which the page may be called; what a request's `Host` says without its port.
-        token: proves that somebody may act; empty where nobody may.
+        hosts: the names under which the page may be opened: a request's `Host`, without its port.
+        token: proves that somebody may act; empty if nobody may.
         allow_release: whether locks can be released and tasks stopped.
-        private: whether pages are shown to those only that are signed in.
-        tries: the wrong tokens that came.
+        private: whether only signed-in users see the pages.
+        tries: the wrong tokens that were sent.
     """
 
     hosts: Collection[str]
@@ -67,7 +67,9 @@ class Access:
         if (self.allow_release or self.private) and not self.token:
             raise ValueError("allow_release and private need a token: give one of at least 16 random characters")
         if self.token and len(self.token) < SHORTEST:
-            raise ValueError(f"the token has {len(self.token)} characters; allowed: {SHORTEST} or more, at random")
+            raise ValueError(
+                f"the token has {len(self.token)} characters; allowed: {SHORTEST} or more random characters"
+            )
 
     def knows_host(self, host: str) -> bool:
         """Whether a request's `Host` names this page."""
@@ -81,7 +83,7 @@ class Access:
         return is_right
 
     def new_session(self) -> str:
-        """For a cookie: until when it is valid, something random, and a proof that it was made here."""
+        """The value of a cookie: its expiry, a random part, and a proof that it was made here."""
         content = f"{round(clock.wall()) + SESSION}.{secrets.token_hex(16)}"
         return f"{content}.{self._proof('session', content)}"
 
@@ -93,7 +95,7 @@ class Access:
         return until.isdecimal() and int(until) > clock.wall()
 
     def form_proof(self, session: str) -> str:
-        """A field of each form of this session. No other site knows it."""
+        """The value of a field in each form of this session. No other site knows it."""
         return self._proof("form", session)
 
     def is_form_proof(self, session: str, proof: str) -> bool:
@@ -114,7 +116,7 @@ def name_of(host: str) -> str:
 
 
 def is_own_origin(origin: str | None, host: str) -> bool:
-    """Whether a request that changes something comes from a page of the host that it is sent to."""
+    """Whether a request that changes something comes from a page of the host to which it is sent."""
     if not origin or not host:
         return False
     try:

@@ -1,6 +1,6 @@
-"""What an operator can do from a page: release a lock whose holder is gone, and stop the task that holds one.
+"""What an operator can do from a page: release a lock whose holder is gone, and stop the task that holds a lock.
 
-Both are about the hold that the operator has seen. A new holder keeps it.
+Both apply only to the hold that the operator has seen. A new holder keeps the lock.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from celery_singleton_lock.runtime import Runtime
 
 logger = get_logger(__name__)
 
-#: Seconds for which a page waits at most until it is known whether a holder is gone.
+#: The longest time in seconds that a page waits until it is known whether a holder is gone.
 PATIENCE = 60.0
 
-#: Seconds that a worker gets to answer.
+#: The seconds that a worker has to answer.
 TIMEOUT = 2.0
 
-_CHANGED = "It is not held any more by the holder that you saw; nothing was done."
+_CHANGED = "The holder that you saw no longer holds it; nothing was done."
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an operator has pressed a button for.
+    """The hold for which an operator has pressed a button.
 
     Attributes:
-        key: of the lock.
-        slot: of a semaphore.
-        mark: of the hold that was on the page, see `mark_of`.
+        key: the key of the lock.
+        slot: the slot of a semaphore.
+        mark: the mark of the hold that was on the page, see `mark_of`.
     """
 
     key: str
@@ -52,19 +52,19 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: whether it was done, and a sentence."""
+    """The result of an action: whether it was done, and a sentence about it."""
 
     done: bool
     text: str
 
 
 def mark_of(lock: HeldLock) -> str:
-    """Names a hold on a page. Its owner token stays secret, since with that anybody could free the lock."""
+    """The name of a hold on a page. Its owner token stays secret: anybody who has it could free the lock."""
     return hashlib.sha256(f"mark:{lock.held.owner}".encode()).hexdigest()[:32]
 
 
 def release(app: Any, wanted: Wanted) -> Outcome:
-    """Free a lock whose holder is gone, as `celery locks release` does; refuses while that may be alive."""
+    """Free a lock whose holder is gone, as `celery locks release` does; refuses while the holder may be alive."""
     runtime = Runtime.of(app)
     try:
         lock = _seen(runtime, wanted)
@@ -74,7 +74,7 @@ def release(app: Any, wanted: Wanted) -> Outcome:
 
 
 def stop(app: Any, wanted: Wanted) -> Outcome:
-    """Have the worker stop the task that holds a lock, and then free it, as `celery control release_lock` does."""
+    """Ask the worker to stop the task that holds a lock and then free the lock, as `celery control release_lock`."""
     try:
         lock = _seen(Runtime.of(app), wanted)
     except LockUnavailable as error:
@@ -92,23 +92,23 @@ def stop(app: Any, wanted: Wanted) -> Outcome:
             timeout=TIMEOUT,
             limit=1,
         )
-    except Exception as error:  # noqa: BLE001 - every transport has its own
+    except Exception as error:  # noqa: BLE001 - every transport has its own errors
         return Outcome(False, f"The worker cannot be asked: {cleaned.line(f'{type(error).__name__}: {error}')}.")
-    logger.warning("%s: task %s was to be stopped, from the page", lock.key, lock.holder.task_id)
+    logger.warning("%s: somebody used the page to stop task %s", lock.key, lock.holder.task_id)
     return _promised(lock, replies)
 
 
 def can_be_stopped(lock: HeldLock) -> bool:
-    """Whether a worker may carry out something under it."""
+    """Whether a worker may be carrying out a task under the lock."""
     return not lock.is_queued and bool(lock.holder.task_id and lock.holder.node and lock.holder.pid)
 
 
-#: By their addresses.
+#: The actions by their addresses.
 ACTIONS: Mapping[str, Callable[[Any, Wanted], Outcome]] = {"release": release, "stop": stop}
 
 
 def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
-    """The hold that the operator has seen; None if it is over."""
+    """The hold that the operator has seen; None if it has ended."""
     if wanted.slot < 0 or not wanted.key.startswith(f"{runtime.settings.prefix}:"):
         return None
     locks = [HeldLock.of(wanted.key, held) for held in runtime.store.held(wanted.key, limit=wanted.slot + 1)]
@@ -117,12 +117,12 @@ def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
 
 def _released(runtime: Runtime, lock: HeldLock) -> Outcome:
     if is_of_queue(lock.key):
-        return Outcome(False, "A message has it from when it was sent; see `celery locks clear --orphaned`.")
+        return Outcome(False, "A message has held it since it was sent; see `celery locks clear --orphaned`.")
     seconds = longest_watch([lock.held])
     if seconds > PATIENCE:
         return Outcome(
             False,
-            f"Whether its holder is alive is known in {duration(seconds)} at the latest; `celery locks release` waits "
+            f"It takes up to {duration(seconds)} to find out whether its holder is alive; `celery locks release` waits "
             "for that.",
         )
     (_, verdict), *_ = verdicts(runtime.store, [lock])
@@ -136,7 +136,7 @@ def _released(runtime: Runtime, lock: HeldLock) -> Outcome:
 
 
 def _promised(lock: HeldLock, replies: Any) -> Outcome:
-    """What the worker has answered. Anybody on the broker can answer as well, with anything."""
+    """What the worker answered. Anybody on the broker can answer, too, with anything."""
     for reply in replies or []:
         answer = reply.get(lock.holder.node) if isinstance(reply, Mapping) else None
         if isinstance(answer, Mapping) and "ok" in answer:

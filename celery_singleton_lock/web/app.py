@@ -1,4 +1,4 @@
-"""The ASGI app: addresses, and what is answered to them."""
+"""The ASGI app: its addresses, and their answers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from celery_singleton_lock.web.watch import Watch
 #: Files that are sent as they are, and their types.
 STATIC = {"page.css": "text/css", "page.js": "text/javascript"}
 
-#: Bytes of a form, and its fields, at most.
+#: The most bytes of a form, and its most fields.
 MOST_OF_A_FORM, MOST_FIELDS = 10_000, 20
 
-NO_PROOF = "Sign in first; a form that was open for long has to be loaded anew.\n"
+NO_PROOF = "Sign in first; if the form was open for long, load it again.\n"
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -46,14 +46,14 @@ def app_of(
     allow_release: bool = False,
     private: bool = False,
 ) -> Guard:
-    """An ASGI app that shows the locks of a Celery app; mount it anywhere, or have any ASGI server serve it.
+    """An ASGI app that shows the locks of a Celery app; mount it anywhere, or serve it with any ASGI server.
 
     Args:
-        celery_app: Celery's.
-        hosts: names by which browsers may call the page; requests for another `Host` are refused.
-        token: what people sign in with: at least 16 characters, at random.
-        allow_release: let those that are signed in release locks and stop tasks.
-        private: show the pages only to those that are signed in.
+        celery_app: the Celery app.
+        hosts: the host names under which browsers may open the page; requests for another `Host` are refused.
+        token: the token for signing in: at least 16 random characters.
+        allow_release: let signed-in users release locks and stop tasks.
+        private: show the pages only to signed-in users.
 
     Raises:
         InvalidOption: a setting of the Celery app is wrong.
@@ -67,7 +67,7 @@ class Site:
     """Answers requests.
 
     Args:
-        celery_app: Celery's.
+        celery_app: the Celery app.
         access: what is allowed.
     """
 
@@ -173,7 +173,7 @@ class Site:
         return await run_in_threadpool(self._shown, request, "", pages.unknown("page", request.url.path))
 
     def _shown(self, request: Request, page: str, view: View | None) -> Response:
-        """A page, made from what is known now; in a thread, since it asks the lock server."""
+        """A page, made from what is known now; call it in a thread, since it asks the lock server."""
         asked, render = Asked.of(request.query_params), self._renderers.at(base_of(request))
         snapshot = self._watch.look()
         made = view or PAGES[page](self._watch, snapshot, asked, render)
@@ -183,7 +183,7 @@ class Site:
         )
 
     def _rights(self, request: Request) -> Mapping[str, Any]:
-        """What the page says of what may be done."""
+        """What the templates need to know about the user's rights."""
         session = session_in(request.headers)
         signed_in = self.access.is_session(session)
         return {
@@ -197,7 +197,7 @@ class Site:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; none if it is too long, or has too many."""
+    """The fields of a form; none if it is too long, or has too many fields."""
     body = b""
     async for part in request.stream():
         body += part
@@ -221,7 +221,7 @@ def cookie_of(request: Request) -> dict[str, Any]:
 
 
 def page_of(request: Request) -> str:
-    """The part of the address that says which page."""
+    """The part of the address that names the page."""
     return path_in(request.scope).strip("/")
 
 

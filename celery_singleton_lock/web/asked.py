@@ -1,4 +1,4 @@
-"""What somebody asks a page for: the part of its address behind the question mark, checked."""
+"""The query of a page's address, after the question mark, checked."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from celery_singleton_lock import cleaned
 #: Ways to sort the locks; the first is the default.
 SORTS = ("name", "longest held", "most waiters")
 
-#: Minutes of a timeline, at most, and by default.
+#: The minutes of a timeline: the most, and the default.
 MOST_MINUTES, MINUTES = 24 * 60.0, 10.0
 
-#: The highest number of a page.
+#: The highest page number.
 MOST_PAGES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """See the fields of the forms.
+    """The values of a query; compare the fields of the forms.
 
     Attributes:
-        search: a text that is looked for.
-        key: of a lock.
-        name: of a task, or of a lock.
-        id: of a task's message.
+        search: the text to look for.
+        key: the key of a lock.
+        name: the name of a task, or of a lock.
+        id: the id of a task's message.
         sort: one of `SORTS`.
-        number: of the page, from 1.
-        minutes: of the timeline.
+        number: the number of the page, from 1.
+        minutes: the length of the timeline.
     """
 
     search: str = ""
@@ -42,7 +42,7 @@ class Asked:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Asked:
-        """Values that make no sense are ignored."""
+        """The values of a query, ignoring those that make no sense."""
         sort = query.get("sort", "")
         return cls(
             search=cleaned.text(query.get("q", "").strip()),
@@ -55,7 +55,7 @@ class Asked:
         )
 
     def query(self, **changed: object) -> dict[str, object]:
-        """For an address; defaults are left out."""
+        """The query for an address, without defaults."""
         found = {
             "q": self.search,
             "key": self.key,

@@ -1,7 +1,7 @@
 """The timeline as lanes of bars, in the coordinates of a picture that a script can move.
 
-A bar has its place in time, not in the window: what moves is the window. So a lane stays as it is until something
-happens in it, and only then it has to be sent again.
+A bar has its place in time, not in the window: the window is what moves. So a lane stays the same until something
+happens in it, and must be sent again only then.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.web.snapshot import Snapshot
 
-#: Units of a row's height.
+#: The height of a row, in units.
 HEIGHT = 10
 
-#: Seconds after which coordinates begin anew: a browser counts them in single precision.
+#: Seconds after which the coordinates start from zero again: a browser counts them in single precision.
 ERA = 3600.0
 
-#: Rows of a lane at most, for locks that many may hold.
+#: The most rows of a lane, for locks with several holders.
 MOST_ROWS = 8
 
-#: Bars and marks of a lane at most: the last ones.
+#: The most bars and marks of a lane: the latest.
 MOST_BARS = 200
 
 
@@ -77,12 +77,12 @@ def axis(now: float, minutes: float) -> Axis:
 
 @dataclass(slots=True)
 class Happened:
-    """What happened under one key, before it is drawn: of thousands of keys only a page is.
+    """What happened under one key, before it is drawn: of thousands of keys, only one page is drawn.
 
     Attributes:
-        key: of the lock.
-        entries: of the journal.
-        locks: that are held now.
+        key: the key of the lock.
+        entries: its entries in the journal.
+        locks: its holds now.
     """
 
     key: str
@@ -96,7 +96,7 @@ class Happened:
 
     @property
     def latest(self) -> float:
-        """When the last of it began."""
+        """When the latest event began."""
         return max(*(it.began for it in self.entries), *(it.holder.since for it in self.locks), 0.0, 0.0)
 
 
@@ -132,7 +132,7 @@ def short(key: str) -> str:
 
 
 def _rows(runs: Sequence[Entry]) -> list[int]:
-    """The row of each run, so that runs at the same time are beside each other."""
+    """The row of each run, so that simultaneous runs are in different rows."""
     free_at: list[float] = []
     rows = []
     for run in runs:
@@ -148,7 +148,7 @@ def _rows(runs: Sequence[Entry]) -> list[int]:
 def _bars(run: Entry, row: int, origin: float) -> Iterator[Bar]:
     x = round(run.began - origin, 2)
     if run.outcome == RUNNING:
-        # As long as it runs it goes beyond the picture's edge, which is now. Its words would change with each look.
+        # While it runs, its bar goes beyond the picture's edge, which is now. No duration, which changes all the time.
         yield Bar("now", x, 10 * ERA, row, f"{run.task or 'held'}[{run.task_id or '-'}] on {run.node}: {RUNNING}")
         return
     title = in_words(run)

@@ -1,4 +1,4 @@
-"""What the doctor finds, looked for at most now and then: it asks servers and workers, and tries a lock."""
+"""What the doctor finds; run only once in a while, because it asks servers and workers, and tries a lock."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.web.pages import View
 
-#: Seconds for which a diagnosis counts.
+#: Seconds for which a diagnosis is reused.
 EVERY = 30.0
 
-#: Seconds that workers get to answer.
+#: The seconds that workers have to answer.
 TIMEOUT = 1.0
 
 
@@ -21,7 +21,7 @@ class Examination:
     """Examines one app.
 
     Args:
-        app: Celery's.
+        app: the Celery app.
     """
 
     def __init__(self, app: Any) -> None:

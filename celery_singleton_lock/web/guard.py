@@ -11,15 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.web.access import COOKIE, HEADERS, Access, is_own_origin
 
-#: What changes nothing.
+#: The methods that change nothing.
 READING = ("GET", "HEAD")
 
-#: What somebody needs to sign in.
+#: The addresses that a user needs to sign in.
 OPEN = ("/login", "/page.css", "/page.js")
 
 
 class Guard:
-    """An ASGI app around another one."""
+    """An ASGI app around another app."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -40,17 +40,17 @@ class Guard:
         await (self._refused(scope) or self._app)(scope, receive, send_with_headers)
 
     def _refused(self, scope: Scope) -> ASGIApp | None:
-        """What is answered to a request that does not get through."""
+        """The answer to a request that is refused; None if it may pass."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self._access.knows_host(host):
             return PlainTextResponse(
-                f"This page does not answer to the host {cleaned.text(host)!r}. If that is its name, pass it on: "
+                f"This page does not answer to the host {cleaned.text(host)!r}. If that is its name, allow it: "
                 "`celery locks web --allow-host NAME`, or `app_of(..., hosts=[NAME])`.\n",
                 421,
             )
         if scope["method"] not in READING and not is_own_origin(headers.get("origin"), host):
-            return PlainTextResponse("Forms of this page are taken from this page only.\n", 403)
+            return PlainTextResponse("This page accepts only its own forms.\n", 403)
         if self._access.private and not self._is_open(scope, headers):
             return self._token_asked_for(scope, headers)
         return None
@@ -59,7 +59,7 @@ class Guard:
         return path_in(scope) in OPEN or self._access.is_session(session_in(headers))
 
     def _token_asked_for(self, scope: Scope, headers: Headers) -> ASGIApp | None:
-        """What is answered to a request without a session; None if it has the token."""
+        """The answer to a request without a session; None if it has the token."""
         token, address = headers.get("authorization", "").partition("Bearer ")[2], address_of(scope)
         if token and (seconds := self._access.tries.wait(address)):
             return PlainTextResponse(f"{too_many(seconds)}\n", 429, later(seconds))
@@ -76,29 +76,29 @@ def base_in(scope: Scope) -> str:
 
 
 def path_in(scope: Scope) -> str:
-    """The address of a page below that."""
+    """The address of a page below the base."""
     return str(scope["path"]).removeprefix(base_in(scope))
 
 
 def address_of(scope: Scope) -> str:
-    """Where a request comes from; empty where the server does not say that."""
+    """The address from which a request comes; empty if the server does not say."""
     client = scope.get("client")
     return str(client[0]) if client else ""
 
 
 def too_many(seconds: float) -> str:
-    """What somebody reads that has to wait."""
+    """The text for a user who has to wait."""
     return f"Too many wrong tokens came from your address. Try again in {math.ceil(seconds)} s."
 
 
 def later(seconds: float) -> dict[str, str]:
-    """What a program reads then."""
+    """The header for a program that has to wait."""
     return {"Retry-After": str(math.ceil(seconds))}
 
 
 def session_in(headers: Headers) -> str:
-    """The session that a request's cookies name; empty where there is none."""
-    # Not `http.cookies`: up to Python 3.11.9 and 3.12.5 that takes seconds for some kilobytes of backslashes.
+    """The session in a request's cookies; empty if there is none."""
+    # Not with `http.cookies`: up to Python 3.11.9 and 3.12.5, it takes seconds for some kilobytes of backslashes.
     for cookie in headers.get("cookie", "").split(";"):
         name, _, value = cookie.strip().partition("=")
         if name == COOKIE:

@@ -1,7 +1,7 @@
-"""Pages that move: server-sent events with the rows that have changed.
+"""Live pages: server-sent events with the rows that have changed.
 
-One poller looks at the locks for all listeners, and only while there is one. Each listener gets the
-changes of its own page. A slow listener misses states in between; there are no queues.
+One poller looks at the locks for all listeners, and only while there is a listener. Each listener gets the changes of
+its own page. A slow listener misses states in between; there are no queues.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from celery_singleton_lock.web.watch import Watch
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, at least; and how many times longer than a look it is until the next one, where looking
-#: takes long: with thousands of locks the lock server has something else to do.
+#: The shortest time in seconds between two looks; and how many times longer than a look the pause after it is, if looks
+#: take long: with thousands of locks, the lock server has other work to do.
 INTERVAL, SPARING = 1.0, 5.0
 
-#: Seconds without news after which a listener is sent something, so that it, and what is between, knows that it counts.
+#: Seconds without news after which a listener is sent something, so that neither it nor any proxy ends the connection.
 KEEP_ALIVE = 15.0
 
-#: Seconds after which a listener is dropped that does not read: there is room for some only.
+#: Seconds after which a listener that does not read is dropped, because the number of listeners is limited.
 PATIENCE = 60.0
 
 #: A comment, which browsers ignore.
 NOTHING = ":\n\n"
 
-#: Listeners at a time.
+#: The most listeners at the same time.
 MOST_LISTENERS = 100
 
 
 class Live:
-    """Looks at the locks while somebody listens.
+    """Looks at the locks while there are listeners.
 
     Args:
-        watch: to look with.
+        watch: the watch that looks.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -71,7 +71,7 @@ class Live:
 
     @contextmanager
     def listening(self) -> Iterator[asyncio.Event]:
-        """Have `latest` kept up to date meanwhile; the event is set when it is new."""
+        """Keep `latest` up to date within the `with` block; the event is set whenever `latest` is new."""
         news = asyncio.Event()
         self._listeners.add(news)
         if self._poller is None:
@@ -90,7 +90,7 @@ class Live:
             try:
                 self.latest = await run_in_threadpool(self._watch.look, fresh=0.0)
             except Exception:
-                logger.exception("the locks could not be looked at; going on")
+                logger.exception("could not look at the locks; going on")
             for news in self._listeners:
                 news.set()
             await asyncio.sleep(max(INTERVAL, (clock.now() - began) * SPARING))
@@ -100,7 +100,7 @@ class Stream(Response):
     """The answer to one listener.
 
     Args:
-        live: what it listens to.
+        live: the source of the news.
         show: makes the listener's page.
     """
 
@@ -127,7 +127,7 @@ class Stream(Response):
                     part = {"type": "http.response.body", "body": text.encode(), "more_body": True}
                     await asyncio.wait_for(send(part), PATIENCE)
         except (OSError, asyncio.TimeoutError):
-            pass  # It went while it was written to, or reads no more.
+            pass  # The listener went away during a write, or no longer reads.
         finally:
             gone.cancel()
 
@@ -139,7 +139,7 @@ class Stream(Response):
 
 
 class Changes:
-    """What has changed of a page since it was sent last: the rows that differ, and their order where that does."""
+    """The changes of a page since it was last sent: the rows that differ, and their order if that differs."""
 
     def __init__(self) -> None:
         self._sent: Mapping[str, Mapping[str, str]] = {}
@@ -158,7 +158,7 @@ class Changes:
 
 
 async def _comes(news: asyncio.Event, gone: asyncio.Task[None]) -> bool:
-    """Wait for news, or for a while; whether there are some."""
+    """Wait for news, but only for a while; whether there are any."""
     coming = asyncio.ensure_future(news.wait())
     await asyncio.wait({coming, gone}, timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
     coming.cancel()

@@ -1,4 +1,4 @@
-"""What each page shows. A page is a heading and regions of rows; a row that changes can be sent again by itself."""
+"""What each page shows. A page has a heading and regions of rows; a row that changes can be sent again by itself."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from celery_singleton_lock.web.watch import Watch
 
 T = TypeVar("T")
 
-#: Rows of a page, lanes of a timeline, and rows of each table on the overview.
+#: The number of rows on a page, of lanes in a timeline, and of rows in each table on the overview.
 PAGE, LANES, FEW = 50, 30, 10
 
-#: Entries of the journal that a history shows.
+#: How many entries of the journal a history shows.
 HISTORY = 200
 
 #: Rows of HTML by their ids.
@@ -38,11 +38,11 @@ class View:
     """What a page shows.
 
     Attributes:
-        template: its file.
-        title: of the page.
+        template: the file of its template.
+        title: the title of the page.
         regions: its rows, by the region's name.
-        context: what else the template needs.
-        status: of HTTP.
+        context: other values for the template.
+        status: the HTTP status.
     """
 
     template: str
@@ -57,7 +57,7 @@ Maker = Callable[[Watch, Snapshot, Asked, Renderer], View]
 
 
 def overview(_: Watch, snapshot: Snapshot, __: Asked, render: Renderer) -> View:
-    """How much there is of everything, and what may need somebody's eye."""
+    """The numbers of everything, and what may need attention."""
     held = [lock for lock in snapshot.locks if not lock.is_queued]
     regions = {
         "tiles": _tiles(snapshot, held, render),
@@ -109,7 +109,7 @@ def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
 
 
 def tasks(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
-    """What was counted of each task."""
+    """The counts of each task."""
     held = Counter(lock.name for lock in snapshot.locks if not lock.is_queued)
     found = [counts for counts in by_task(snapshot.counts) if asked.search.casefold() in counts["task"].casefold()]
     shown, pages = _part(found, asked.number, PAGE)
@@ -119,7 +119,7 @@ def tasks(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
 
 
 def task(watch: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
-    """One task: its counts, its locks, what became of its copies."""
+    """One task: its counts, its locks, and what happened to its copies."""
     counts = next((it for it in by_task(snapshot.counts) if it["task"] == asked.name), None)
     entries = [entry for entry in snapshot.entries if entry.task == asked.name]
     lock_name = getattr(watch.app.tasks.get(asked.name), "lock_name", None)
@@ -142,7 +142,7 @@ def task(watch: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> Vi
 
 
 def message(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
-    """The task of one id: what it holds, and what became of its copies and of those that met it."""
+    """The task with one id: its locks, and what happened to its copies and to those that met it."""
     held = [it for it in snapshot.locks if it.holder.task_id == asked.id]
     entries = [entry for entry in snapshot.entries if asked.id in (entry.task_id, entry.holder)]
     regions = {
@@ -150,7 +150,7 @@ def message(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> Vie
         "history": _copies("history", _newest(entries, HISTORY), render),
     }
     if not asked.id or not (held or entries):
-        # With its regions: between its end and the journal nothing is known of a task whose page is open.
+        # With its regions: the page may be open while a task has ended and is not yet in the journal.
         return replace(unknown("task id", asked.id), regions=regions)
     return View("message.html", f"Task {asked.id}", regions, {"id": asked.id, "count": len(entries)})
 
@@ -165,7 +165,7 @@ def timeline(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> Vi
 
 
 def refused(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
-    """What was refused, and why."""
+    """The copies that were refused, and why."""
     entries = [it for it in _refused(snapshot.entries) if _matches(asked.search, *_texts(it))]
     shown, pages = _part(entries[::-1], asked.number, PAGE)
     most = sorted(snapshot.refused.items(), key=lambda item: (-item[1], item[0]))
@@ -189,16 +189,16 @@ def beat(watch: Watch, snapshot: Snapshot, _: Asked, render: Renderer) -> View:
 
 
 def search(asked: Asked) -> str | None:
-    """The page of what is looked for, where that is a key of a lock; None where the locks are to be looked through."""
+    """The page to show if the search text is the key of a lock; None if the locks must be searched."""
     return "lock" if "{" in asked.search and "}" in asked.search else None
 
 
 def unknown(what: str, text: str) -> View:
-    """The page for what is not there."""
+    """The page for something that does not exist."""
     return View("unknown.html", "Not found", context={"what": what, "text": text}, status=404)
 
 
-#: The pages that follow from a snapshot, by their addresses.
+#: The pages that are made from a snapshot, by their addresses.
 PAGES: Mapping[str, Maker] = {
     "": overview,
     "locks": locks,
@@ -224,7 +224,7 @@ MENU = (
 
 
 def html(view: View, page: str, asked: Asked, snapshot: Snapshot, render: Renderer, *, about: str, **more: Any) -> str:
-    """The whole page; `more` is said to its template."""
+    """The whole page; its template also gets `more`."""
     context = {
         "view": view,
         "page": page,
@@ -243,7 +243,7 @@ def html(view: View, page: str, asked: Asked, snapshot: Snapshot, render: Render
 
 
 def id_of(region: str, name: str) -> str:
-    """The id of a row in its page: whatever is in a name, it is a word."""
+    """The id of a row in its page: always a word, whatever the name contains."""
     return f"{region}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
@@ -282,7 +282,7 @@ def _lanes(drawn: Iterable[chart.Happened], snapshot: Snapshot, asked: Asked, re
 
 
 def _region(region: str, kind: str, rows: Iterable[tuple[str, Mapping[str, Any]]], render: Renderer) -> Region:
-    """Rows of one kind, by their ids; where there are none, a row that says so."""
+    """Rows of one kind, by their ids; if there are none, one row that says so."""
     found = {}
     for name, values in rows:
         row_id = id_of(region, name)
@@ -292,7 +292,7 @@ def _region(region: str, kind: str, rows: Iterable[tuple[str, Mapping[str, Any]]
 
 
 def _of_task(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's values."""
+    """The values of a task's row."""
     runs = sum(counts["runs"].values())
     refusals = sum(value for policy, value in counts["conflicts"].items() if policy in REFUSALS)
     return {
@@ -307,14 +307,14 @@ def _of_task(counts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_words(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Each count of a task, by its name; those of which there is none are left out."""
+    """The counts of a task, by their names, without those that are zero."""
     found = []
     for name, value in counts.items():
         if isinstance(value, Mapping) and value:
             parts = ", ".join(f"{label.lower()} {count}" for label, count in sorted(value.items()))
             found.append((name.replace("_", " "), f"{sum(value.values())} ({parts})"))
         elif name in ("waited", "held"):
-            found.append((f"{name}, seconds altogether", f"{value:.3g}"))
+            found.append((f"{name}, total seconds", f"{value:.3g}"))
         elif isinstance(value, int) and value:
             found.append((name.replace("_", " "), str(value)))
     return found
@@ -329,14 +329,14 @@ def _newest(entries: Sequence[Entry], most: int) -> list[Entry]:
 
 
 def _part(found: Sequence[T], number: int, size: int) -> tuple[Sequence[T], int]:
-    """One page of what was found, and how many there are."""
+    """One page of the results, and the number of pages."""
     pages = max(-(-len(found) // size), 1)
     start = (min(number, pages) - 1) * size
     return found[start : start + size], pages
 
 
 def _since(lock: HeldLock) -> float:
-    """What sorts the locks that are held longest first, with each look in the same way."""
+    """A sort key that puts the longest held locks first, in the same order at each look."""
     return float("inf") if lock.held_for is None else lock.holder.since
 
 

@@ -1,4 +1,4 @@
-"""Pages and their rows as HTML; every value that comes from elsewhere is escaped."""
+"""Pages and their rows as HTML; every value from elsewhere is escaped."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from celery_singleton_lock.diagnosis.held import duration
 from celery_singleton_lock.web.chart import HEIGHT, short
 from celery_singleton_lock.web.snapshot import moment
 
-#: Addresses below which one app is mounted, for which a renderer is kept.
+#: The most base addresses of one app for which renderers are kept.
 MOST_BASES = 8
 
 
 class Renderers:
-    """Renderers that were made once: templates take their time to be read."""
+    """Keeps renderers, because reading templates takes time."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, bool], Renderer] = {}
 
     def at(self, base: str, *, moving: bool = False) -> Renderer:
-        """For pages below an address, see `Renderer`."""
+        """The renderer for pages below an address, see `Renderer`."""
         found = self._made.get((base, moving))
         if found is None:
             if len(self._made) >= MOST_BASES:
@@ -37,8 +37,8 @@ class Renderer:
     """Makes HTML.
 
     Args:
-        base: the address below which the pages are; without a slash at its end.
-        moving: leave out of rows what a script fills in, so that they are the same until something happens.
+        base: the address below which the pages are, without a slash at its end.
+        moving: leave out of rows what a script fills in, so that they stay the same until something happens.
     """
 
     def __init__(self, base: str, *, moving: bool = False) -> None:
@@ -61,7 +61,7 @@ class Renderer:
         )
 
     def address(self, page: str, /, **query: object) -> str:
-        """Of a page; what is None is left out."""
+        """The address of a page; None and empty values are left out of its query."""
         asked = {name: value for name, value in query.items() if value is not None and value != ""}
         return f"{self._base}/{page}" + (f"?{urlencode(asked)}" if asked else "")
 
@@ -76,5 +76,5 @@ class Renderer:
 
 
 def seconds(value: float) -> str:
-    """A short time."""
+    """A short duration in words."""
     return f"{value:.3g} s" if value < 100 else duration(value)

@@ -20,13 +20,13 @@ class Planned:
     """An entry of beat's schedule.
 
     Attributes:
-        name: of the entry.
-        task: that it sends; '' where it is not in the app's settings, but in a database, or was removed.
-        schedule: in words.
-        last: its last run, in seconds since the epoch, for a new entry when beat first saw it; None where nobody
-            has recorded that.
-        next: when it is due next; None where that is not known.
-        refused: its ticks that were refused.
+        name: the name of the entry.
+        task: the task that it sends; '' if the entry is not in the app's settings, but in a database, or was removed.
+        schedule: its schedule, in words.
+        last: its last run, in seconds since the epoch; for a new entry, when beat first saw it; None if there is no
+            record of it.
+        next: when it is due next; None if unknown.
+        refused: how many of its ticks were refused.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Planned:
 
 
 def planned(app: Any, snapshot: Snapshot) -> list[Planned]:
-    """The entries of the schedule, those that are due soonest first."""
+    """The entries of the schedule, the next due first."""
     conf = app.conf.beat_schedule
     known: dict[str, Any] = {}
     if isinstance(conf, Mapping):
@@ -62,7 +62,7 @@ def _planned(app: Any, name: str, entry: Any, snapshot: Snapshot, refused: int) 
         at = datetime.fromtimestamp(last or snapshot.now, tz=timezone.utc)
         made = ScheduleEntry(name=name, app=app, last_run_at=at, **entry)
         shown, following = made.schedule, next_run(made, at)
-    except Exception:  # noqa: BLE001, S110 - whatever the settings have, and schedules are users' code as well
+    except Exception:  # noqa: BLE001, S110 - the settings may contain anything, and schedules may be users' code
         pass
     next_at = None if following is None else following / 1_000_000
     return Planned(name, cleaned.text(entry.get("task", "")), cleaned.text(str(shown)), last, next_at, refused)

@@ -1,4 +1,4 @@
-"""Serves the page by a program of its own."""
+"""Serves the page as a separate program."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import uvicorn
 from celery_singleton_lock.web.app import Site
 from celery_singleton_lock.web.guard import Guard
 
-#: Seconds that answers get to end when the program is to.
+#: The seconds that answers have to end when the program ends.
 GRACE = 1
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams when it is to end, which have no end of their own."""
+    """Ends the streams when it shuts down, because they never end by themselves."""
 
     def __init__(self, site: Site) -> None:
         app = Guard(site.app, site.access)
@@ -29,6 +29,6 @@ class _Server(uvicorn.Server):
 
 
 def serve(site: Site, listening: socket.socket) -> None:
-    """Serve until Ctrl-C, or a SIGTERM."""
-    with suppress(KeyboardInterrupt):  # It has ended in good order by then.
+    """Serve until Ctrl-C or SIGTERM."""
+    with suppress(KeyboardInterrupt):  # The server has shut down cleanly by then.
         _Server(site).run(sockets=[listening])

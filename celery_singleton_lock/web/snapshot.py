@@ -1,4 +1,4 @@
-"""Everything that the pages show, as it was at one moment."""
+"""Everything that the pages show, at one moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.journal.counts import Count
 from celery_singleton_lock.journal_entry import Entry
 
-#: Where a hold is: its key, its slot, and its owner.
+#: Where a hold is: its key, its slot, and its owner token.
 Place = tuple[str, int, str]
 
 
@@ -20,17 +20,17 @@ class Snapshot:
     """The locks of an app at one moment.
 
     Attributes:
-        prefix: of their keys.
-        at: when that was, in seconds since the epoch, by this host's clock.
-        locks: those that are held, in order.
-        ends: when each ends unless it is renewed, in seconds since the epoch, by `place_of`; those that never end are
-            left out.
-        counts: how often what happened.
+        prefix: the prefix of their keys.
+        at: the moment, in seconds since the epoch, by this host's clock.
+        locks: the held locks, in order.
+        ends: when each lock ends unless it is renewed, in seconds since the epoch, by `place_of`; without locks that
+            never end.
+        counts: the counts of the journal.
         refused: how many copies were refused in a row, by the key of the lock.
-        entries: what became of the last copies, the oldest first.
+        entries: what happened to the last copies, the oldest first.
         lasts: the last run of each entry of beat's schedule, in microseconds since the epoch.
-        error: why the lock server could not be asked. What is here was true at `at`; nothing is known of later.
-        tried_at: when it was asked last, by the clock of `at`.
+        error: why the lock server could not be asked. The data was true at `at`; nothing is known of later times.
+        tried_at: when the lock server was last asked, by the same clock as `at`.
     """
 
     prefix: str
@@ -46,12 +46,12 @@ class Snapshot:
 
     @property
     def now(self) -> float:
-        """The moment up to which the journal is known: its clock is the lock server's, which may be ahead."""
+        """The moment up to which the journal is known. The journal has the lock server's clock, which may be ahead."""
         return max(self.at, max((entry.ended for entry in self.entries[-100:]), default=0.0))
 
     @property
     def trouble(self) -> str:
-        """What is wrong, for people; empty where nothing is."""
+        """What is wrong, in words; empty if nothing is."""
         if not self.error:
             return ""
         known = f"You see what was true at {moment(self.at)} UTC." if self.at else "Nothing is known yet."
@@ -63,6 +63,6 @@ def place_of(lock: HeldLock) -> Place:
 
 
 def moment(at: float) -> str:
-    """A point in time, UTC, in ISO 8601 but for a space."""
+    """A point in time in UTC, in ISO 8601 but with a space for the T."""
     shown = datetime.fromtimestamp(min(max(at, 0.0), cleaned.MAX_SECONDS), tz=timezone.utc)
     return shown.isoformat(sep=" ", timespec="seconds")[:19]

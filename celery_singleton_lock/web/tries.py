@@ -1,16 +1,16 @@
-"""Guesses at the token have to wait after some wrong ones; nobody else has to, and nobody for long.
+"""Slows down guesses at the token: after some wrong tokens, an address has to wait, but never for long.
 
-Counted by addresses, in this process.
+Wrong tokens are counted by address, in this process.
 """
 
 from __future__ import annotations
 
 from celery_singleton_lock import clock
 
-#: Wrong tokens of one address to which no wait belongs, and the seconds after which it may send another one then.
+#: How many wrong tokens one address may send without a wait, and the seconds that it then waits for each further token.
 FREE, PAUSE = 10, 5.0
 
-#: Addresses that are told apart; all further ones count as one.
+#: How many addresses are distinguished; all others count as one.
 MOST_ADDRESSES = 1000
 
 
@@ -18,16 +18,16 @@ class Tries:
     """The wrong tokens of the last minute."""
 
     def __init__(self) -> None:
-        #: By address: when all of its wrong tokens are forgotten. Each adds a pause.
+        #: When all wrong tokens of an address are forgotten. Each wrong token adds a pause.
         self._forgotten_at: dict[str, float] = {}
 
     def wait(self, address: str) -> float:
-        """Seconds until a token from this address is looked at; 0: now."""
+        """Seconds until a token from this address is accepted for checking; 0: now."""
         forgotten_at = self._forgotten_at.get(self._name(address), 0.0)
         return max(forgotten_at - (FREE - 1) * PAUSE - clock.now(), 0.0)
 
     def failed(self, address: str) -> None:
-        """A token from there was wrong."""
+        """Note a wrong token from this address."""
         name, now = self._name(address), clock.now()
         self._forgotten_at[name] = max(self._forgotten_at.get(name, now), now) + PAUSE
 

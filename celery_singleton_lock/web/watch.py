@@ -1,4 +1,4 @@
-"""Looks at the locks of an app for all that ask: one look at a time, which counts for a moment."""
+"""Looks at the locks of an app for everybody who asks: one look at a time, which is reused for a moment."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.web.snapshot import Place, Snapshot, place_of
 
-#: Seconds for which a look counts.
+#: Seconds for which a look is reused.
 FRESH = 1.0
 
-#: Seconds by which the end of a lock has to move to have moved.
+#: Seconds by which the end of a lock must move to count as moved.
 NOISE = 0.9
 
-#: Entries of the journal that are kept here at most.
+#: The most entries of the journal that are kept here.
 MOST_ENTRIES = 20_000
 
-#: Seconds of the journal that are read once more with each look. Entries are found by the server's clock, and this
-#: host's may be ahead of it.
+#: How many seconds of the journal are read again at each look. Entries are found by the server's clock, and this host's
+#: clock may be ahead of it.
 AGAIN = 60.0
 
 
@@ -36,7 +36,7 @@ class Watch:
     """Looks at the locks of one app.
 
     Args:
-        app: Celery's.
+        app: the Celery app.
 
     Raises:
         InvalidOption: a setting is wrong.
@@ -55,7 +55,7 @@ class Watch:
 
     @property
     def about(self) -> str:
-        """Whose locks these are, and where."""
+        """The app whose locks these are, and their server."""
         return f"{self.app.main or 'the app'} on {self.runtime.settings.backend.masked}"
 
     @property
@@ -64,7 +64,7 @@ class Watch:
         return key_of_beat(self.runtime.settings.prefix, self.beat.name)
 
     def look(self, *, fresh: float = FRESH) -> Snapshot:
-        """What there is now, or was less than `fresh` seconds ago. It says itself where the server does not answer."""
+        """The state now, or less than `fresh` seconds ago. If the server does not answer, the snapshot says so."""
         with self._mutex.lock:
             if clock.now() - self._asked_at >= fresh:
                 self._latest = self._looked()
@@ -83,14 +83,14 @@ class Watch:
             lasts = store.ledger(self.beat_key).lasts()
         except LockUnavailable as error:
             return replace(self._latest, error=cleaned.line(error), tried_at=now)
-        # Each process writes what happened there every few seconds.
+        # Sorted, because each process writes its entries only every few seconds.
         entries = sorted(self._entries, key=lambda entry: entry.ended)
         lasts = {cleaned.text(entry): last for entry, last in lasts.items()}
         refused = {cleaned.key(key): count for key, count in refused.items()}
         return Snapshot(settings.prefix, now, locks, ends, counts, refused, entries, lasts, tried_at=now)
 
     def _of(self, key: str, held: Held, ends: dict[Place, float]) -> HeldLock:
-        """A lock, and when it ends: the same moment as before unless it was renewed, however long it took to ask."""
+        """A lock. Its end in `ends` is the same as before unless it was renewed, however long the request took."""
         lock = HeldLock.of(key, held)
         if lock.expires_in is not None:
             place, end = place_of(lock), clock.wall() + lock.expires_in
@@ -99,7 +99,7 @@ class Watch:
         return lock
 
     def _read(self, entries: list[Entry], now: float) -> None:
-        """Keep the entries that are new. Of those that were read before, only the last ones are read again."""
+        """Keep the entries that are new. Of those read before, only the latest are read again."""
         self._entries.extend(entry for entry in entries if entry not in self._recent)
         self._recent = set(entries)
         self._read_at = max(now - AGAIN, 0.0)

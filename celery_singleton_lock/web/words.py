@@ -1,4 +1,4 @@
-"""What became of a copy, and why, in words."""
+"""What happened to a copy, and why, in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celery_singleton_lock.journal_entry import LOST, STOPPED, SUPERSEDED, Entry
 _OUTCOMES = {
     "SUCCESS": "ran",
     "FAILURE": "ran and failed",
-    "RETRY": "ran, and is to be retried",
+    "RETRY": "ran, and will be retried",
     LOST: "lost its lock and was stopped",
     STOPPED: "was stopped with its process",
     SUPERSEDED: "was stopped for a newer message",
@@ -19,12 +19,12 @@ _ENDINGS: Mapping[Kind, str] = {
     "skip": "skipped",
     "raise": "refused with an error",
     "reject": "rejected",
-    "retry": "put back, to be tried again",
+    "retry": "requeued, to be tried again",
     "rerun": "put off until after the run, with the newest arguments",
     "replace": "put off until the run has stopped for it",
     "join": "joined the run",
     "follow": "follows the message that has the lock",
-    "joined": "ended as the task did that it had joined",
+    "joined": "ended as the task that it had joined",
     "superseded": "superseded by a newer message",
     "stand-by": "stood by: another copy of this message runs",
     "drop": "dropped: another copy of this message ran",
@@ -34,14 +34,14 @@ _ENDINGS: Mapping[Kind, str] = {
 
 
 def ending(entry: Entry) -> str:
-    """What became of it."""
+    """What happened to the copy."""
     if entry.kind == "run":
         return _OUTCOMES.get(entry.outcome, f"ran: {entry.outcome.lower()}")
     return _ENDINGS.get(entry.kind, entry.kind)
 
 
 def tone(entry: Entry) -> str:
-    """Its class in the style sheet."""
+    """The entry's class in the style sheet."""
     if entry.kind == "run":
         return {"SUCCESS": "good", "RETRY": "again", LOST: "lost", STOPPED: "lost", SUPERSEDED: "lost"}.get(
             entry.outcome, "bad"

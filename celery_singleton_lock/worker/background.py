@@ -1,4 +1,4 @@
-"""A thread for code of the user's that may be slow or hang, and must not be waited for."""
+"""A thread for the user's code, which may be slow or hang, and must not be waited for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_singleton_lock.later import Later
 
 logger = get_logger(__name__)
 
-#: Pieces of work that wait at most; beyond that, one hangs, and the rest is better forgotten.
+#: The most pieces of work that may wait; if there are more, one hangs, and the rest is better forgotten.
 MAX_WAITING = 10_000
 
 
@@ -31,7 +31,7 @@ class Aside:
     def do(self, work: Callable[[], object]) -> None:
         """Do it later, unless too much waits already."""
         if len(self._work) >= MAX_WAITING:
-            logger.warning("%s: %d wait already; one more is dropped", self._name, MAX_WAITING)
+            logger.warning("%s: %d pieces of work wait already; another one is dropped", self._name, MAX_WAITING)
             return
         self._work.append(work)
         self._later.want()

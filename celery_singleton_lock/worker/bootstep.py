@@ -1,5 +1,5 @@
-"""The worker's part: options on its command line, a check of the settings before anything runs, and what an earlier
-life of the worker left behind.
+"""The worker's part: options on its command line, a check of the settings before anything runs, and the locks that an
+earlier life of the worker left behind.
 
 Installed on every Celery app of a process that imports this package, through Celery's own hook for such extensions
 (fix-ups, which an app calls when it is made): the command line is parsed before the app's tasks exist.
@@ -64,7 +64,7 @@ OBSERVERS = "celery_singleton_lock.observers"
 
 
 def observe() -> None:
-    """Connect what listens to our signals: Celery's events, and the optional libraries that are installed."""
+    """Connect the listeners to our signals: Celery's events, and the optional libraries that are installed."""
     from celery_singleton_lock.worker import events  # noqa: F401 - connects itself
 
     for observer in entry_points(group=OBSERVERS):
@@ -114,12 +114,12 @@ class LockStep(bootsteps.StartStopStep):
         return bool(exclusive_tasks(parent.app))
 
     def create(self, parent: Any) -> None:
-        """Check the settings and say which they are.
+        """Check the settings and log them.
 
         Raises:
             InvalidOption: one of them is wrong, or does not suit the pool.
         """
-        # Imported here, where there is a worker: registers what it answers when it is asked how it locks.
+        # Imported here, where there is a worker: registers the command that asks it how it locks.
         from celery_singleton_lock.diagnosis import peers  # noqa: F401
 
         runtime = Runtime.of(parent.app)
@@ -142,7 +142,7 @@ class LockStep(bootsteps.StartStopStep):
             logger.warning("singleton lock: %s", finding)
 
     def start(self, parent: Any) -> None:
-        """Free what an earlier life left behind, and have the broker prepared; the start waits for neither."""
+        """Free the locks that an earlier life left behind, and prepare the broker; the start waits for neither."""
         runtime = Runtime.of(parent.app)
         if runtime.settings.enabled:
             let_pauses_switch()
@@ -168,7 +168,7 @@ class LockStep(bootsteps.StartStopStep):
 
 
 def _have_copies_wait(parent: Any, runtime: Runtime) -> None:
-    """Begin with copies that wait when their locks are free, where the consumer can be told so."""
+    """Begin waiting copies as soon as their locks are free, if the consumer can be notified."""
     in_loop = bool(parent.use_eventloop)
     wake_ups = runtime.store.wake_ups()
     if wake_ups is None or not (in_loop or audit.pool_name(parent.pool_cls) == "gevent"):
@@ -187,7 +187,7 @@ def _leave_lines(**_: Any) -> None:
 
 
 def _look_after_processes(parent: Any, runtime: Runtime) -> None:
-    """Renew and free for the processes of the pool; refuse several that have no lock in common."""
+    """Renew and free for the processes of the pool; refuse several processes that share no locks."""
     if not runtime.settings.backend.in_memory:
         children_of[parent.app] = Children(runtime.store, runtime.journal)
         key_report.open_channel()
@@ -199,7 +199,7 @@ def _look_after_processes(parent: Any, runtime: Runtime) -> None:
 
 
 def free_left_behind(runtime: Runtime, node: str) -> None:
-    """Free the locks of processes that ran under the node name `node` on this host and are provably over."""
+    """Free the locks of processes that ran under the node name `node` on this host and have provably ended."""
     left = 0
     try:
         for key, held in runtime.store.all_held(runtime.settings.prefix):

@@ -1,9 +1,9 @@
 """What the worker's main process does for the children of its prefork pool: renew for them, and free for the dead.
 
-A child cannot renew while C code holds its GIL or while it is stopped, and a dead one frees nothing. The main process
-can: it gave each delivery its owner, and knows for which key. One thread waits for the ends of
-children (by pidfd, where the platform has that: Celery itself may take seconds to notice) and for the next renewal; it
-is a thread because the consumer's timers stand still while the broker is away.
+A child cannot renew while C code holds its GIL or while it is stopped, and a dead child frees nothing. The main process
+can: it gave each delivery its owner, and knows the key. One thread waits for children to end (by pidfd, if the platform
+has it: Celery itself may take seconds to notice) and for the next renewal; it is a thread because the consumer's timers
+stop while the broker is away.
 
 Protocol: `docs/protocol.md`, section 9.
 """
@@ -34,21 +34,21 @@ from celery_singleton_lock.worker.nudge import Nudge
 
 logger = get_logger(__name__)
 
-#: Seconds that a child which is being killed may take to be gone.
+#: Seconds that a killed child may take to be gone.
 DEATH = 1.0
 
 #: Seconds until a delivery is asked for its hold; most are over by then. No ttl is so short that a renewal would be due
-#: before.
+#: earlier.
 FIRST_CHECK = MIN_TTL * trust.RENEW_AFTER
 
-#: Seconds between two such questions at most: it may never take a lock.
+#: The most seconds between two such questions: a delivery may never take a lock.
 MAX_CHECK = 1.0
 
-#: Renewals that a child gets to stop in when its run is superseded: up to the first of them it may not know that, and
-#: then it has a tenth of the ttl before it kills itself.
+#: Renewals for which a superseded child may go on: until the first it may not know, and then it has a tenth of the ttl
+#: before it kills itself.
 PATIENCE = 2
 
-#: Seconds until the next try when the store did not answer, or something went wrong.
+#: Seconds until the next try after the store did not answer, or something went wrong.
 RETRY_AFTER = 0.5
 
 
@@ -60,11 +60,11 @@ class Delivery(Protocol):
         """Whether its end has not been reported yet."""
 
     def hold(self) -> Hold | None:
-        """The hold that it has, as far as is known yet; called under a mutex that others wait for."""
+        """Its hold, as far as is known yet; called under a mutex that others wait for."""
 
 
 class _Child:
-    """A child and what it carries out; the next delivery takes the place of the last."""
+    """A child and the delivery that it carries out; the next delivery replaces the last."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -74,17 +74,17 @@ class _Child:
         self._hold: Hold | None = None
         self._renewed_at = 0.0
         self.interval = 0.0
-        #: Renewals since its run is to stop for a newer task.
+        #: Renewals since its run was to stop for a newer task.
         self._waited = 0
 
     def carry_out(self, delivery: Delivery) -> None:
-        # Weak: its arguments may be large, and a child may be idle for days.
+        # Weak: the delivery's arguments may be large, and a child may be idle for days.
         self._delivery, self._hold = weakref.ref(delivery), None
         self._renewed_at, self.interval, self._waited = clock.now(), FIRST_CHECK, 0
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended, as far as this platform says that."""
+        """Whether the process has ended, as far as this platform reports that."""
         return bool(self._end.poll(0))
 
     def is_at(self, delivery: Delivery) -> bool:
@@ -98,13 +98,13 @@ class _Child:
     def looked_at(self, now: float) -> float:
         """When to look at it next, unless somebody wakes the thread before; infinite if it has done nothing for long.
 
-        Also where it does nothing at this moment: else each of many short deliveries would have to wake the thread.
+        There is such a time even if it does nothing right now: otherwise each short delivery would wake the thread.
         """
         at = self._renewed_at + self.interval
         return at if at > now or self._running() else float("inf")
 
     def due(self, now: float) -> Hold | None:
-        """Its hold if that is to be renewed now; the next time is set then."""
+        """Its hold if that is to be renewed now; this also sets the next time."""
         if self.due_at > now:
             return None
         if self._hold is None:
@@ -119,20 +119,20 @@ class _Child:
         return self.hold()
 
     def hold(self) -> Hold | None:
-        """The hold of what it carries out; None when it does nothing, or needs no lock."""
+        """The hold of what it carries out; None if it does nothing, or needs no lock."""
         self._note(self._running())
         return self._hold
 
     def keep_hold(self) -> None:
-        """Remember the hold though the delivery's end was reported."""
+        """Remember the hold, although the delivery's end was reported."""
         self._note(self._delivery() if self._delivery else None)
 
     def renew_after(self, seconds: float) -> None:
         self._renewed_at = clock.now() + seconds - self.interval
 
     def stop_at_last(self, hold: Hold) -> None:
-        """Its hold was renewed: kill it if it was to stop long ago, and has neither done so nor killed itself, as it is
-        frozen, or in C code that lets no other thread run.
+        """Its hold was renewed: kill it if it was to stop long ago, but has neither done so nor killed itself, because
+        it is frozen, or in C code that lets no other thread run.
         """
         if hold.superseded_by is None or self.hold() is not hold:
             return
@@ -164,7 +164,7 @@ class Children:
         self._store = store
         self._journal = journal
         self._children: dict[int, _Child] = {}
-        #: Those that are gone, and whose number another has.
+        #: Children that are gone, and whose pid another process has.
         self._succeeded: list[_Child] = []
         self._mutex = Mutex()
         self._thread: threading.Thread | None = None
@@ -178,7 +178,7 @@ class Children:
         with self._mutex.lock:
             child = self._children.get(pid)
             if child is not None and child.is_over:
-                # A number is used again: this is another process.
+                # The pid is used again: this is another process.
                 self._succeeded.append(child)
                 child = None
             if new := child is None:
@@ -205,7 +205,7 @@ class Children:
         with self._mutex.lock:
             child = self._children.get(pid)
         if child is not None and not child.is_at(delivery):
-            return True  # Another process has its number.
+            return True  # Another process has its pid.
         if child is not None and child.pidfd is not None and not _poll([child.pidfd], DEATH):
             self.free_when_gone(pid)
             return False
@@ -216,7 +216,7 @@ class Children:
         return True
 
     def close(self) -> None:
-        """The worker ends: end the thread as the last child is gone."""
+        """The worker ends: end the thread once the last child is gone."""
         self._closed = True
         self._news.give()
 
@@ -278,15 +278,15 @@ class Children:
             return
         with self._mutex.lock:
             for (child, hold), is_held in zip(pairs, renewed, strict=True):
-                # What has freed its lock has stopped: it may still store its end, and send what follows.
+                # A child that has freed its lock has stopped: it may still store its end, and send what follows.
                 if is_held and self._children.get(child.pid) is child:
                     child.stop_at_last(hold)
 
 
 def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
-    """Free the lock of a process that is gone, if that still has it.
+    """Free the lock of a process that is gone, if the process still has it.
 
-    It is abandoned rather than freed: what the process sent with its last breath may arrive after this.
+    The lock is abandoned rather than freed: what the process sent with its last breath may arrive after this.
     """
     freed = store.abandon(hold)
     if freed is None:
@@ -298,13 +298,13 @@ def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
 
 
 def _open(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where there is no such thing."""
+    """A descriptor that becomes readable when the process ends; None if the platform has none."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
-        # It is gone already: so is the reader of this pipe's other end.
+        # It is gone already: this pipe is readable at once, since its other end is closed.
         readable, other = os.pipe()
         os.close(other)
         return readable
@@ -313,9 +313,9 @@ def _open(pid: int) -> int | None:
 
 
 def _poll(descriptors: list[int], seconds: float | None) -> list[int]:
-    """Those that are readable, or become so within that many seconds."""
-    # Rounded up: a thread that wakes just before something is due would look again and again. A caller that only looks
-    # waits for nothing.
+    """The descriptors that are readable, or become so within that many seconds."""
+    # Rounded up: a thread that wakes just before something is due would look again and again. Zero stays zero: such a
+    # caller does not wait.
     ready = _poller(descriptors).poll(None if seconds is None else math.ceil(seconds * 1000))
     return [descriptor for descriptor, _ in ready]
 

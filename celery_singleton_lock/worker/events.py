@@ -1,8 +1,8 @@
 """Conflicts and losses as Celery events, for `celery events`, Flower, and other listeners in a cluster.
 
-Sent where the worker sends task events (`-E`, or `worker_send_task_events`): `lock-conflict` and `lock-lost`, each
-with the task's `uuid`, `name` and `key`. They are no `task-…` events: of those, watchers make the task's state, and
-would show one that no later event ends.
+If the worker sends task events (`-E`, or `worker_send_task_events`), it sends `lock-conflict` and `lock-lost`, each
+with the task's `uuid`, `name` and `key`. They are not `task-…` events: watchers make the task's state from those, and
+would show a state that no later event ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = get_logger(__name__)
 
 @signals.lock_conflict.connect
 def _conflict(sender: Any, task_id: str, key: str, conflict: LockConflict, policy: str, **_: Any) -> None:
-    remaining = None if math.isinf(conflict.remaining) else conflict.remaining  # As JSON can say it.
+    remaining = None if math.isinf(conflict.remaining) else conflict.remaining  # JSON has no infinity.
     details = {"policy": policy, "holder": conflict.task_id, "remaining": remaining}
     _send("lock-conflict", sender, task_id, key, **details)
 

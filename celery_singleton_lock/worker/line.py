@@ -1,8 +1,8 @@
 """The copies that this process holds until they are due; they start earlier if their lock is free.
 
-A copy that was put back for a conflict is a message with an ETA: the consumer has it in its timer, unacknowledged. It
-takes no slot there. One thread waits for all of their locks; what it hears, the consumer's loop acts upon: there the
-timer is that loop's alone. Nothing here is needed for a copy to be begun in the end: the timer sees to that.
+A copy that was put back for a conflict is a message with an ETA: the consumer has it in its timer, unacknowledged,
+where it takes no slot. One thread waits for all of their locks, and the consumer's loop acts on what the thread hears,
+since only that loop may touch the timer. Without any of this a copy would still begin in the end: the timer sees to it.
 
 Protocol: `docs/protocol.md`, section 11.
 """
@@ -29,13 +29,13 @@ from celery_singleton_lock.worker.nudge import Nudge
 
 logger = get_logger(__name__)
 
-#: Seconds until the next try when the lock server has not answered: at first, and at most.
+#: Seconds until the next try after the lock server has not answered: at first, and at most.
 PAUSE, MAX_PAUSE = 0.05, 2.0
 
-#: Seconds that a worker which ends gives the thread to leave its places.
+#: Seconds that a worker that ends gives the thread to leave its places.
 LEAVING = 0.5
 
-#: The line of each app's worker, while that runs.
+#: The line of each app's worker, while the worker runs.
 line_of: WeakKeyDictionary[Any, Line] = WeakKeyDictionary()
 
 
@@ -43,10 +43,10 @@ class Line:
     """The copies in this process that wait for a lock, by lock.
 
     Args:
-        wake_ups: wake it.
-        begin: begins now with a request that waits in the consumer's timer; whether it was there.
+        wake_ups: wakes it.
+        begin: begins, now, a request that waits in the consumer's timer; whether it was there.
         has_room: whether a slot is free.
-        in_loop: whether there is an event loop in which to begin (see `register`); else the thread is a greenlet.
+        in_loop: whether there is an event loop in which to begin (see `register`); if not, the thread is a greenlet.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Line:
         self._order = count()
         self._called: deque[tuple[str, Any]] = deque()
         self._unused: deque[str] = deque()
-        #: Locks whose wake-ups were left to a copy that has no slot yet; and those to look at since it has one.
+        #: Locks whose wake-ups were left to a copy that has no slot yet; and locks to look at since that copy has one.
         self._left: dict[str, int] = {}
         self._unsure: deque[tuple[str, int]] = deque()
         self._news, self._due = Nudge(), Nudge()
@@ -81,12 +81,12 @@ class Line:
         return is_woken
 
     def give_back(self, key: str) -> None:
-        """A copy that was woken has no use for the lock: another one has."""
+        """A copy that was woken has no use for the lock, but another copy may."""
         self._unused.append(key)
         self._news.give()
 
     def has_begun(self, key: str) -> None:
-        """A copy that was woken has a slot: what was left to it may have been of its own end, which is told later."""
+        """A copy that was woken has a slot: a wake-up that was left to it may be from its own end, reported later."""
         with self._mutex.lock:
             limit = self._left.pop(key, None)
         if limit is not None:
@@ -94,8 +94,8 @@ class Line:
             self._news.give()
 
     def register(self, hub: Any) -> None:
-        """Begin with copies in this loop, which forgets it at each new connection to the broker, as the broker does
-        what came by the old one.
+        """Begin copies in this loop. At each new connection to the broker, the loop forgets this, and the broker
+        forgets what it delivered over the old one.
         """
         with self._mutex.lock:
             self._copies.clear()
@@ -103,12 +103,12 @@ class Line:
         hub.add_reader(self._due.descriptor, self.begin_called)
 
     def begin_called(self) -> None:
-        """In the consumer's loop: begin with the copies that are called; the next one where that has gone meanwhile."""
+        """In the consumer's loop: begin the copies that are called, or the next one if a copy has gone meanwhile."""
         self._due.take()
         while True:
             try:
                 key, request = self._called.popleft()
-            except IndexError:  # The thread may give on some as well.
+            except IndexError:  # The thread may pass some on as well.
                 return
             while request is not None and not self._begins(request):
                 request = self._next(key)
@@ -126,7 +126,7 @@ class Line:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="singleton-lock-line", daemon=True)
-        with suppress(RuntimeError):  # No more can be had now: this copy waits for its own time.
+        with suppress(RuntimeError):  # No thread is available now: this copy waits until it is due.
             thread.start()
             self._thread = thread
 
@@ -143,7 +143,7 @@ class Line:
                     logger.exception("line: unexpected error; going on")
                 self._wait(chance.back_off(self._failures, PAUSE, MAX_PAUSE))
         self._wake_ups.leave()
-        # The loop may have ended before it came to these.
+        # The loop may have ended before it got to these.
         with suppress(IndexError):
             while True:
                 self._wake_ups.give_back(self._called.popleft()[0])
@@ -151,9 +151,9 @@ class Line:
             self._wake_ups.give_back(self._unused.popleft())
 
     def _listen(self) -> None:
-        """Hear of locks that are free once, and call a copy for each."""
+        """Wait once for locks that are free, and call a copy for each."""
         self._news.take()
-        if self._closed:  # What is read now may have said so.
+        if self._closed:  # The nudge that was just taken may have said so.
             return
         while self._unused:
             self._wake_ups.give_back(self._unused.popleft())
@@ -185,12 +185,12 @@ class Line:
             return {key: copies.place for key, copies in islice(self._copies.items(), self._wake_ups.most)}
 
     def _begins(self, request: Any) -> bool:
-        request.is_woken = True  # Before that: it gives back what it has no use for.
+        request.is_woken = True  # Before it begins: it gives back a lock that it has no use for.
         return self._begin(request)
 
     def _is_left_to_another(self, key: str, *, has_room: bool) -> bool:
-        """Whether a copy that was called has no slot yet, and will do: it finds the lock free, or its holder wakes
-        the next one.
+        """Whether the lock can be left to a copy that was called and has no slot yet: that copy finds the lock free, or
+        the lock's holder wakes the next one.
         """
         with self._mutex.lock:
             copies = self._copies.get(key)
@@ -207,18 +207,18 @@ class Line:
             return None if copies is None else copies.pop()
 
     def _wait(self, seconds: float | None) -> None:
-        """For news, for so long at most."""
+        """Wait for news, for so many seconds at most."""
         poll = select.poll()
         poll.register(self._news.descriptor, select.POLLIN)
         poll.poll(None if seconds is None else seconds * 1000)
 
 
 class _Copies:
-    """Those that wait for one lock, the first one first."""
+    """The copies that wait for one lock, the first one first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, ref[Any]]] = []
-        #: The last that was called, while it is there.
+        #: The last copy that was called, while it is there.
         self.called: Callable[[], Any] = lambda: None
         self.limit = 1
 
@@ -228,12 +228,12 @@ class _Copies:
         return Place(since, limit)
 
     def add(self, place: Place, order: int, request: Any) -> None:
-        # Weak: the timer has it, for as long as it is to be begun.
+        # Weak: the timer has the request as long as it is still to begin.
         self.limit = place.limit
         heapq.heappush(self._heap, (place.since, order, place.limit, ref(request)))
 
     def first(self) -> Any:
-        """None where none is left."""
+        """The first request that has not begun; None if none is left."""
         while self._heap:
             request = self._heap[0][-1]()
             if request is not None and not request.has_begun:

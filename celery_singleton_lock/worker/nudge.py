@@ -8,10 +8,10 @@ from weakref import finalize
 
 
 class Nudge:
-    """Closed when nobody has it any more: a number that was closed may be another's, which is then written to.
+    """Closed when nobody has it any more: the number of a closed descriptor may be reused, and be written to.
 
     Attributes:
-        descriptor: to be watched; readable from a nudge on, until that is taken.
+        descriptor: the descriptor to watch; readable from a nudge on, until the nudge is taken.
     """
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class Nudge:
             finalize(self, os.close, each).atexit = False
 
     def give(self) -> None:
-        """Also in a signal's handler."""
-        with suppress(BlockingIOError):  # It is full of what says the same.
+        """Wake the thread; may be called in a signal handler."""
+        with suppress(BlockingIOError):  # The pipe is full of nudges.
             os.write(self._writer, b".")
 
     def take(self) -> None:
-        """All that were given."""
+        """Take all nudges that were given."""
         with suppress(BlockingIOError):
             os.read(self.descriptor, 4096)

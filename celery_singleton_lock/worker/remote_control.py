@@ -2,9 +2,9 @@
 `app.control.inspect().locks()` and `app.control.release_lock(key)`.
 
 The main process knows what its pool carries out and under which owners, whatever the pool. A lock is not simply freed
-here: it is passed on to nobody, so that the task finds it gone as it renews it, which it does at once, and is stopped
-while nobody else can start; and it is freed when the task has ended. If that does not end, or the worker dies
-meanwhile, the lock ends when the task's lease would have.
+here: first it is reserved for nobody, so that the task finds it gone when it renews it, which it does at once, and is
+stopped while nobody else can start. The lock is freed when the task has ended. If the task does not end, or the worker
+dies meanwhile, the lock ends when the task's lease would have ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from celery_singleton_lock.worker.request import SingletonRequest, children_of
 
 logger = get_logger(__name__)
 
-#: Seconds after which it is asked again whether a task that is being stopped has ended.
+#: Seconds between two checks whether a task that is being stopped has ended.
 POLL = 0.05
 
 
@@ -46,7 +46,7 @@ def locks(state: Any, **_: Any) -> Any:
         return []
     holds = [hold for _, hold in running]
     try:
-        # Those that hold their lock by now: a renewal shows it, in one round trip, and does no harm.
+        # Which of them hold their lock by now: a renewal shows that, in one round trip, and does no harm.
         ours = Runtime.of(state.app).store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
     except LockUnavailable as error:
         return _error(str(error))
@@ -54,9 +54,9 @@ def locks(state: Any, **_: Any) -> Any:
 
 
 def _key_in_command(text: str) -> str:
-    """The key that `celery control` is given; one that cannot be a key ends that command, and no worker is asked.
+    """The key that `celery control` was given; a text that cannot be a key ends the command, and no worker is asked.
 
-    The status would be 0 otherwise: Celery's own as soon as a worker answers, also with an error.
+    Otherwise the exit status would be 0: Celery's own is 0 as soon as a worker answers, even with an error.
     """
     if has_form_of_key(text.removesuffix(":run")):
         return text
@@ -104,7 +104,7 @@ def _ask_to_release(self: Control, key: str, destination: Any = None, **options:
     """Tell the workers, or those named, to stop the task that holds a lock and then to free it.
 
     Args:
-        self: of the app.
+        self: the app's.
         key: as `app.control.inspect().locks()` shows it.
         destination: node names; None for all.
         options: as for `broadcast`, such as `reply=True`.
@@ -112,20 +112,20 @@ def _ask_to_release(self: Control, key: str, destination: Any = None, **options:
     return self.broadcast("release_lock", destination=destination, arguments={"key": key}, **options)
 
 
-# Commands are of the process, whatever app they are sent by; and so are their methods.
-setattr(Inspect, "locks", _ask_for_locks)  # noqa: B010 - which its stubs do not know
+# Commands belong to the process, whatever app sends them; and so do their methods.
+setattr(Inspect, "locks", _ask_for_locks)  # noqa: B010 - the stubs do not know it
 setattr(Control, "release_lock", _ask_to_release)  # noqa: B010
 
 
 def _running() -> Iterator[tuple[SingletonRequest, Hold]]:
-    """What the pool carries out, with the hold that it has if it has got that far."""
+    """The requests that the pool carries out and that may have a lock, each with its hold."""
     for request in active_requests():
         if isinstance(request, SingletonRequest) and (hold := request.hold()) is not None:
             yield request, hold
 
 
 def _take_away(store: Store, request: SingletonRequest, hold: Hold, node: str) -> Hold | None:
-    """Pass a lock on to nobody; what keeps it then, None if the task did not have it."""
+    """Reserve a lock for nobody; the hold that keeps it then, None if the task did not have the lock."""
     nobody = replace(holder_of(request.task, request.context), node=node, pid=0, process="", replaced=NOBODY)
     if not store.free(hold, reservation=Reservation(nobody, hold.ttl)):
         return None
@@ -134,7 +134,7 @@ def _take_away(store: Store, request: SingletonRequest, hold: Hold, node: str) -
 
 
 def _in_words(request: SingletonRequest, hold: Hold) -> dict[str, Any]:
-    in_child = request.app in children_of  # Pools of greenlets report a number of their own.
+    in_child = request.app in children_of  # Pools of greenlets do not report a pid.
     return {
         "key": hold.key,
         "task": request.task.name,

@@ -1,11 +1,11 @@
 """One delivery of a message in the worker's main process.
 
-It mints the owner under which this delivery takes the lock, and learns from the child for which key (`key_report`), so
-that the main process can renew and free it. And it frees what a child left behind before the message is given back to
-the broker, or its end is recorded, so that nobody is refused by the lock of the dead.
+The request mints the owner under which its delivery takes the lock, and learns the key from the child (`key_report`),
+so that the main process can renew and free the lock. It also frees what a child left behind before the message is given
+back to the broker, or its end is recorded, so that nobody is refused because of a dead holder.
 
-What is here runs in the consumer's loop: a key is not made here, since that runs code of the user's. Where the child
-has not said it, the key is made in a thread beside (`aside`).
+This code runs in the consumer's loop, so it does not make keys: that would run the user's code. If the child has not
+reported its key, the key is made in another thread (`aside`).
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from celery_singleton_lock.worker.line import line_of
 
 logger = get_logger(__name__)
 
-#: The children of each app's worker, where it has a pool of processes.
+#: The children of each app's worker, if it has a pool of processes.
 children_of: WeakKeyDictionary[Any, Children] = WeakKeyDictionary()
 
-#: Where keys are made that no child has said.
+#: Makes the keys that no child has reported.
 aside = Aside("singleton-lock-aside")
 
-#: Seconds after which a copy is begun that nobody has woken.
+#: Seconds after which a copy begins if nobody has woken it.
 HELD = 60.0
 
-#: How long after it has expired a copy is ended that waits: Celery looks at the time once more.
+#: How long after it has expired a waiting copy is ended: Celery checks the time once more.
 EXPIRED = timedelta(seconds=0.1)
 
 #: How the pool reports a child that is gone, or is going.
@@ -59,7 +59,7 @@ _LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
 
 
 def end_brought(app: Any, brought: QueueLock | None) -> None:
-    """The message has ended, and no process has it that would free what it brought."""
+    """The message has ended, and no process has it that would free the lock that it brought."""
     if brought is not None and brought.ends_at_end:
         aside.do(partial(Runtime.of(app).store.abandon, brought.hold()))
 
@@ -67,13 +67,13 @@ def end_brought(app: Any, brought: QueueLock | None) -> None:
 class SingletonRequest(WorkerRequest):
     """Celery's request for an exclusive task. If a task has a request class of its own, derive that from this one."""
 
-    #: What `audit` looks for in a request class of the user's.
+    #: What `audit` looks for in a user's request class.
     looks_after_its_lock: ClassVar[bool] = True
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         if not isinstance(self.request_dict.get("headers"), Mapping):
-            # Celery takes it for the others, and could not send the message again.
+            # Celery would take it for the message's headers, and could not send the message again.
             self.request_dict.pop("headers", None)
         self._owner = new_owner()
         self._reported = key_report.expect(self._owner)
@@ -84,23 +84,23 @@ class SingletonRequest(WorkerRequest):
         self.has_begun = False
         #: The lock that it waits for in the line of this process.
         self._waits_for: str | None = None
-        #: Whether it is begun for a lock that was freed.
+        #: Whether it begins because a lock was freed.
         self.is_woken = False
-        #: When it is begun at the latest, where it is woken or expires before the message is due.
+        #: When it begins at the latest, if it can be woken, or expires before the message is due.
         self._held_until: datetime | None = None
         delivery.give(message, self.request_dict, self._owner)
         #: The lock that the message brought with it.
         self._brought = self._confirmed()
         if self.delivery_info["redelivered"] or (self._has(PUT_BACK_HEADER) and requeue.may_have_begun(self.context)):
-            # It may be running: to record that it has expired would overwrite its state. The child asks first.
+            # It may be running: recording that it has expired would overwrite its state. The child asks first.
             self.expires = None
         if self.eta is not None and requeue.was_put_back(self.context):
             self._wait()
 
     @property
     def eta(self) -> Any:
-        """When it is due: later than the message says where it is woken, since each try takes a slot; sooner where it
-        expires, as a copy.
+        """When it is due: later than the message says if it can be woken, since each try takes a slot; sooner if it is
+        a copy that expires before.
         """
         return self._held_until or super().eta
 
@@ -109,19 +109,19 @@ class SingletonRequest(WorkerRequest):
         return is_active(self)
 
     def hold(self) -> Hold | None:
-        """The hold that its execution has, if it has got that far; None if it has not begun to ask for a lock."""
+        """The hold that its execution may have; None if the execution has not begun to ask for a lock."""
         key_report.receive()  # It may ask under another owner by now.
         report = self._reported.report
         return None if report is None else report.hold()
 
     @property
     def is_stopped_when_lost(self) -> bool:
-        """Whether its task is stopped when it has lost its lock, and not only warned."""
+        """Whether its task is stopped when it has lost its lock, and not only warned about."""
         options = self._options()
         return options is not None and options.on_lock_lost == "abort"
 
     def info(self, safe: bool = False) -> dict[str, Any]:
-        """What `celery inspect active` and the like show: nothing that only we need."""
+        """What `celery inspect active` and the like show, without what only we need."""
         info = super().info(safe)
         return {**info, "delivery_info": delivery.without_ours(info.get("delivery_info") or {})}
 
@@ -154,7 +154,7 @@ class SingletonRequest(WorkerRequest):
         if isinstance(error, RejectedCopy):
             self.reject()  # Before Celery acknowledges it, which it does not do twice.
         if isinstance(error, Ignore) and not isinstance(error, requeue.GoesOn):
-            # The server has woken the next one as it said that this is over, maybe before this process saw it begin.
+            # The server woke the next one as it reported that this is over, maybe before this process saw it begin.
             self._pass_on()
         if return_ok or not isinstance(error, _LOST):
             result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -177,12 +177,12 @@ class SingletonRequest(WorkerRequest):
         self._is_cancelled = True  # Before its greenlet is killed, which may end at once.
         try:
             super().cancel(*args, **kwargs)
-        except NotImplementedError:  # This pool ends no task: it runs on.
+        except NotImplementedError:  # This pool cannot end a task: it runs on.
             self._is_cancelled = False
             raise
 
     def acknowledge(self) -> None:
-        """Not what is to run elsewhere: Celery takes a greenlet that was killed for a success."""
+        """As Celery's, except for a message that is to run elsewhere: Celery takes a killed greenlet for a success."""
         if not (self._is_cancelled and self.task.acks_late):
             super().acknowledge()
 
@@ -193,7 +193,7 @@ class SingletonRequest(WorkerRequest):
             self._end_brought()
 
     def terminate(self, *args: Any, **kwargs: Any) -> None:
-        """Also what runs of the same message: Celery knows one delivery of it, which may be a copy that waits."""
+        """As Celery's, and for the message's other deliveries: Celery knows only one, which may be a waiting copy."""
         for request in self.others_at_work():
             request._terminate(*args, **kwargs)
         self._terminate(*args, **kwargs)
@@ -202,7 +202,7 @@ class SingletonRequest(WorkerRequest):
         if self.was_terminated:
             return
         super().terminate(*args, **kwargs)
-        # A greenlet is gone by now, whatever it was at; a child says so.
+        # A greenlet is gone by now, whatever it was doing; the end of a child is reported.
         if self.acknowledged and self.app not in children_of:
             self._end_brought()
 
@@ -220,16 +220,16 @@ class SingletonRequest(WorkerRequest):
         return revoked
 
     def _pass_on(self) -> None:
-        """Have another copy begun, where this one was woken for a lock that it does not take."""
+        """Have another copy begin, if this one was woken for a lock that it does not take."""
         if self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
             line.give_back(self._waits_for)
 
     def _wait(self) -> None:
-        """Be begun when the lock is free that it was put back for, and ended when it expires."""
+        """Wait: begin when the lock that it was put back for is free, and end when it expires."""
         line, waits = line_of.get(self.app), requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)
         if line is not None and waits is not None:
             self._waits_for, place = waits
-            # Now and then these look whether the task has ended that they joined, and whether a newer one has come.
+            # Now and then such a copy checks whether the task that it joined has ended, or a newer message has come.
             looks = requeue.joined_by(self.context) is not None or requeue.arrived(self.context) is not None
             if line.park(self, self._waits_for, place) and not looks:
                 longest = min(HELD, longest_delay(self.app.conf))
@@ -238,7 +238,7 @@ class SingletonRequest(WorkerRequest):
             self._held_until = self.expires + EXPIRED
 
     def _confirmed(self) -> QueueLock | None:
-        """What the message brought with it; its sender may have died before it said that the broker has it."""
+        """The lock that the message brought, confirmed: its sender may have died before it could confirm it."""
         if not self._has(QUEUED_HEADER):
             return None
         try:
@@ -251,11 +251,11 @@ class SingletonRequest(WorkerRequest):
             return None
 
     def _has(self, header: str) -> bool:
-        """Whether the message has a header, as few do: to make the context takes as long as all else here."""
+        """Whether the message has a header, as few do: making the context takes as long as everything else here."""
         return header in self.request_dict or header in self.request_dict.get("headers", ())
 
     def _had_begun(self, error: BaseException) -> bool:
-        """Whether its process got as far as to free what the message brought, or that is not to be freed."""
+        """Whether its process got far enough to free what the message brought, or that is not to be freed."""
         has_hook = getattr(type(self.task), "before_start", None) is not Task.before_start
         return not has_hook or isinstance(error, (Ignore, Reject, Retry))
 
@@ -264,8 +264,8 @@ class SingletonRequest(WorkerRequest):
         end_brought(self.app, brought)
 
     def _may_be_uncounted(self) -> bool:
-        """Whether the child may have died between storing its result and having its chord count it: a copy, which ends
-        as was recorded of this one, sees to that.
+        """Whether the child may have died between storing its result and having its chord count it: then a copy, which
+        ends as this message's record says, has the chord count it.
         """
         is_part = self.context.chord is not None and counts_part_once(self.task.backend)
         if not (is_part and self.task.acks_late and self.success_was_stored) or (hold := self.hold()) is None:
@@ -278,7 +278,7 @@ class SingletonRequest(WorkerRequest):
         return found is not None and not outcome.read(found)[0].settled
 
     def _free_if_gone(self) -> None:
-        """Free the lock if the child is gone; one that still cleans up does it itself, or dies and is seen to."""
+        """Free the lock if the child is gone; a child that still cleans up frees it itself, or dies and is noticed."""
         children = children_of.get(self.app)
         if children is not None and self.worker_pid is not None and not children.forget(self.worker_pid, self):
             return
@@ -290,7 +290,7 @@ class SingletonRequest(WorkerRequest):
         free(runtime.store, hold, runtime.journal)
 
     def _announce_skipped(self, *, expired: bool) -> None:
-        """Say what the result says, as Celery itself does of a task that was revoked."""
+        """Announce what the result says, as Celery itself does for a revoked task."""
         self.send_event("task-revoked", terminated=False, signum=None, expired=expired)
         task_revoked.send(self.task, request=self.context, terminated=False, signum=None, expired=expired)
 
@@ -300,7 +300,7 @@ class SingletonRequest(WorkerRequest):
         """
         try:
             self._record_end(error, settled)
-        except Exception as failure:  # noqa: BLE001 - what the message carries may not be readable; the consumer goes on
+        except Exception as failure:  # noqa: BLE001 - what the message carries may be unreadable; the consumer goes on
             logger.warning("%s: its end cannot be recorded: %r", self, failure)
 
     def _record_end(self, error: BaseException, settled: bool) -> None:
@@ -309,13 +309,13 @@ class SingletonRequest(WorkerRequest):
             return
         self._end_brought()
         if not seconds or (isinstance(error, _LOST) and self.success_was_stored):
-            return  # In that case Celery leaves it at the success, which was recorded before it was stored.
+            return  # In the latter case Celery keeps the success, which was recorded before it was stored.
         if (hold := self.hold()) is not None:
             self._remember(hold.key, ended, seconds, settled)
         else:
             aside.do(partial(self._remember_aside, ended, seconds, settled))
         if self._may_be_kept_for():
-            # It may have died as it waited for the attempt before: what that left for it, nobody takes.
+            # It may have died as it waited for the attempt before: nobody takes the lock that was kept for it.
             aside.do(self._free_kept)
 
     def _remember_aside(self, ended: Outcome, seconds: float, settled: bool) -> None:
@@ -339,7 +339,7 @@ class SingletonRequest(WorkerRequest):
             self._free(hold)
 
     def _end_attempt(self) -> None:
-        """Free what was kept for this retry, which never begins, and say so to those that wait for it (`joining`)."""
+        """Free the lock kept for this retry, which never begins, and record that for waiting copies (`joining`)."""
         holder, runtime = holder_of(self.task, self.context), Runtime.of(self.app)
         if (hold := self._expected_hold(holder.reserved_as)) is None:
             return
@@ -372,12 +372,12 @@ class SingletonRequest(WorkerRequest):
             return None
 
     def _expected_hold(self, owner: str) -> Hold | None:
-        """The hold that an execution has under this owner, its key made as that does; None if there is none. Only in
-        the thread beside: it runs code of the user's.
+        """The hold that an execution has under this owner, with the key made as the execution makes it; None if there
+        is none. Only in the `aside` thread: it runs the user's code.
         """
         try:
             lock = self.task.lock_of(self.context, self.args, self.kwargs)
-        except Exception as error:  # noqa: BLE001 - also what a lock_key of the user's raises
+        except Exception as error:  # noqa: BLE001 - also whatever the user's lock_key raises
             logger.debug("%s: the main process cannot tell its lock: %r", self, error)
             return None
         if lock is None:

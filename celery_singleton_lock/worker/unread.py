@@ -1,6 +1,6 @@
-"""Messages that no task gets: Celery drops those that it cannot read, or whose task the worker does not know.
+"""Messages that reach no task: Celery drops those that it cannot read, or whose task the worker does not know.
 
-A rolling deploy sends some; what they brought with them ends.
+A rolling deploy causes some; the locks that they brought with them end.
 """
 
 from __future__ import annotations
@@ -23,4 +23,4 @@ def _end_brought(sender: Any, message: Any, **_: Any) -> None:
         headers = message.headers or {}
         end_brought(sender.app, lock_in(headers, sender.app, headers.get("task", ""), headers.get("id")))
     except Exception as error:  # noqa: BLE001 - what a message carries may be anything
-        logger.debug("the worker cannot tell what a message brought that no task gets: %r", error)
+        logger.debug("the worker cannot tell which lock a message brought that reaches no task: %r", error)

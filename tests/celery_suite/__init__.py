@@ -1,4 +1,4 @@
 """Celery's own tests, run with the stock task and with ours: `make celery-suite`.
 
-Not collected with the project's tests: `__main__` runs them in an environment of their own.
+They are not collected with the project's tests: `__main__` runs them in their own environment.
 """

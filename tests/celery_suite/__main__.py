@@ -1,6 +1,6 @@
 """`python -m tests.celery_suite`: run Celery's own tests with the stock task, then with `SingletonTask`, and compare.
 
-What came of a test may differ only where README.md names it, with the reason; and what that names must differ.
+The outcome of a test may differ only if README.md names the test, with the reason; and these tests must differ.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tests.celery_suite.suite import PARTS, Outcomes, Suite
 
 README = Path(__file__).with_name("README.md")
 
-#: How often both must agree that a test differs: some of Celery's integration tests fail now and then by themselves.
+#: How many runs must confirm that a test differs: some of Celery's integration tests fail now and then by themselves.
 LOOKS = 3
 
-#: A row of the table of those that differ.
+#: A row of the table of tests that differ.
 _ROW = re.compile(r"^\| `(?P<test>[^`]+)` \| (?P<reason>.+) \|$", re.MULTILINE)
 
 
 def main() -> int:
-    """Run what is asked for; the exit status."""
+    """Run what is asked for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.celery_suite", description=__doc__)
     parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be repeated")
     parser.add_argument("tests", nargs="*", help="instead of the parts: files or ids of Celery's tests")
@@ -48,17 +48,17 @@ def main() -> int:
 
 
 def expected(text: str) -> dict[str, str]:
-    """The tests that differ, and why, from the table in README.md."""
+    """The tests that may differ, and why, from the table in README.md."""
     return {row["test"]: row["reason"] for row in _ROW.finditer(text)}
 
 
 def differing(stock: Outcomes, ours: Outcomes) -> list[str]:
-    """The tests of which something else came, or which one run did not have."""
+    """The tests with another outcome, or that only one run had."""
     return [test for test in {**stock, **ours} if stock.get(test) != ours.get(test)]
 
 
 def _confirmed(suite: Suite, name: str, tests: Sequence[str]) -> Sequence[str]:
-    """Those of the tests that differ each time."""
+    """The tests that differ each time."""
     for number in range(2, LOOKS + 1):
         if not tests:
             break
@@ -73,7 +73,7 @@ def _told(outcomes: Outcomes) -> str:
 
 
 def _report(heading: str, tests: Sequence[str], *, bad: bool = True) -> int:
-    """Print them; how many are wrong."""
+    """Print them; returns how many are wrong."""
     for test in tests:
         print(f"  {heading}: {test}", flush=True)
     return len(tests) if bad else 0

@@ -1,4 +1,4 @@
-"""Loaded by pytest in each run of Celery's tests: notes what came of each test, and makes the tasks exclusive."""
+"""A pytest plugin for each run of Celery's tests: notes each test's outcome, and makes the tasks exclusive."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-#: The file that what came of each test goes to.
+#: The file for the outcome of each test.
 OUTCOMES = "CELERY_SUITE_OUTCOMES"
 
-#: URL of the lock server; where it is not set, tasks are Celery's own.
+#: URL of the lock server; if it is not set, tasks are Celery's own.
 LOCKS = "CELERY_SUITE_LOCKS"
 
-#: Seconds that our threads have to end by themselves.
+#: Seconds that our threads get to end by themselves.
 PATIENCE = 10
 
-#: By test; the last try counts.
+#: Outcomes by test; the last try counts.
 _outcomes: dict[str, str] = {}
 
 
@@ -36,7 +36,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
         _outcomes[report.nodeid] = "failed"
     elif report.skipped and _outcomes.get(report.nodeid) == "passed":
-        _outcomes[report.nodeid] = "skipped"  # Also one that was expected to fail, and did.
+        _outcomes[report.nodeid] = "skipped"  # Including a test that was expected to fail, and did.
 
 
 def pytest_sessionfinish() -> None:
@@ -45,9 +45,9 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Before Celery's fixtures look for threads: ours end by themselves, some a moment after the last task of a worker.
+    """Wait before Celery's fixtures look for threads: ours end by themselves, some just after a worker's last task.
 
-    Unit tests use one task id again and again, each for another message: the lock server forgets it.
+    Unit tests reuse one task id, each for another message: so the lock server forgets it.
     """
     if _forget is not None and "/unit/" in item.nodeid:
         for thread in threading.enumerate():
@@ -69,13 +69,13 @@ def _make_exclusive(url: str) -> None:
     global _forget
     _forget = Redis.from_url(url).flushdb
     Celery.task_cls = SingletonTask
-    # Each of hundreds of tests waits for the ends of our threads: that they come sooner changes nothing else.
+    # Each of hundreds of tests waits for our threads to end: ending them sooner changes nothing else.
     heartbeat.LINGER, settling.WRITE_AFTER = 0.05, 0.02
     from_app = Settings.from_app
 
     def on_the_server(app: Any, **_: Any) -> Settings:
-        # Celery's unit tests have their broker in memory, and with it would be the locks.
-        # No journal: its thread writes a few seconds after a task, and Celery's tests allow for no thread that stays.
+        # Celery's unit tests have their broker in memory, and by default the locks would be there, too.
+        # No journal: its thread writes a few seconds after a task, and Celery's tests tolerate no remaining thread.
         return replace(from_app(app, backend=url), journal=0)
 
     setattr(Settings, "from_app", on_the_server)  # noqa: B010 - which is no class method

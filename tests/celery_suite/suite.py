@@ -1,4 +1,4 @@
-"""Celery's tests as its sdist has them, an environment for them, and a run."""
+"""Celery's tests from its sdist, an environment for them, and a run."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from tests.celery_suite.plugin import LOCKS, OUTCOMES
 
 ROOT = Path(__file__).parents[2]
 
-#: What is run, by a short name.
+#: The tests to run, by a short name.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "unit": ("t/unit/tasks", "t/unit/worker", "t/unit/app"),
     "integration": ("t/integration/test_tasks.py", "t/integration/test_canvas.py"),
 }
 
-#: Seconds that one test may take: so long that none does which ends.
+#: Seconds that a test may take: longer than any test that ends at all.
 PATIENCE = 300
 
-#: What came of each test.
+#: The outcome of each test.
 Outcomes = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of the installed Celery, beside what else is made for this project."""
+    """The tests of the installed Celery, kept in the folder `.venv`."""
 
     place: Path
     version: str
 
     @classmethod
     def ready(cls) -> Suite:
-        """Get them, with all that they need; what is there already is taken."""
+        """Get them with all that they need, unless it is already there."""
         suite = cls(ROOT / ".venv" / "celery-suite" / version("celery"), version("celery"))
         if not (suite.place / "ready").exists():
             shutil.rmtree(suite.place, ignore_errors=True)
@@ -52,19 +52,19 @@ class Suite:
         return suite
 
     def run(self, name: str, tests: Iterable[str], *, exclusive: bool) -> Outcomes:
-        """Run some of them, by path or id.
+        """Run some tests, by path or id.
 
         Args:
             name: of the log.
-            tests: which.
-            exclusive: with our task class and a lock server of its own, instead of Celery's.
+            tests: to run.
+            exclusive: with our task class and its own lock server, instead of Celery's task class.
         """
         with RedisServer() as broker, RedisServer() as locks, TemporaryDirectory() as directory:
             outcomes, arguments = Path(directory, "outcomes.json"), Path(directory, "tests")
             arguments.write_text("\n".join(tests))
             environment = {
                 **os.environ,
-                # Without our package there, no entry point of it is found.
+                # Without our package in that environment, its entry points are not found.
                 "PYTHONPATH": os.pathsep.join([*([str(self._ours)] if exclusive else []), str(ROOT)]),
                 "TEST_BROKER": broker.url,
                 "TEST_BACKEND": broker.url,
@@ -82,7 +82,7 @@ class Suite:
                     env=environment,
                     stdout=log,
                     stderr=log,
-                    check=False,  # Tests that fail are what this is about.
+                    check=False,  # Failing tests are expected.
                 )
             if not outcomes.exists():
                 raise RuntimeError(f"the run {name} did not end; see {log.name}")
@@ -106,7 +106,7 @@ class Suite:
         _call(*sdist, "--dest", self.place, f"celery=={self.version}")
         (archive,) = self.place.glob("celery-*.tar.gz")
         with tarfile.open(archive) as packed:
-            # The tests without what they test: that is the installed Celery.
+            # The tests without the code that they test, which is the installed Celery.
             wanted = [each for each in packed.getmembers() if each.name.split("/")[1:2] != ["celery"]]
             packed.extractall(self.place, members=wanted, filter="data")
         self.place.joinpath(f"celery-{self.version}").rename(self._source)
@@ -124,6 +124,6 @@ class Suite:
 
 
 def _call(program: str | Path, *arguments: str | Path) -> None:
-    # Beside this Python is what `make setup` installed.
+    # `make setup` installed it beside this Python.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     subprocess.run([str(program), *map(str, arguments)], check=True, env={**os.environ, "PATH": path})

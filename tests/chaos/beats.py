@@ -1,4 +1,4 @@
-"""A minute in which everything happens to some beats: what was run meanwhile, of any scheduler."""
+"""A minute in which everything happens to some beats of any scheduler, and what ran meanwhile."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.integration.workers import Worker
 
 SCHEDULE: dict[str, Any] = {"one": 1.0, "half": 0.5, "cron": "crontab"}
 
-#: Seconds of the lease, and in which RedBeat's lock ends as well.
+#: Seconds of the lease; RedBeat's lock lasts as long.
 TTL = 3.0
 
-#: Seconds that a beat which is gone stays away, as under a supervisor.
+#: Seconds until a beat that ended is restarted, as by a supervisor.
 RESTART = 1.0
 
-#: Seconds for which a leader is stopped: the others have taken over by then.
+#: Seconds for which a leader is paused: by then, the others have taken over.
 PAUSE = 2 * TTL
 
-#: Seconds from one event to the next: everything has settled by then.
+#: Seconds between two events: by then, everything has settled.
 EVERY = 8.0
 
-#: A leader is killed three times, stopped and resumed twice, ended in order twice, and the lock server restarts once.
+#: A leader is killed three times, paused and resumed twice, shut down twice, and the lock server restarts once.
 EVENTS = ("kill", "pause", "end", "kill", "restart", "pause", "end", "kill")
 
 
@@ -44,10 +44,10 @@ class Run:
 
 @dataclass
 class Outcome:
-    """What a minute was like."""
+    """What happened in a minute."""
 
     runs: list[Run] = field(default_factory=list)
-    #: When something was done to the leader, and when the next one had begun to send.
+    #: When something was done to the leader, and when the next leader had begun to send.
     windows: list[tuple[str, float, float]] = field(default_factory=list)
     #: Beats that ended by themselves.
     died: int = 0
@@ -58,25 +58,25 @@ class Outcome:
         return sorted((run for run in self.runs if run.entry == entry), key=lambda run: run.at)
 
     def twice(self, entry: str) -> int:
-        """Runs that followed on another one of the entry in less than half of its interval."""
+        """Runs that came less than half an interval after another run of the entry."""
         every = 60.0 if SCHEDULE[entry] == "crontab" else SCHEDULE[entry]
         times = [run.due or run.at for run in self.of(entry)]
         times.sort()
         return sum(later - earlier < every / 2 for earlier, later in itertools.pairwise(times))
 
     def gaps(self, entry: str) -> list[tuple[float, float]]:
-        """Between which times ticks are missing."""
+        """Pairs of times between which ticks are missing."""
         every = 60.0 if SCHEDULE[entry] == "crontab" else SCHEDULE[entry]
         times = [self.began, *sorted(run.due or run.at for run in self.of(entry)), self.ended]
         return [(earlier, later) for earlier, later in itertools.pairwise(times) if later - earlier > 1.6 * every]
 
     def missing(self, entry: str) -> int:
-        """Ticks that are missing, of those intervals that are not begun anew."""
+        """Missing ticks, in intervals that were not restarted."""
         every = 60.0 if SCHEDULE[entry] == "crontab" else SCHEDULE[entry]
         return sum(round((later - earlier) / every) - 1 for earlier, later in self.gaps(entry))
 
     def unexplained(self, entry: str) -> list[tuple[float, float]]:
-        """Gaps that no take-over explains."""
+        """Gaps that no takeover explains."""
         return [
             gap
             for gap in self.gaps(entry)
@@ -85,7 +85,7 @@ class Outcome:
 
 
 class Storm:
-    """Some beats, kept running, and what happens to them."""
+    """Some beats that are kept running, and what happens to them."""
 
     def __init__(self, made: Studio, command: Callable[[str], tuple[str, ...]], count: int) -> None:
         self._studio = made
@@ -95,7 +95,7 @@ class Storm:
         self._beats = [self._start() for _ in range(count)]
 
     def run(self) -> Outcome:
-        """Everything, one after another."""
+        """Do everything, one after another."""
         self.outcome.began = clock.wall()
         for event in EVENTS:
             self._rest(EVERY)
@@ -126,18 +126,18 @@ class Storm:
         self.outcome.windows.append((event, before, clock.wall()))
 
     def _wait_for_another(self, leader: Beat, sent: int) -> None:
-        """Until another beat has sent something, or for the length of two leases."""
+        """Wait until another beat has sent something, or for the length of two leases."""
         deadline = clock.now() + 2 * TTL
         others = [beat for beat in self._beats if beat is not leader]
         while clock.now() < deadline and sum(beat.log.count("Sending due") for beat in others) == sent:
             clock.sleep(0.05)
 
     def _leader(self) -> Beat:
-        """The one that has sent last."""
+        """The beat that has sent last."""
         return max(self._beats, key=lambda beat: _last_sent(beat.log))
 
     def _rest(self, seconds: float) -> None:
-        """Meanwhile what has ended by itself is started again."""
+        """Wait; meanwhile, restart what has ended by itself."""
         deadline = clock.now() + seconds
         while clock.now() < deadline:
             for beat in [beat for beat in self._beats if beat.process.poll() is not None]:
@@ -158,7 +158,7 @@ class Storm:
 
 @contextmanager
 def storm(directory: Path, command: Callable[[str], tuple[str, ...]], count: int, **conf: Any) -> Iterator[Storm]:
-    """Beats that are started by `command`, a worker, and servers of their own."""
+    """Beats that `command` starts, a worker, and their own servers."""
     persistent = ["--appendonly", "yes", "--appendfsync", "always"]
     with RedisServer() as broker, RedisServer(persistent) as locks, studio(broker, locks, directory) as made:
         made.schedule = SCHEDULE
@@ -169,7 +169,7 @@ def storm(directory: Path, command: Callable[[str], tuple[str, ...]], count: int
 
 
 def weather(directory: Path, command: Callable[[str], tuple[str, ...]], count: int, **conf: Any) -> Outcome:
-    """What came of a whole storm."""
+    """The outcome of a whole storm."""
     with storm(directory, command, count, **conf) as raging:
         outcome = raging.run()
         for line in appended.read(directory / "runs"):

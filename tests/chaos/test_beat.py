@@ -1,4 +1,4 @@
-"""Three beats, and a minute in which everything happens to them."""
+"""Three beats in a minute in which everything happens to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers and their children are killed, and cut off from a RabbitMQ: each message is carried out once."""
+"""Workers and their children are killed, and cut off from RabbitMQ: each message is carried out once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.proxy import LossyProxy
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import Run, overlaps
 
-#: Faults in one test; one every second or so.
+#: Faults in a test, about one every second.
 FAULTS = 25
 
 JOBS = ["report", "billing", "sync"]
@@ -32,7 +32,7 @@ JOBS = ["report", "billing", "sync"]
 def test_each_message_is_carried_out_once(
     redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]
 ) -> None:
-    """Unlike kombu's lists on Redis (`tests/storm`), RabbitMQ loses nothing that a worker had just been handed."""
+    """Unlike kombu's lists on Redis (`tests/storm`), RabbitMQ loses no message that a worker has just got."""
     with RabbitMQ() as rabbitmq, LossyProxy(rabbitmq.port) as proxy:
         url = rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port))
         shop = shop_on(redis_server, locks=own_redis, broker_url=url)
@@ -71,12 +71,12 @@ def storm(shop: Shop, locks: RedisServer, faults: list[Callable[..., None]]) -> 
 
 
 def cut_off_at_its_end(run: Run, killed_at: dict[int, float]) -> bool:
-    """It wrote its last line, and its process may have been killed before that could be told to anybody."""
+    """It wrote its last line, and its process may have been killed before it could report its end."""
     return run.outcome == "done" and abs(killed_at.get(run.pid, 0.0) - run.end) < 0.1
 
 
 def kill_child(shop: Shop, chance: random.Random, killed_at: dict[int, float]) -> None:
-    """SIGKILL one that runs a task."""
+    """Send SIGKILL to a child that runs a task."""
     running = [run.pid for run in shop.record.runs() if run.outcome == "open" and run.pid not in killed_at]
     if not running:
         return
@@ -87,8 +87,8 @@ def kill_child(shop: Shop, chance: random.Random, killed_at: dict[int, float]) -
 
 
 def kill(shop: Shop, worker: Worker, killed_at: dict[int, float]) -> None:
-    """SIGKILL, and remember when for the runs that it cuts off."""
-    # The time before, not after: as soon as they are dead, their locks are freed.
+    """Send SIGKILL, and remember the time for the runs that it cuts off."""
+    # The time before, not after: their locks are freed as soon as they are dead.
     now = clock.now()
     worker.kill()
     for run in shop.record.runs():

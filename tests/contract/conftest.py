@@ -13,7 +13,7 @@ from celery_singleton_lock.testing import RedisServer
 
 @contextmanager
 def opened(server: RedisServer, databases: int) -> Iterator[Store]:
-    """A store on some databases of one server: as independent as servers, as far as these promises go."""
+    """A store on several databases of one server, which are as independent as servers as far as these promises go."""
     store = open_url(";".join(map(server.url_of, range(databases))), {"restart_delay": False})
     yield store
     store.close()

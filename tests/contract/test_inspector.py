@@ -26,25 +26,25 @@ def test_holds_are_found_by_prefix(store: Store) -> None:
 
 
 class TestKey:
-    def test_of_a_key_that_nobody_ever_used(self, store: Store) -> None:
+    def test_unused_key_is_empty(self, store: Store) -> None:
         assert store.inspect(KEY) == KeyState((), None, 0, ())
 
-    def test_of_a_held_lock(self, store: Store) -> None:
+    def test_held_lock_is_shown_with_its_holder_and_fence(self, store: Store) -> None:
         lease = taken(store, holder=ME)
         state = store.inspect(KEY)
         (held,) = state.held
         assert (held.holder, held.owner, held.slot) == (ME, lease.owner, 0)
         assert held.holder is not None
-        assert held.holder.ttl == TTL, "what a renewal is good for"
+        assert held.holder.ttl == TTL, "the seconds that a renewal adds"
         assert (state.fence, state.waiters) == (lease.fence, 0)
 
-    def test_of_each_slot_of_a_semaphore_in_order(self, store: Store) -> None:
+    def test_slots_of_a_semaphore_are_shown_in_order(self, store: Store) -> None:
         holders = [Holder(f"task-{number}") for number in range(3)]
         for holder in holders:
             store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=holder, limit=3))
         assert [(held.slot, held.holder) for held in store.inspect(KEY).held] == [*enumerate(holders)]
 
-    def test_has_the_messages_that_were_carried_out(self, store: Store) -> None:
+    def test_messages_that_were_carried_out_are_shown(self, store: Store) -> None:
         for message in ("one", "two"):
             store.free(taken(store, holder=ME), record=Record(message, b"record", 60.0))
             clock.sleep(0.01)
@@ -54,7 +54,7 @@ class TestKey:
         )
         assert all(0 < record.seconds <= 60 for record in records)
 
-    def test_has_nothing_of_other_keys(self, store: Store) -> None:
+    def test_other_keys_are_not_shown(self, store: Store) -> None:
         odd = "contract:{job*[a-z]?\\:1}"
         for key in (KEY, f"{KEY}:run", odd.replace("*", "x")):
             store.acquire(LockRequest(key, new_owner(), ttl=TTL, holder=ME))
@@ -84,7 +84,7 @@ def test_waiters_are_counted_while_they_wait(store: Store) -> None:
     until(lambda: store.inspect(KEY).waiters == 0, "nobody waits")
 
 
-def test_nothing_is_held_of_what_was_freed_given_up_or_never_taken(store: Store) -> None:
+def test_lock_that_was_freed_given_up_or_never_taken_is_not_held(store: Store) -> None:
     assert store.held(KEY) == []
     lease = taken(store)
     assert [held.owner for held in store.held(KEY)] == [lease.owner]
@@ -104,7 +104,7 @@ def test_holds_beyond_the_limit_are_shown(store: Store) -> None:
     assert len(list(store.all_held("contract"))) == 3
 
 
-def test_one_hold_is_left_where_what_was_reserved_has_moved(store: Store) -> None:
+def test_reservation_that_moved_to_another_slot_leaves_one_hold(store: Store) -> None:
     first = taken(store, limit=2)
     second, following = taken(store, holder=ME, limit=2), replace(ME, retries=3)
     store.free(second, reservation=Reservation(following, TTL))
@@ -116,7 +116,7 @@ def test_one_hold_is_left_where_what_was_reserved_has_moved(store: Store) -> Non
 def test_replaced_records_are_shown(store: Store) -> None:
     record = Record(ME.message, b"long record", 60.0)
     store.replace_records([(KEY, record)])
-    assert store.inspect(KEY).records == (), "those that are gone stay gone"
+    assert store.inspect(KEY).records == (), "missing records are not created"
     store.free(taken(store), record=record)
     store.replace_records([(KEY, record._replace(content=b"short"))])
     (found,) = store.inspect(KEY).records
@@ -125,16 +125,16 @@ def test_replaced_records_are_shown(store: Store) -> None:
 
 
 class TestRecorded:
-    """What is remembered of a message, for another one."""
+    """The record of a message, as other messages read it."""
 
-    def test_nothing(self, store: Store) -> None:
+    def test_message_without_a_record(self, store: Store) -> None:
         assert store.recorded(KEY, ME.message) is None
         lease = taken(store, holder=ME)
         assert store.recorded(KEY, ME.message) is None
         store.free(lease)
         assert store.recorded(KEY, ME.message) is None
 
-    def test_end_that_was_left_as_the_lock_was_freed(self, store: Store) -> None:
+    def test_record_that_was_written_with_the_release(self, store: Store) -> None:
         store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0))
         found = store.recorded(KEY, ME.message)
         assert found is not None
@@ -142,7 +142,7 @@ class TestRecorded:
         assert 0 < found.seconds <= 60
         assert store.recorded(KEY, "another") is None
 
-    def test_end_of_which_no_more_is_known(self, store: Store) -> None:
+    def test_record_whose_content_was_forgotten(self, store: Store) -> None:
         store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0, content_for=0.2))
         clock.sleep(0.4)
         found = store.recorded(KEY, ME.message)
@@ -150,7 +150,7 @@ class TestRecorded:
         assert found.content in (FORGOTTEN, b"record")
         assert 0 < found.seconds <= 62
 
-    def test_waking_harms_nobody(self, store: Store) -> None:
+    def test_wake_frees_no_lock_and_takes_none(self, store: Store) -> None:
         store.wake(KEY)
         lease = taken(store, holder=ME)
         store.wake(KEY)

@@ -37,8 +37,8 @@ def test_counts_add_up(journal: Journal) -> None:
     assert journal.counts() == {"a": 11, "b|ünï": 2}
 
 
-def test_only_the_latest_of_the_counts_that_messages_name_are_kept(journal: Journal) -> None:
-    """The others are added to one that is common to them, so that nothing is lost."""
+def test_only_the_latest_labels_that_messages_choose_are_kept(journal: Journal) -> None:
+    """The others are added up under a common label, so that no count is lost."""
     names = [f"label {number}" for number in range(MAX_LABELS + 50)]
     journal.write({"a": 7}, [], slack=0.0)
     for start in range(0, len(names), 100):
@@ -52,10 +52,10 @@ def test_only_the_latest_of_the_counts_that_messages_name_are_kept(journal: Jour
     assert counts[names[-1]] == 3
     assert sum(counts.values()) == 7 + 2 * len(names) + 1
     journal.write({names[0]: 1}, [], slack=0.0, coarse={names[0]: "other"})
-    assert journal.counts()[names[0]] == 1, "it counts anew"
+    assert journal.counts()[names[0]] == 1, "it starts from zero"
 
 
-def test_gives_the_servers_time(journal: Journal) -> None:
+def test_write_returns_the_servers_time(journal: Journal) -> None:
     before = clock.wall()
     now = journal.write({}, [], slack=0.0).now
     assert before - 0.01 <= now <= clock.wall() + 0.01
@@ -68,12 +68,12 @@ def test_entries_come_back_as_they_were_written(journal: Journal) -> None:
     assert list(journal.entries(since=clock.wall() + 60)) == []
 
 
-def test_the_oldest_entries_are_forgotten(store: Store) -> None:
+def test_oldest_entries_are_forgotten(store: Store) -> None:
     journal = store.journal("small", size=100)
     for number in range(30):
         journal.write({}, [run(0, 0, fence=number * 100 + index) for index in range(100)], slack=0.0)
     fences = [entry.fence for entry in journal.entries(since=0.0)]
-    assert 100 <= len(fences) < 500, "that many at least, and not many more"
+    assert 100 <= len(fences) < 500, "at least so many, and not many more"
     assert fences == list(range(3000 - len(fences), 3000))
 
 
@@ -93,22 +93,22 @@ def test_refusals_are_counted_until_a_run_has_ended(journal: Journal) -> None:
     assert journal.refused() == {KEY: 1, other.key: 1}
 
 
-def test_what_will_still_be_carried_out_is_not_a_refusal(journal: Journal) -> None:
+def test_entries_of_other_kinds_are_not_refusals(journal: Journal) -> None:
     kinds = ("retry", "stand-by", "drop", "repeat", "free")
     assert not any(journal.write({}, [refusal()._replace(kind=kind) for kind in kinds], slack=0.0).in_a_row)
 
 
 class TestOverlaps:
-    def test_runs_beside_each_other_are_found(self, journal: Journal) -> None:
+    def test_overlapping_runs_are_found(self, journal: Journal) -> None:
         first = run(-10.0, -5.0, fence=1)
         assert journal.write({}, [first], slack=0.01).overlaps[0] is None
         assert journal.write({}, [run(-5.1, -1.0, fence=2)], slack=0.01).overlaps[0] == first
 
-    def test_longer_run_that_ends_last_is_found_beside_the_latest(self, journal: Journal) -> None:
+    def test_longer_run_that_ends_last_overlaps_the_latest(self, journal: Journal) -> None:
         short = run(-4.0, -3.0, fence=2)
         assert [*journal.write({}, [short, run(-10.0, -1.0, fence=1)], slack=0.01).overlaps] == [None, short]
 
-    def test_runs_one_after_the_other_are_none(self, journal: Journal) -> None:
+    def test_consecutive_runs_do_not_overlap(self, journal: Journal) -> None:
         runs = [run(number - 10.0, number - 9.0, fence=number) for number in range(5)]
         assert not any(journal.write({}, runs, slack=0.01).overlaps)
 
@@ -117,17 +117,17 @@ class TestOverlaps:
         assert journal.write({}, [run(-5.25, -1.0, fence=2)], slack=0.1).overlaps[0] is None
 
     def test_entry_that_is_written_again_does_not_overlap_itself(self, journal: Journal) -> None:
-        """The reply to the first time was lost."""
+        """The reply to the first write was lost."""
         entry = run(-10.0, -5.0)
         assert not any(journal.write({}, [entry, entry], slack=0.0).overlaps)
 
-    def test_other_keys_and_semaphores_may(self, journal: Journal) -> None:
+    def test_runs_of_other_keys_and_semaphores_may_overlap(self, journal: Journal) -> None:
         runs = [run(-10.0, -5.0, fence=number, key=f"contract:1:{{report:{number}}}") for number in range(3)]
         runs += [run(-10.0, -5.0, fence=number, limit=3) for number in range(3)]
         assert not any(journal.write({}, runs, slack=0.0).overlaps)
 
 
-def test_what_others_wrote_is_left_out(redis_server: RedisServer) -> None:
+def test_foreign_values_are_left_out(redis_server: RedisServer) -> None:
     store = open_url(redis_server.url_of(0), {})
     journal = store.journal("contract", size=100)
     journal.write({"a": 1}, [run(-1, 0)], slack=0.0)

@@ -1,7 +1,7 @@
-"""Random histories in which requests arrive late, again, or never: nobody is ever beside another, and nothing is stuck.
+"""Random histories in which requests arrive late, again, or never: never too many runs at once, and no lock is stuck.
 
-The server is a real one; what lies between is played here. Each request of a delivery is kept, and may be delivered to
-the server at any later moment, as if it had lain in a socket until then.
+The server is real; the network is simulated here. Each request of a delivery is kept, and may reach the server at any
+later moment, as if it had been in a socket until then.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SENDERS = st.integers(0, 2)
 
 
 class Wire:
-    """What lies between a store and its server: loses what it is told to, and keeps all for later."""
+    """The network between a store and its server: loses requests on demand, and keeps them for later."""
 
     def __init__(self, store: RedisStore) -> None:
         self._run = store._servers.run
-        #: How the next requests fare: "lost" never arrives (yet), "unheard" arrives and its answer does not.
+        #: What happens to the next requests: "lost" does not arrive (yet), "unheard" arrives, but its answer does not.
         self.fates: list[str] = []
         self.late: list[Call] = []
         store._servers.run = self.run  # type: ignore[method-assign]
@@ -61,7 +61,7 @@ class Wire:
         return answer
 
     def deliver(self, index: int) -> None:
-        """Carry out what was lost."""
+        """Carry out a lost request."""
         self._run(self.late.pop(index % len(self.late)))
 
 
@@ -122,7 +122,7 @@ class LateHistories(RuleBasedStateMachine):
         self.wire.fates = []
         if isinstance(found, Lease):
             others = sum(other.lease is not None for other in self.deliveries)
-            assert others < limit, "beside another"
+            assert others < limit, "too many at once"
             assert found.fence > self.fence
             it.lease, self.fence = found, found.fence
         else:
@@ -131,7 +131,7 @@ class LateHistories(RuleBasedStateMachine):
 
     @rule(sender=SENDERS)
     def deliver_a_message_again(self, sender: int) -> None:
-        """While it is carried out, and when it was."""
+        """While it is carried out, and afterwards."""
         it = self.deliveries[sender]
         if it.lease is not None:
             assert isinstance(self.ask(new_owner(), it.holder, limit=self.limit), Held)
@@ -184,7 +184,7 @@ class LateHistories(RuleBasedStateMachine):
 
     @rule()
     def settle_everything(self) -> None:
-        """The server is well for a while: what nobody runs under is free then."""
+        """The server works for a while: only deliveries that run have the lock then."""
         if self.pending:
             self.repeat()
         while self.wire.late:
@@ -193,7 +193,7 @@ class LateHistories(RuleBasedStateMachine):
         assert {held.owner for held in self.store.held(KEY, limit=self.limit)} == running
 
     @invariant()
-    def who_runs_has_the_lock(self) -> None:
+    def runners_have_the_lock(self) -> None:
         if hasattr(self, "store"):
             leases = [it.lease for it in self.deliveries if it.lease is not None]
             assert self.store.renew(leases, timeout=5.0) == [True] * len(leases)
@@ -219,14 +219,14 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
-def test_nobody_is_beside_another(histories: type[LateHistories], examples: int) -> None:
+def test_never_more_runs_at_once_than_the_limit_allows(histories: type[LateHistories], examples: int) -> None:
     play(histories, examples)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", ["undone", "late", "given_up"])
 def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """Without what undoes an acquire, what voids the earlier tries of one, or what a copy says of its predecessor."""
+    """Without undoing an acquire, voiding its earlier attempts, or a copy that names its predecessor's owner."""
     acquire = lock_commands.acquire
     if broken == "undone":
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
@@ -240,7 +240,7 @@ def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.Monk
         monkeypatch.setattr(lock_commands, "acquire", forgetful)
         monkeypatch.setattr(RedisStore, "abandon", lambda *_: None)
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
-    # Owners are random, so that a history which was found may not be found again.
+    # Owners are random, so a history that failed may not fail again.
     with pytest.raises((AssertionError, FlakyFailure)):
         # The first one is enough; it need not be short.
         play(histories, 1000, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)

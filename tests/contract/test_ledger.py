@@ -61,18 +61,18 @@ def test_last_runs_are_shown_and_not_changed(ledger: Ledger) -> None:
     assert ledger.lasts() == {"x": 15, "y": 20}
 
 
-def test_what_is_not_known_is_what_the_first_says(ledger: Ledger) -> None:
+def test_first_beat_decides_an_unknown_last_run(ledger: Ledger) -> None:
     assert align(ledger, x=10, y=20) == {"x": 10, "y": 20}
     assert align(ledger, x=99, y=1) == {"x": 10, "y": 20}
 
 
-def test_entries_that_are_gone_are_forgotten(ledger: Ledger) -> None:
+def test_removed_entries_are_forgotten(ledger: Ledger) -> None:
     align(ledger, x=10, y=20)
     align(ledger, y=20)
     assert align(ledger, x=99, y=99) == {"x": 99, "y": 20}
 
 
-def test_what_was_sent_of_an_entry_that_has_just_gone_is_remembered(ledger: Ledger) -> None:
+def test_last_run_of_an_entry_that_was_just_removed_is_remembered(ledger: Ledger) -> None:
     """Another beat may have found it due before it was removed, and ask for its tick now."""
     record(ledger, "x", 20)
     record(ledger, "wrong", CEILING + 1)
@@ -83,7 +83,7 @@ def test_what_was_sent_of_an_entry_that_has_just_gone_is_remembered(ledger: Ledg
     assert claim(ledger, "x", 10) == Refused(20, 0.0)
 
 
-def test_entry_that_comes_back_begins_anew(ledger: Ledger) -> None:
+def test_entry_that_comes_back_starts_afresh(ledger: Ledger) -> None:
     record(ledger, "x", 20)
     align(ledger, y=1)
     assert align(ledger, x=30, y=1) == {"x": 30, "y": 1}
@@ -92,8 +92,8 @@ def test_entry_that_comes_back_begins_anew(ledger: Ledger) -> None:
     assert claim(ledger, "x", 10) == Refused(40, 0.0)
 
 
-def test_entry_of_which_nothing_was_known_comes_back(ledger: Ledger) -> None:
-    """Of those that are kept in a database nothing is recorded but what was sent."""
+def test_entry_that_comes_back_without_a_last_run_gets_its_old_one(ledger: Ledger) -> None:
+    """For entries that a database keeps, only what was sent is recorded."""
     record(ledger, "x", 20)
     align(ledger, y=1)
     assert align(ledger, x=0, y=1) == {"x": 0, "y": 1}
@@ -101,7 +101,7 @@ def test_entry_of_which_nothing_was_known_comes_back(ledger: Ledger) -> None:
     assert claim(ledger, "x", 30) is None
 
 
-def test_one_of_two_claims_a_tick(ledger: Ledger) -> None:
+def test_only_one_of_two_beats_claims_a_tick(ledger: Ledger) -> None:
     assert claim(ledger, "x", 10, "a") is None
     refused = claim(ledger, "x", 10, "b")
     assert refused is not None
@@ -114,7 +114,7 @@ def test_claim_may_be_repeated(ledger: Ledger) -> None:
     assert claim(ledger, "x", 10) is None
 
 
-def test_value_of_a_stranger_stops_no_other_entry(redis_server: RedisServer) -> None:
+def test_foreign_value_does_not_stop_other_entries(redis_server: RedisServer) -> None:
     with closing(open_url(redis_server.url_of(0), {})) as store, redis_server.client() as client:
         ledger = store.ledger(KEY)
         for key in (*keyspace.claim_keys(KEY, ["x"]), *keyspace.gone_keys(KEY, ["x"])):
@@ -140,11 +140,11 @@ def test_claim_that_is_taken_back_is_free_at_once(ledger: Ledger) -> None:
     assert claim(ledger, "y", 10, "b") is None
     ledger.unclaim(["x", "y", "z"], "a")
     assert claim(ledger, "x", 10, "c") is None
-    assert claim(ledger, "y", 10, "c") is not None, "of another"
+    assert claim(ledger, "y", 10, "c") is not None, "another beat's claim"
 
 
-def test_claim_that_comes_after_it_was_taken_back_does_not_count(store: Store, ledger: Ledger) -> None:
-    """A server that has been silent carries out what it was asked in any order."""
+def test_claim_that_arrives_after_its_withdrawal_does_not_count(store: Store, ledger: Ledger) -> None:
+    """A server that was silent carries out the pending requests in any order."""
     if isinstance(store, MemoryStore):
         pytest.skip("nothing is late there")
     ledger.unclaim(["x"], "a")
@@ -159,7 +159,7 @@ def test_secret_is_the_same_for_all(store: Store, ledger: Ledger) -> None:
     assert store.ledger("contract:{beat:2}").secret() != secret
 
 
-def test_secret_that_many_ask_for_at_first_is_one(store: Store) -> None:
+def test_first_secret_is_the_same_for_all_that_ask_at_once(store: Store) -> None:
     start, before, after = threading.Barrier(8), [], []
 
     def ask() -> None:
@@ -193,7 +193,7 @@ def test_secret_outlives_a_minority_of_the_nodes(redis_server: RedisServer) -> N
     redis_server.flush()
 
 
-def test_secret_that_is_lost_is_another_one_unless_somebody_knows_it(redis_server: RedisServer, store: Store) -> None:
+def test_lost_secret_is_replaced_unless_somebody_knows_it(redis_server: RedisServer, store: Store) -> None:
     if isinstance(store, MemoryStore):
         pytest.skip("nothing is lost there")
     ledger = store.ledger(KEY)
@@ -214,7 +214,7 @@ def test_sent_tick_is_refused_with_its_last_run(ledger: Ledger) -> None:
     assert claim(ledger, "x", 20, "b") is None
 
 
-def test_what_was_not_sent_is_free_at_once(ledger: Ledger) -> None:
+def test_tick_that_was_not_sent_is_free_at_once(ledger: Ledger) -> None:
     assert claim(ledger, "x", 10, "a") is None
     record(ledger, "x", 0, "a")
     assert claim(ledger, "x", 10, "b") is None
@@ -228,7 +228,7 @@ def test_last_run_never_goes_back(ledger: Ledger) -> None:
     assert align(ledger, x=0) == {"x": 30}
 
 
-def test_record_of_another_ends_no_claim(ledger: Ledger) -> None:
+def test_record_of_another_beat_does_not_end_a_claim(ledger: Ledger) -> None:
     assert claim(ledger, "x", 10, "a") is None
     record(ledger, "x", 5, "b")
     refused = claim(ledger, "x", 10, "b")
@@ -236,7 +236,7 @@ def test_record_of_another_ends_no_claim(ledger: Ledger) -> None:
     assert refused.last is None
 
 
-def test_many_are_claimed_at_once(ledger: Ledger) -> None:
+def test_many_entries_are_claimed_at_once(ledger: Ledger) -> None:
     lasts = {f"entry {number}": number for number in range(100)}
     assert claim(ledger, "entry 7", 7, "b") is None
     refused = ledger.claim(lasts, "a", ttl=TTL, ceiling=CEILING)
@@ -264,7 +264,7 @@ def test_entry_may_have_any_name(store: Store, ledger: Ledger, entry: str) -> No
     record(ledger, entry, 20)
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
     align(ledger, other=1)
-    assert list(store.all_held("contract")) == [], "what is gone is not a lock either"
+    assert list(store.all_held("contract")) == [], "nor is a removed entry"
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
 
 
@@ -351,8 +351,8 @@ def test_redlock_goes_on_with_a_majority(redis_server: RedisServer) -> None:
     redis_server.flush()
 
 
-def test_node_that_has_lost_its_ledger_takes_nothing_for_sent(redis_server: RedisServer) -> None:
-    """A beat that begins gives the present: a tick that was missed would never be made up for."""
+def test_node_that_has_lost_its_ledger_does_not_take_ticks_for_sent(redis_server: RedisServer) -> None:
+    """A beat that starts passes the present as the last run: a missed tick would never be made up for."""
     store = open_url(";".join(map(redis_server.url_of, range(3))), {"restart_delay": False})
     ledger = store.ledger(KEY)
     for number in range(3):
@@ -365,7 +365,7 @@ def test_node_that_has_lost_its_ledger_takes_nothing_for_sent(redis_server: Redi
     redis_server.flush()
 
 
-def test_ledger_ends_when_nobody_uses_it(redis_server: RedisServer) -> None:
+def test_unused_ledger_expires(redis_server: RedisServer) -> None:
     store = open_url(redis_server.url)
     align(store.ledger(KEY), x=10, y=20)
     align(store.ledger(KEY), x=10)
@@ -377,7 +377,7 @@ def test_ledger_ends_when_nobody_uses_it(redis_server: RedisServer) -> None:
 
 
 class _Beats(RuleBasedStateMachine):
-    """Beats that claim, send, die and forget; against what is true of each entry."""
+    """Beats that claim, send, die and forget, compared with what is true of each entry."""
 
     ENTRIES = ("x", "y")
     OWNERS = ("a", "b", "c")
@@ -391,7 +391,7 @@ class _Beats(RuleBasedStateMachine):
 
     @rule(entry=st.sampled_from(ENTRIES), owner=st.sampled_from(OWNERS), back=st.integers(0, 2))
     def claim(self, entry: str, owner: str, back: int) -> None:
-        """From a last run that may be an old one."""
+        """With a last run that may be outdated."""
         last = max(self.sent[entry] - back, 0)
         refused = claim(self.ledger, entry, last, owner)
         claimer = self.claimed.get(entry, (owner, 0))[0]

@@ -41,7 +41,7 @@ class Client:
     message: int = 0
     retries: int = 0
     owner: str = field(default_factory=new_owner)
-    #: What it believes to hold; the model knows whether that is so.
+    #: The lease that it believes it holds; the model knows whether it does.
     lease: Lease | None = None
 
     @property
@@ -50,7 +50,7 @@ class Client:
 
 
 class Histories(RuleBasedStateMachine):
-    """Rules with one answer: there is one for each state of the model."""
+    """Rules with exactly one right answer in each state of the model."""
 
     open_store: Callable[[], Store]
     end: Callable[[Store, str], object]
@@ -60,7 +60,7 @@ class Histories(RuleBasedStateMachine):
     def begin(self, limit: int) -> None:
         self.store, self.limit = self.open_store(), limit
         self.clients = [Client(number) for number in range(5)]
-        #: Owner of each place that is taken: by a client, or kept for the next attempt of a message.
+        #: The owner of each slot that is taken by a client, or kept for the next attempt of a message.
         self.taken: dict[str, Holder] = {}
         self.done: set[str] = set()
         self.fence = 0
@@ -194,9 +194,9 @@ def wipe(server: RedisServer) -> None:
 
 @dataclass(frozen=True)
 class Round:
-    """Which nodes answer, and by how much the counter of one has run ahead before: as by attempts without a majority.
+    """Which nodes answer, and how far the counter of one has run ahead before, as after attempts without a majority.
 
-    Ahead by more than the clock goes on meanwhile, which the counters follow.
+    Further ahead than the clock, which the counters follow, advances meanwhile.
     """
 
     up: frozenset[int]
@@ -208,7 +208,7 @@ COUNTS = (3, 3, 3, 4, 5)
 
 ROUNDS = st.builds(
     Round,
-    # Mostly no more than a majority: what was written to one node too few is seen by such only.
+    # Mostly just a majority: only that shows a number that was written to one node too few.
     up=st.builds(lambda order, count: frozenset(order[:count]), st.permutations(range(NODES)), st.sampled_from(COUNTS)),
     node=st.integers(0, NODES - 1),
     ahead=st.sampled_from([0, 1, 10**9]) | st.integers(10**8, 10**10),
@@ -240,10 +240,10 @@ def test_fences_grow_over_changing_majorities(redis_server: RedisServer, rounds:
 
 
 def fence_of(server: RedisServer, up: frozenset[int]) -> int:
-    """Of a lease that is taken and freed while only these nodes answer."""
+    """The fence of a lease that is taken and freed while only these nodes answer."""
     urls = [server.url_of(node) if node in up else f"redis://127.0.0.1:1/{node}" for node in range(NODES)]
     store = open_url(";".join(urls), {"restart_delay": False})
-    # Three tries: what the last round released has gone to those that were up then.
+    # Three tries: the release of the last round has reached only the nodes that were up then.
     lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("a")))
     assert isinstance(lease, Lease)
     store.free(lease)

@@ -1,4 +1,4 @@
-"""Replacing a message that waits, on each store: what a later step finds of an earlier one."""
+"""Replacing a waiting message, on each store: what a later step finds of an earlier one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def holders(store: Store) -> list[str | None]:
     return [held.holder.task_id for held in store.held(KEY) if held.holder is not None]
 
 
-def test_taken_over_sent_superseded(store: Store) -> None:
+def test_newest_message_takes_over_and_supersedes_the_old_one(store: Store) -> None:
     old, found = queue(store)
     taken = replacing.take_over(store, lock(), "new", found)
     assert holders(store) == ["new"]
@@ -49,8 +49,8 @@ def test_taken_over_sent_superseded(store: Store) -> None:
 
 
 @pytest.mark.parametrize("order", ["starts first", "is given back first"])
-def test_not_sent_and_the_old_one_starts(store: Store, order: str) -> None:
-    """Nobody is left who would free what it gets back."""
+def test_old_message_starts_when_the_newest_is_not_sent(store: Store, order: str) -> None:
+    """Nobody is left to free the lock that it gets back."""
     old, found = queue(store)
     taken = replacing.take_over(store, lock(), "new", found)
     assert not store.free(old.hold())
@@ -63,7 +63,7 @@ def test_not_sent_and_the_old_one_starts(store: Store, order: str) -> None:
     assert holders(store) == []
 
 
-def test_not_sent_and_the_old_one_ends_without_a_start(store: Store) -> None:
+def test_old_message_ends_without_a_start_when_the_newest_is_not_sent(store: Store) -> None:
     """It was revoked, or has expired: its worker gives the lock up."""
     old, found = queue(store)
     taken = replacing.take_over(store, lock(), "new", found)
@@ -72,10 +72,10 @@ def test_not_sent_and_the_old_one_ends_without_a_start(store: Store) -> None:
     assert holders(store) == []
 
 
-def test_of_one_id_it_is_known_for_as_long_as_the_old_one_may_come(
+def test_superseded_message_of_the_same_id_is_known_for_as_long_as_it_may_come(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its result is the newest's: nobody may write there that this one is revoked."""
+    """The result is the newest message's: the old one must not store there that it was revoked."""
     monkeypatch.setattr(outcome, "OF_USE", 0.02)
     old, found = queue(store, "same")
     taken = replacing.take_over(store, lock(), "same", found)
@@ -86,10 +86,12 @@ def test_of_one_id_it_is_known_for_as_long_as_the_old_one_may_come(
     assert why.task_id == "same"
 
 
-def test_many_at_once_follow_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them is sent with the lock, whatever message had it before; also where each step takes its time."""
+def test_many_replacements_at_once_follow_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is sent with the lock, whichever message had it before, even where each step takes its time."""
     if isinstance(store, RedlockStore):
-        pytest.skip("its nodes are freed one by one: it may be free for a moment, and some run beside the newest")
+        pytest.skip(
+            "its nodes are freed one by one: the lock may be free for a moment, and some messages run beside the newest"
+        )
     count, acquire = 30, store.acquire
 
     def late(request: LockRequest) -> Lease | Held | Record:
@@ -109,6 +111,6 @@ def test_many_at_once_follow_each_other(store: Store, monkeypatch: pytest.Monkey
     with ThreadPoolExecutor(count) as threads:
         taken = list(threads.map(take, range(count)))
     before = [stem(each.old.owner) for each in taken if each.old is not None]
-    assert len(before) == len({*before}), "one takes it over"
+    assert len(before) == len({*before}), "each message is taken over only once"
     assert {stem(held.owner) for held in store.held(KEY)} <= {stem(each.lock.owner) for each in taken}
     assert len(before) == count, "nobody was passed over"

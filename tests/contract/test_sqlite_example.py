@@ -43,7 +43,7 @@ def test_no_update_of_another_process_is_lost(tmp_path: Path) -> None:
     assert (tmp_path / "counter").read_text() == "30"
 
 
-def test_file_that_cannot_be_used_is_unavailable(tmp_path: Path) -> None:
+def test_unusable_file_is_reported_as_an_unavailable_lock(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "locks")
     lease = taken(store)
     (tmp_path / "locks").write_bytes(b"no database at all" * 100)

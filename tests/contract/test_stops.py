@@ -1,4 +1,4 @@
-"""How a process hears at once that a run of its own is to stop."""
+"""How a process hears at once that one of its runs must stop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_process_gets_its_calls_in_turn(store: Store) -> None:
     other.close()
 
 
-def test_what_comes_before_anybody_listens_is_heard(store: Store) -> None:
+def test_call_that_comes_before_anybody_listens_is_heard(store: Store) -> None:
     store.tell(PREFIX, OWN, call := Stop(new_owner(), "task"))
     own = store.stops(PREFIX, OWN)
     assert own is not None
@@ -56,7 +56,7 @@ def test_what_comes_before_anybody_listens_is_heard(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("briefly")
-def test_nothing_is_heard_after_a_while(store: Store) -> None:
+def test_wait_ends_after_a_while_without_a_call(store: Store) -> None:
     own = store.stops(PREFIX, OWN)
     assert own is not None
     assert own.wait() is None
@@ -64,7 +64,7 @@ def test_nothing_is_heard_after_a_while(store: Store) -> None:
 
 
 @pytest.mark.parametrize("written", [b"", b"{}", b"[1, 2]", b'["' + b"x" * 32 + b'", "id"]', b"\xff", b"[[[["])
-def test_what_others_write_says_nothing(redis_server: RedisServer, written: bytes) -> None:
+def test_foreign_values_are_not_calls(redis_server: RedisServer, written: bytes) -> None:
     key = keyspace.stops_key(PREFIX, OWN)
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
         own = store.stops(PREFIX, OWN)
@@ -74,7 +74,7 @@ def test_what_others_write_says_nothing(redis_server: RedisServer, written: byte
         own.close()
 
 
-def test_value_of_another_type_is_not_an_answer(redis_server: RedisServer) -> None:
+def test_value_of_another_type_is_an_error(redis_server: RedisServer) -> None:
     key = keyspace.stops_key(PREFIX, OWN)
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
         own = store.stops(PREFIX, OWN)
@@ -89,7 +89,7 @@ def test_value_of_another_type_is_not_an_answer(redis_server: RedisServer) -> No
         own.close()
 
 
-def test_what_nobody_hears_is_forgotten(redis_server: RedisServer) -> None:
+def test_calls_that_nobody_hears_are_forgotten(redis_server: RedisServer) -> None:
     key = keyspace.stops_key(PREFIX, OWN)
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
         for _ in range(redis_stops.KEPT + 1):
@@ -99,7 +99,7 @@ def test_what_nobody_hears_is_forgotten(redis_server: RedisServer) -> None:
         client.delete(key)
 
 
-def test_redlock_calls_nobody(redis_server: RedisServer) -> None:
+def test_redlock_has_no_calls(redis_server: RedisServer) -> None:
     with opened(redis_server, 3) as store:
         assert store.stops(PREFIX, OWN) is None
         store.tell(PREFIX, OWN, Stop(new_owner(), "task"))

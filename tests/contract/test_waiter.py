@@ -38,7 +38,7 @@ def taken(store: Store, **more: object) -> Lease:
 
 
 def place(store: Store, owner: str | None = None, **more: object) -> Waiter:
-    """In the queue, after a look that found the lock held."""
+    """A waiter in the queue, after a look that found the lock held."""
     owner = owner or new_owner()
     found = store.acquire(LockRequest(KEY, owner, **{"ttl": TTL, "holder": ME, "waiting": True, **more}))  # type: ignore[arg-type]
     assert isinstance(found, Held)
@@ -46,7 +46,7 @@ def place(store: Store, owner: str | None = None, **more: object) -> Waiter:
 
 
 @pytest.mark.parametrize(("found", "frees"), [(Lease(KEY, "o", ttl=TTL, fence=1, sent_at=0.0), False), (None, True)])
-def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) -> None:
+def test_lock_that_was_acquired_after_a_lost_connection_is_kept(found: Lease | None, frees: bool) -> None:
     class Broken:
         def __exit__(self, *_: object) -> None: ...
 
@@ -105,7 +105,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[Store]:
 
 
 def piped(store: Store, **more: object) -> PipedWaiter:
-    """A place whose question follows its wake-up by now."""
+    """A waiter whose question is already sent behind its blocking command."""
     waiter = place(store, **more)
     assert isinstance(waiter, PipedWaiter)
     assert isinstance(waiter.wait(0.01), Held)
@@ -113,7 +113,7 @@ def piped(store: Store, **more: object) -> PipedWaiter:
 
 
 class TestQuestionAhead:
-    """On one server: it is answered when the waiter may not be there any more."""
+    """On one server: its answer may come when the waiter has already gone."""
 
     def test_nobody_else_gets_the_lock_in_between(self, redis_store: Store, redis_server: RedisServer) -> None:
         first = taken(redis_store)
@@ -123,7 +123,7 @@ class TestQuestionAhead:
             assert isinstance(redis_store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("next"))), Held)
             before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
             assert isinstance(waiter.wait(60), Lease)
-            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "it says that it is there"
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "the waiter confirms"
 
     def test_waiter_that_leaves_as_it_is_woken_gives_the_lock_back(self, redis_store: Store) -> None:
         first = taken(redis_store)
@@ -132,7 +132,7 @@ class TestQuestionAhead:
             until(lambda: redis_store.held(KEY))
         assert redis_store.held(KEY) == []
 
-    def test_and_the_next_waiter_gets_it(self, redis_store: Store) -> None:
+    def test_next_waiter_gets_the_lock_of_one_that_leaves(self, redis_store: Store) -> None:
         first = taken(redis_store)
         leaving = piped(redis_store)
         with piped(redis_store) as waiter:
@@ -154,7 +154,7 @@ class TestQuestionAhead:
         redis_store.free(found)
         gone.__exit__(None, None, None)
 
-    def test_waiter_that_is_interrupted_gives_back_what_it_may_have_got(self, redis_store: Store) -> None:
+    def test_interrupted_waiter_gives_the_lock_back(self, redis_store: Store) -> None:
         first = taken(redis_store)
         with pytest.raises(KeyboardInterrupt), piped(redis_store) as waiter:
             redis_store.free(first)
@@ -162,8 +162,8 @@ class TestQuestionAhead:
             raise KeyboardInterrupt
         assert redis_store.held(KEY) == []
 
-    def test_leaving_late_takes_nothing_away_that_the_owner_got_since(self, redis_store: Store) -> None:
-        """The server was silent as the waiter left, and asked again; it carries out both when it is back."""
+    def test_late_leave_does_not_free_the_lock_that_the_owner_got_since(self, redis_store: Store) -> None:
+        """The server was silent as the waiter left and asked again; it carries out both when it is back."""
         first, owner = taken(redis_store), new_owner()
         waiter = piped(redis_store, owner=owner)
         redis_store.free(first)
@@ -180,7 +180,7 @@ class TestQuestionAhead:
     def test_waiter_has_the_lock_for_a_moment_until_it_confirms(
         self, redis_store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And it trusts its lease from the moment in which it says so."""
+        """It trusts its lease from the moment it confirms."""
         monkeypatch.setattr(lock_commands, "PROVISIONAL", TTL / 10)
         first = taken(redis_store)
         waiter = piped(redis_store)
@@ -198,10 +198,10 @@ class TestQuestionAhead:
         waiter.__exit__(None, None, None)
         assert redis_store.free(found)
 
-    def test_waiter_that_comes_too_late_waits_on(
+    def test_waiter_that_confirms_too_late_keeps_waiting(
         self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As one that was frozen: it hears that it was given the lock when another has it."""
+        """It was frozen, say, and hears that it got the lock when another already has it."""
         monkeypatch.setattr(lock_commands, "PROVISIONAL", 0.05)
         first = taken(redis_store)
         waiter = piped(redis_store)
@@ -233,10 +233,10 @@ class TestQuestionAhead:
             with redis_server.client() as client:
                 assert client.script_exists(lock_commands.HAND_OVER.sha) == [True], "the next hand-over is quick again"
 
-    def test_server_that_forgot_what_it_was_told_on_this_connection(
+    def test_server_that_forgot_a_script_that_this_connection_used(
         self, redis_store: Store, redis_server: RedisServer
     ) -> None:
-        """It was asked by the script's digest; the waiter asks by itself, and by the text from then on."""
+        """The question named the script by its digest; the waiter asks again, and sends the text from then on."""
         with redis_server.client() as client:
             for forgets in (False, True, False):
                 first = taken(redis_store)
@@ -267,7 +267,7 @@ class TestQuestionAhead:
         assert redis_store.held(KEY) == []
 
     def test_nothing_is_left_behind(self, redis_store: Store, redis_server: RedisServer) -> None:
-        """Waiters that come, leave and are interrupted at any moment: never two, and nobody's lock at the end."""
+        """Waiters come, leave and are interrupted at any moment: never two have the lock, and none at the end."""
         rounds, counter, inside = 60, [0], threading.Lock()
         failures: list[str] = []
 

@@ -53,7 +53,7 @@ def taken(store: Store, key: str = KEY, *, limit: int = 1) -> Lease:
 
 
 class Process:
-    """Waits in a thread, as a worker's main process does, and takes what it hears."""
+    """Waits in a thread, as a worker's main process does, and notes what it hears."""
 
     def __init__(self, store: Store, **places: Place) -> None:
         wake_ups = store.wake_ups()
@@ -133,8 +133,8 @@ def test_one_connection_is_blocked_whatever_the_number_of_locks(store: Store, se
         until(blocked(server))
 
 
-def test_lock_that_was_freed_before_is_heard_of_at_once(store: Store, server: RedisServer) -> None:
-    """Between the refusal and the copy's arrival nobody was there to be woken."""
+def test_lock_that_was_freed_before_wakes_the_process_at_once(store: Store, server: RedisServer) -> None:
+    """Between the refusal and the copy's arrival there was nobody to wake."""
     other = taken(store, OTHER)
     with Process(store, two=FIRST) as process:
         until(blocked(server))
@@ -145,7 +145,7 @@ def test_lock_that_was_freed_before_is_heard_of_at_once(store: Store, server: Re
 
 
 @pytest.mark.parametrize("free", [1, 0])
-def test_lock_that_several_may_hold_is_free_while_one_slot_is(store: Store, server: RedisServer, free: int) -> None:
+def test_semaphore_is_free_while_one_slot_is(store: Store, server: RedisServer, free: int) -> None:
     leases = [taken(store, limit=2) for _ in range(2 - free)]
     with Process(store, one=Place(1000.0, 2)) as process:
         until(blocked(server))
@@ -155,7 +155,7 @@ def test_lock_that_several_may_hold_is_free_while_one_slot_is(store: Store, serv
 
 
 def test_process_with_the_older_place_is_woken(store: Store, server: RedisServer) -> None:
-    """Redis wakes the client that has blocked longest: that one passes it on."""
+    """Redis wakes the client that has blocked longest, which passes the wake-up on."""
     lease = taken(store)
     with Process(store, one=SECOND) as second:
         until(blocked(server))
@@ -186,7 +186,7 @@ def test_lock_that_ended_is_found_while_other_copies_come_and_go(
     others = cycle([{"two": FIRST}, {}])
     with Process(store, one=FIRST) as process:
         until(blocked(server))
-        with server.client() as client:  # Nobody is told.
+        with server.client() as client:  # Nobody is notified.
             client.delete(keyspace.run_key(KEY))
 
         def heard_as_others_come() -> bool:
@@ -197,7 +197,7 @@ def test_lock_that_ended_is_found_while_other_copies_come_and_go(
 
 
 @pytest.mark.parametrize(("in_line", "is_held"), [(True, False), (True, True), (False, False)])
-def test_woken_process_that_is_done_already_wakes_the_next(
+def test_woken_copy_that_is_already_done_wakes_the_next(
     store: Store, server: RedisServer, in_line: bool, is_held: bool
 ) -> None:
     copy = Holder("done")
@@ -234,8 +234,8 @@ def test_waiter_in_a_slot_is_woken_before_a_younger_copy(store: Store, server: R
         assert process.heard == []
 
 
-def test_wake_up_without_a_use_goes_to_the_next(store: Store, server: RedisServer) -> None:
-    """The one that has blocked longest has no copy any more, and does not know that it is named there still."""
+def test_unused_wake_up_goes_to_the_next_process(store: Store, server: RedisServer) -> None:
+    """The process that has blocked longest has no copy left, and does not know that it is still listed."""
     lease = taken(store)
     with Process(store, one=SECOND) as process:
         until(blocked(server))
@@ -246,7 +246,7 @@ def test_wake_up_without_a_use_goes_to_the_next(store: Store, server: RedisServe
         until(lambda: process.heard == [KEY, KEY])
 
 
-def test_doubt_wakes_somebody_where_the_lock_is_free_only(store: Store, server: RedisServer) -> None:
+def test_doubt_wakes_a_process_only_if_the_lock_is_free(store: Store, server: RedisServer) -> None:
     leases = [taken(store, limit=2) for _ in "ab"]
     with Process(store, one=Place(SECOND.since, 2)) as process:
         until(blocked(server))
@@ -260,7 +260,7 @@ def test_doubt_wakes_somebody_where_the_lock_is_free_only(store: Store, server: 
 
 
 @pytest.mark.parametrize("name", [keyspace.wake_key, keyspace.waiting_key])
-def test_value_of_a_stranger_keeps_no_other_lock_waiting(
+def test_foreign_value_does_not_hold_up_other_locks(
     store: Store, server: RedisServer, name: Callable[[str], str]
 ) -> None:
     lease = taken(store, OTHER)
@@ -274,11 +274,11 @@ def test_value_of_a_stranger_keeps_no_other_lock_waiting(
         assert store.free(lease)
         until(lambda: OTHER in process.heard)
         client.delete(keyspace.run_key(KEY))
-        until(lambda: KEY in process.heard)  # As its time has come to be looked at.
+        until(lambda: KEY in process.heard)  # Once it is due for a look.
         assert process.errors == []
 
 
-def test_wake_up_that_a_stranger_has_pushed_is_one(store: Store, server: RedisServer) -> None:
+def test_wake_up_that_a_stranger_has_pushed_counts(store: Store, server: RedisServer) -> None:
     taken(store)
     with server.client() as client, Process(store, one=FIRST) as process:
         until(blocked(server))
@@ -289,8 +289,8 @@ def test_wake_up_that_a_stranger_has_pushed_is_one(store: Store, server: RedisSe
         assert process.errors == []
 
 
-def test_lock_is_looked_at_while_there_is_always_another_to_wait_for(store: Store, server: RedisServer) -> None:
-    """A busy process has a new first place for some lock many times in a second."""
+def test_lock_is_looked_at_though_the_places_keep_changing(store: Store, server: RedisServer) -> None:
+    """A busy process has a new first place for some lock many times a second."""
     _ = taken(store), taken(store, OTHER)
     moments = itertools.count(1)
     with server.client() as client, Process(store, one=FIRST, two=FIRST) as process:
@@ -304,8 +304,8 @@ def test_lock_is_looked_at_while_there_is_always_another_to_wait_for(store: Stor
         until(is_heard_of)
 
 
-def test_locks_have_their_turns(store: Store, server: RedisServer) -> None:
-    """Redis takes the first that has an element: another one shall be that each time."""
+def test_locks_take_turns(store: Store, server: RedisServer) -> None:
+    """Redis takes the first list that has an element: a different one must come first each time."""
     _ = taken(store), taken(store, OTHER)
     heard: list[str] = []
     wake_ups = store.wake_ups()
@@ -332,7 +332,7 @@ def test_lock_that_nobody_frees_is_found_free(store: Store, server: RedisServer)
         assert set(process.heard) == {KEY}
 
 
-def test_wake_up_that_was_given_back_is_looked_after(store: Store, server: RedisServer) -> None:
+def test_lock_whose_wake_up_was_given_back_is_looked_at_again(store: Store, server: RedisServer) -> None:
     """Nobody else is there, and a copy comes a moment later: it finds the lock free."""
     lease = taken(store)
     with Process(store, one=FIRST) as process:
@@ -343,7 +343,7 @@ def test_wake_up_that_was_given_back_is_looked_after(store: Store, server: Redis
         until(lambda: len(process.heard) > 1)
 
 
-def test_process_that_left_is_named_nowhere(store: Store, server: RedisServer) -> None:
+def test_process_that_left_is_not_listed_anywhere(store: Store, server: RedisServer) -> None:
     _ = taken(store), taken(store, OTHER)
     with Process(store, one=FIRST, two=FIRST) as process:
         until(blocked(server))
@@ -356,7 +356,7 @@ def test_process_that_left_is_named_nowhere(store: Store, server: RedisServer) -
 
 @pytest.mark.parametrize("passed_on", range(MAX_PASSED_ON + 1))
 def test_process_that_leaves_passes_on_its_wake_ups(store: Store, server: RedisServer, passed_on: int) -> None:
-    """However many had no use for it before: somebody else has."""
+    """However many had no use for a wake-up before, somebody else may."""
     taken(store)
     wake_ups, (reader, writer) = store.wake_ups(), os.pipe()
     assert wake_ups is not None
@@ -371,7 +371,7 @@ def test_process_that_leaves_passes_on_its_wake_ups(store: Store, server: RedisS
         assert client.lrange(keyspace.wake_key(KEY), 0, -1) == [str(expected)]
 
 
-def test_all_that_is_written_goes_by_itself(store: Store, server: RedisServer) -> None:
+def test_every_key_expires(store: Store, server: RedisServer) -> None:
     lease = taken(store)
     with Process(store, one=FIRST) as process, server.client() as client:
         until(blocked(server))
@@ -382,8 +382,8 @@ def test_all_that_is_written_goes_by_itself(store: Store, server: RedisServer) -
         assert all(client.pttl(key) > 0 for key in client.scan_iter())
 
 
-def test_cut_connection_costs_no_wake_up(store: Store, server: RedisServer) -> None:
-    """What was freed meanwhile is found as the place is taken anew."""
+def test_cut_connection_loses_no_wake_up(store: Store, server: RedisServer) -> None:
+    """A lock that was freed meanwhile is found when the process takes its place again."""
     lease = taken(store)
     with Process(store, one=FIRST) as process, server.client() as client:
         until(blocked(server))
@@ -397,7 +397,7 @@ def test_cut_connection_costs_no_wake_up(store: Store, server: RedisServer) -> N
 
 
 def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: RedisServer) -> None:
-    """Else the server takes a process for blocked that has been killed, and wakes it."""
+    """Otherwise the server believes that a killed process is still blocked, and wakes it."""
     _ = taken(store)
     wake_ups = store.wake_ups()
     assert wake_ups is not None
@@ -408,7 +408,7 @@ def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: Redi
     inherited = _sockets(server)
     child = os.fork()
     if child == 0:
-        os._exit(len(_sockets(server)))  # Those that the store has free are dropped when it is used there.
+        os._exit(len(_sockets(server)))  # The store's idle connections are dropped when the child uses it.
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == len(inherited) - 1
     os.close(reader)
@@ -420,14 +420,14 @@ def _sockets(server: RedisServer) -> Sequence[int]:
     """Descriptors of this process that are sockets."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # The one of the listing itself.
+        with suppress(FileNotFoundError):  # The descriptor of the listing itself.
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 found.append(int(name))
     return found
 
 
 @pytest.mark.parametrize("url", ["memory", "redlock"])
-def test_where_nobody_is_woken_the_store_says_so(url: str, server: RedisServer) -> None:
+def test_store_without_wake_ups_says_so(url: str, server: RedisServer) -> None:
     if url == "memory":
         assert MemoryStore().wake_ups() is None
         return

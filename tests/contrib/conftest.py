@@ -10,13 +10,13 @@ from tests.contrib.databases import Database, MariaDB, Postgres, Server, Sqlite
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
-    """A server that tests share; each makes its own tables in it."""
+    """A server that the tests share; each makes its own tables in it."""
     yield from _shared(Postgres)
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[Server]:
-    """As `postgres`."""
+    """Like `postgres`."""
     yield from _shared(MariaDB)
 
 

@@ -1,4 +1,4 @@
-"""Private databases, for tests: on loopback, gone with `with`."""
+"""Private databases for tests: on loopback, and gone when `with` ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from celery_singleton_lock import clock
 from tests import ports
 from tests.patience import LIMIT
 
-#: Seconds that a transaction waits for another one on SQLite: longer than any in a test.
+#: Seconds that a transaction waits for another one on SQLite: longer than any transaction in a test.
 _PATIENCE = 30
 
 
 class Sqlite:
-    """A file; to SQLAlchemy and to Django."""
+    """A file, for SQLAlchemy and for Django."""
 
     name = "sqlite"
 
@@ -33,7 +33,7 @@ class Sqlite:
         self.django = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path), "OPTIONS": options}
 
     def waiting(self) -> bool:
-        """Whether a transaction waits for another one. There is no asking: it may."""
+        """Whether a transaction waits for another one. SQLite does not say: it may."""
         return True
 
 
@@ -44,17 +44,17 @@ class Server:
     url: str
     django: dict[str, Any]
 
-    #: Debian's package, where it keeps the programs, off the PATH, and which are needed.
+    #: Debian's package, the folders (not on the PATH) where it keeps its programs, and the programs that are needed.
     package: str
     folders: str
     programs: tuple[str, ...]
 
-    #: Its children go with it.
+    #: Ends its children as well.
     stopped_by = signal.SIGTERM
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=f"singleton-lock-{self.name}-")
-        # They refuse to run as root.
+        # Database servers refuse to run as root.
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         if self._user:
             os.chown(self._folder.name, self._user.pw_uid, self._user.pw_gid)
@@ -83,7 +83,7 @@ class Server:
 
     @classmethod
     def missing(cls) -> str:
-        """Why there is none on this machine; empty if there is one."""
+        """Why this machine has no such server; empty if it has one."""
         found = all(cls._find(program) for program in cls.programs)
         return "" if found else f"no {cls.name} server here (Debian: {cls.package})"
 

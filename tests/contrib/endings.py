@@ -1,4 +1,4 @@
-"""How tasks end on a result backend: with the stock Task, with ours, and told by a copy of the message.
+"""How tasks end on a result backend: with the stock Task, with ours, and as reported by a copy of the message.
 
 `python -m tests.contrib.endings` compares on the backends of django-celery-results, for which Django must be set up.
 """
@@ -40,14 +40,14 @@ class Odd(Exception):
 
 
 class Keyed(Exception):
-    """Pickle cannot make it again."""
+    """Pickle cannot restore it."""
 
     def __init__(self, *, reason: str) -> None:
         super().__init__(reason)
 
 
 class Mutable:
-    """Comes to an end by being written down: each time it is, it is another value."""
+    """Has another value each time it is serialized."""
 
     def __init__(self) -> None:
         self.written = 0
@@ -65,7 +65,7 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-#: Ends of which a record is kept.
+#: Ends that are recorded.
 PLAIN: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "True": lambda: True,
@@ -106,7 +106,7 @@ def _local() -> Any:
     raise Local("x")
 
 
-#: Ends of which none is kept; a copy says so.
+#: Ends that are not recorded; a copy says so.
 OTHER: dict[str, Callable[[], Any]] = {
     "object": object,
     "written down": Mutable,
@@ -136,7 +136,7 @@ class Overriding(KeyValueStoreBackend):  # type: ignore[misc]
 
 
 class Writing(Overriding):
-    """Writes into what it is given, as Elasticsearch's does if meta is not a text."""
+    """Changes the dictionary that it is given, as Elasticsearch's backend does if meta is not a text."""
 
     def encode(self, data: Any) -> Any:
         if not isinstance(data, dict):
@@ -156,7 +156,7 @@ class Writing(Overriding):
 
 
 def differences(backend: str | None, serializer: str, **conf: Any) -> list[str]:
-    """What differs from the stock Task, in words."""
+    """The differences from the stock Task, in words."""
     return list(_differences(backend, serializer, conf))
 
 
@@ -171,7 +171,7 @@ def _differences(backend: str | None, serializer: str, conf: dict[str, Any]) -> 
         if found != expected:
             yield f"{backend} {serializer} {name}: {found} instead of {expected}"
         if backend is None:
-            continue  # Nobody is told.
+            continue  # Nobody learns of it.
         told = trial.run(SingletonTask, dies_first=True)
         if told != expected and not (name in OTHER and "ResultLost" in str(told)):
             yield f"{backend} {serializer} {name}, told by a copy: {told} instead of {expected}"
@@ -185,9 +185,9 @@ class _Trial:
         self._runs = 0
 
     def run(self, base: type, *, dies_first: bool = False) -> object:
-        """What becomes of a message; `dies_first`: its worker does when the lock is freed, and there is a copy."""
+        """What becomes of a message; with `dies_first`, its worker dies once the lock is freed, and a copy comes."""
         self._runs, task_id = 0, uuid()
-        # One name: it is in some results.
+        # Always the same name, since some results contain it.
         name = "endings.task"
         self._app.tasks.pop(name, None)
         task: Any = self._app.task(name=name, base=base, shared=False)(self._body)
@@ -226,7 +226,7 @@ class _Trial:
             result = self._app.AsyncResult(task_id)
             try:
                 value = result.get(timeout=PATIENCE, propagate=False)
-            except Exception as error:  # noqa: BLE001 - it cannot be read, by nobody
+            except Exception as error:  # noqa: BLE001 - nobody can read it
                 return "unreadable", _what(error)
             return result.state, _what(value)
         try:
@@ -266,7 +266,7 @@ def _of_django() -> list[str]:
     ]
 
 
-#: As if the first execution had had its time to store what it returned.
+#: As if the first execution had had the time to store its result.
 settle_at_once = partial(setattr, redelivery, "SETTLING", 0.0)
 
 

@@ -9,7 +9,7 @@ from botocore.config import Config
 
 
 def s3_client(url: str) -> Any:
-    """As a program makes one."""
+    """A client as a program makes it."""
     return boto3.client(
         "s3",
         endpoint_url=url,

@@ -20,7 +20,7 @@ from celery_singleton_lock import StaleFence
 from tests.contrib.databases import Database
 from tests.servers import until
 
-pymysql.version_info = (2, 2, 7, "final", 0)  # Of what Django asks for, and what it stands in for.
+pymysql.version_info = (2, 2, 7, "final", 0)  # Django asks mysqlclient, which PyMySQL replaces, for a version.
 pymysql.install_as_MySQLdb()
 if not settings.configured:
     settings.configure(USE_TZ=True)
@@ -30,7 +30,7 @@ if not apps.ready:
 
 from celery_singleton_lock.contrib.fencing.django import FencedModel, FencedQuerySet, FenceField  # noqa: E402 - it wants the apps
 
-#: As real ones are: microseconds since the epoch.
+#: Like real fences: microseconds since the epoch.
 OLD, NEW = 1_795_000_000_000_001, 1_795_000_000_000_002
 
 
@@ -50,7 +50,7 @@ class Report(FencedModel):
 
 
 class Named(models.Model):
-    """With a field, a manager, and names of its own."""
+    """Has its own field and manager, with names of its choice."""
 
     written_by = FenceField()
     total = models.IntegerField(default=0)
@@ -62,7 +62,7 @@ class Named(models.Model):
 
 
 class Detailed(Report):
-    """With a table of its own, and its fence in the other one."""
+    """Has its own table, and its fence in the table of its parent."""
 
     class Meta:
         app_label = "fencing"
@@ -77,14 +77,14 @@ class Unfenced(models.Model):
 
 @pytest.fixture
 def alias(database: Database) -> Iterator[str]:
-    """Of a database with the tables of the models, and a report of tenant 7 and one of tenant 8."""
+    """The alias of a database with the tables of the models, and with reports of the tenants 7 and 8."""
     alias = f"fencing_{database.name}"
-    # Other code may have configured Django in this process: the alias is this test's.
+    # Other code may have configured Django in this process, so this test has its own alias.
     connections.databases[alias] = connections.configure_settings({"default": {}, alias: dict(database.django)})[alias]
     connection = connections[alias]
     if database.name == "sqlite":
         with connection.cursor() as cursor:
-            cursor.execute("PRAGMA journal_mode=WAL")  # Or a reader would keep writers from committing.
+            cursor.execute("PRAGMA journal_mode=WAL")  # Otherwise a reader would keep writers from committing.
     tables = [Tenant, Report, Named]
     with connection.schema_editor() as editor:
         for table in tables:
@@ -108,7 +108,7 @@ def row(alias: str, pk: int = 7) -> tuple[int, int]:
 
 
 def elsewhere(do: Callable[[], Any]) -> Any:
-    """Do it in another thread, which has connections of its own."""
+    """Do it in another thread, which has its own connections."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_and_disconnect, do).result()
 
@@ -168,7 +168,7 @@ def test_stale_holder_in_the_middle_of_a_transaction_is_refused(alias: str) -> N
     assert row(alias) == (2, NEW)
 
 
-def test_row_that_is_claimed_is_nobody_elses_until_the_end(alias: str) -> None:
+def test_claimed_row_is_locked_until_the_end_of_the_transaction(alias: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic(using=alias):
             report = Report.objects.using(alias).fenced_get(OLD, pk=7)
@@ -186,13 +186,13 @@ def test_row_that_a_later_holder_wrote_is_not_claimed(alias: str) -> None:
         Report.objects.using(alias).fenced_get(OLD, pk=7)
 
 
-def test_row_is_not_claimed_outside_of_a_transaction(alias: str) -> None:
+def test_row_cannot_be_claimed_outside_of_a_transaction(alias: str) -> None:
     with pytest.raises(transaction.TransactionManagementError):
         Report.objects.using(alias).fenced_get(NEW, pk=7)
     assert row(alias) == (0, 0)
 
 
-def test_the_highest_of_many_writers_is_the_last(alias: str) -> None:
+def test_highest_fence_of_many_writers_is_the_last(alias: str) -> None:
     fences = random.sample(range(OLD, OLD + 40), 40)
 
     def try_to_write(fence: int) -> bool:
@@ -217,7 +217,7 @@ class TestUpdateOrCreate:
         assert (made.total, created) == (2, True)
         assert row(alias, made.pk) == (2, NEW)
 
-    def test_changes_the_row_that_is_there(self, alias: str) -> None:
+    def test_changes_the_existing_row(self, alias: str) -> None:
         changed, created = Report.objects.using(alias).fenced_update_or_create(NEW, pk=7, defaults={"total": 2})
         assert (changed.total, changed.fence, created) == (2, NEW, False)
         assert row(alias) == (2, NEW)
@@ -244,8 +244,8 @@ class TestUpdateOrCreate:
         assert row(alias, made.pk) == (2, NEW)
 
 
-def test_plain_save_of_what_was_read_before_does_not_lower_the_fence(alias: str) -> None:
-    """As by the admin: not refused, but a holder that was stale stays it."""
+def test_plain_save_of_an_object_that_was_read_before_does_not_lower_the_fence(alias: str) -> None:
+    """The admin does that. It is not refused, but a stale holder stays stale."""
     read_before = Report.objects.using(alias).get(pk=7)
     write(alias, NEW, 2)
     read_before.total = 5

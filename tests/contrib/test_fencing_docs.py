@@ -1,4 +1,4 @@
-"""The code in docs/fencing.md runs as it stands, and what is optional says so when it is missing."""
+"""The code in docs/fencing.md runs as it stands, and a missing optional library is reported as such."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_docs_of_redis_run(app: Celery, redis_server: RedisServer) -> None:
 
 def test_docs_of_s3_run(app: Celery) -> None:
     class Store:
-        """What there is of a store when nothing is in it."""
+        """An empty store, as far as the example needs it."""
 
         put: dict[str, Any]
 
@@ -115,7 +115,7 @@ def test_docs_of_s3_run(app: Celery) -> None:
     assert int(store.put["Metadata"]["fence"]) > 0
 
 
-def test_docs_of_a_guard_of_ones_own_run() -> None:
+def test_docs_of_a_custom_guard_run() -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE ledger (tenant_id, total, fence)")
     connection.execute("INSERT INTO ledger VALUES (7, 0, 0)")
@@ -132,7 +132,7 @@ def test_docs_of_a_guard_of_ones_own_run() -> None:
 @pytest.mark.parametrize(
     ("module", "library"), [("django", "django"), ("sqlalchemy", "sqlalchemy"), ("s3", "botocore")]
 )
-def test_library_that_is_not_there_is_named_with_its_extra(module: str, library: str) -> None:
+def test_missing_library_is_named_with_its_extra(module: str, library: str) -> None:
     code = f"import sys; sys.modules[{library!r}] = None; import celery_singleton_lock.contrib.fencing.{module}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert f"pip install 'celery-singleton-lock[fencing-{module}]'" in ended.stderr

@@ -20,7 +20,7 @@ from celery_singleton_lock.contrib.fencing.redis import FENCE_TTL, fence_key, fe
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster
 
-#: As real ones are: microseconds since the epoch.
+#: Like real fences: microseconds since the epoch.
 OLD, NEW = 1_795_000_000_000_001, 1_795_000_000_000_002
 
 
@@ -46,7 +46,7 @@ def test_holder_may_write_often_and_the_next_one_after_it(client: Redis) -> None
     assert client.hgetall("report") == {"total": "8"}
 
 
-def test_the_highest_of_many_writers_is_the_last(client: Redis) -> None:
+def test_highest_fence_of_many_writers_is_the_last(client: Redis) -> None:
     fences = random.sample(range(OLD, OLD + 200), 200)
 
     def write(fence: int) -> bool:
@@ -62,7 +62,7 @@ def test_the_highest_of_many_writers_is_the_last(client: Redis) -> None:
     assert written[fences.index(max(fences))]
 
 
-def test_fence_is_kept_as_long_as_what_it_guards_and_longer(client: Redis) -> None:
+def test_fence_outlives_the_key_that_it_guards(client: Redis) -> None:
     fenced_command(client, NEW, "SET", "total", "new")
     assert client.ttl(fence_key("total")) == -1
     fenced_command(client, NEW, "EXPIRE", "total", 100)
@@ -71,7 +71,7 @@ def test_fence_is_kept_as_long_as_what_it_guards_and_longer(client: Redis) -> No
     assert client.ttl(fence_key("total")) == -1
 
 
-def test_what_a_later_holder_deleted_is_not_brought_back(client: Redis) -> None:
+def test_key_that_a_later_holder_deleted_is_not_brought_back(client: Redis) -> None:
     fenced_command(client, OLD, "SET", "total", "old")
     fenced_command(client, NEW, "DEL", "total")
     with pytest.raises(StaleFence):
@@ -80,14 +80,14 @@ def test_what_a_later_holder_deleted_is_not_brought_back(client: Redis) -> None:
     assert 0 < client.ttl(fence_key("total")) <= FENCE_TTL
 
 
-def test_command_that_fails_leaves_the_fence_as_it_was(client: Redis) -> None:
+def test_failed_command_does_not_change_the_fence(client: Redis) -> None:
     fenced_command(client, OLD, "SET", "total", "old")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         fenced_command(client, NEW, "LPUSH", "total", "new")
     assert client.get(fence_key("total")) == str(OLD)
 
 
-def test_holder_whose_lock_went_to_another_one_is_refused(client: Redis) -> None:
+def test_holder_that_lost_its_lock_to_another_is_refused(client: Redis) -> None:
     late = Lock(client, "nightly", timeout=1, renew=False)
     assert late.acquire()
     client.delete("nightly")
@@ -121,7 +121,7 @@ def test_fence_is_in_the_slot_of_its_key(key: str) -> None:
     assert beside != key
 
 
-def test_works_on_a_cluster() -> None:
+def test_fences_work_on_a_cluster() -> None:
     with Cluster(replicas=0) as cluster, _client_of(cluster) as client:
         for key in ("total", "report:{7}", "a", "b", "c"):
             fenced_command(client, NEW, "SET", key, "new")

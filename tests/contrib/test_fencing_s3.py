@@ -1,7 +1,7 @@
 """Fenced writes to an S3 server: moto's, over HTTP, with boto3's own client.
 
-Moto compares and writes in two steps, so that requests at the very same time would test moto. The other holder writes
-between two requests of ours instead, in each place where it can.
+Moto compares and writes in two steps, so that truly simultaneous requests would test moto. Instead, the other holder
+writes between two requests of ours, in each place where it can.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.contrib.s3 import s3_client
 #: All on one server.
 pytestmark = pytest.mark.xdist_group("s3")
 
-#: As real ones are: microseconds since the epoch.
+#: Like real fences: microseconds since the epoch.
 OLD, NEW = 1_795_000_000_000_001, 1_795_000_000_000_002
 
 REPORT = {"Bucket": "reports", "Key": "tenant/7"}
@@ -87,7 +87,7 @@ def test_holder_may_write_often_and_the_next_one_after_it(client: Any) -> None:
     assert body(client) == b"3"
 
 
-def test_stale_holder_that_has_looked_already_is_refused(client: Any, connect: Callable[[], Any]) -> None:
+def test_stale_holder_that_has_already_looked_is_refused(client: Any, connect: Callable[[], Any]) -> None:
     fenced_put_object(client, OLD, **REPORT, Body=b"old")
     before_the_write_of(client, lambda: fenced_put_object(connect(), NEW, **REPORT, Body=b"new"))
     with pytest.raises(StaleFence):
@@ -115,7 +115,7 @@ def test_object_that_is_deleted_in_between_is_written(client: Any, connect: Call
     assert body(client) == b"new"
 
 
-def test_object_that_never_stays_the_same_is_given_up(client: Any, connect: Callable[[], Any]) -> None:
+def test_write_to_an_object_that_keeps_changing_is_given_up(client: Any, connect: Callable[[], Any]) -> None:
     other, count = connect(), iter(range(1000))
 
     def disturb() -> None:

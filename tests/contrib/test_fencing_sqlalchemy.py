@@ -19,7 +19,7 @@ from celery_singleton_lock.contrib.fencing.sqlalchemy import Fenced, fenced_get,
 from tests.contrib.databases import Database, Server
 from tests.servers import until
 
-#: As real ones are: microseconds since the epoch.
+#: Like real fences: microseconds since the epoch.
 OLD, NEW = 1_795_000_000_000_001, 1_795_000_000_000_002
 
 
@@ -107,7 +107,7 @@ def test_stale_holder_that_waits_for_the_row_is_refused(engine: Engine, database
     assert row(engine) == (2, NEW)
 
 
-#: What a holder meets that has looked before a later one wrote: the fence, or the database's own refusal.
+#: What refuses a holder that has looked before a later one wrote: the fence, or the database itself.
 REFUSED: dict[str, dict[Any, type[Exception]]] = {
     "sqlite": {"SERIALIZABLE": OperationalError},
     "postgres": {
@@ -146,7 +146,7 @@ def test_later_holder_waits_for_the_holder_that_claimed_the_row(engine: Engine) 
     assert row(engine) == (2, NEW)
 
 
-def test_the_highest_of_many_writers_is_the_last(engine: Engine) -> None:
+def test_highest_fence_of_many_writers_is_the_last(engine: Engine) -> None:
     fences = random.sample(range(OLD, OLD + 60), 60)
 
     def try_to_write(fence: int) -> bool:
@@ -161,7 +161,7 @@ def test_the_highest_of_many_writers_is_the_last(engine: Engine) -> None:
     assert written[fences.index(OLD + 59)]
 
 
-def test_claimed_object_is_as_the_database_has_it(engine: Engine) -> None:
+def test_claimed_object_is_read_from_the_database_again(engine: Engine) -> None:
     with Session(engine) as session:
         with session.begin():
             session.get(Report, 7)

@@ -1,4 +1,4 @@
-"""One app, put to the audit, the doctor, a worker that starts and Django's checks: none contradicts another."""
+"""The audit, the doctor, a starting worker and Django's checks look at one app: none contradicts another."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from celery_singleton_lock.contrib.django import checks
 from celery_singleton_lock.testing import RedisServer
 from celery_singleton_lock.worker.bootstep import LockStep
 
-#: What a place says: how bad each thing is, by its words.
+#: What one of them says: each text, and how severe it is.
 Said = dict[str, str]
 
-#: Settings, and what of them is found: its beginning, and how bad it is.
+#: Settings, and the findings about them: the beginning of each text, and its severity.
 CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "nothing": ({}, {}),
     "forgets at once": ({"singleton_lock_done_ttl": 0}, {"singleton_lock_done_ttl: ": "problem"}),
     "forgets too soon": ({"singleton_lock_done_ttl": 60}, {"singleton_lock_done_ttl: ": "problem"}),
     "beat": ({"beat_schedule": {"nightly": {"task": "bill", "schedule": 60}}}, {"beat_scheduler: ": "note"}),
     "beat of a database": ({"beat_scheduler": Scheduler}, {"beat_scheduler: ": "note"}),
-    "pickle": ({"result_serializer": "pickle"}, {"result_serializer: ": "warning"}),
     "limit": ({"task_time_limit": 60}, {"bill, refund: the threads pool": "warning"}),
     "all": (
         {"singleton_lock_done_ttl": 0, "beat_scheduler": Scheduler, "task_time_limit": 60},
@@ -45,7 +44,7 @@ def make_app(server: RedisServer, **conf: Any) -> Celery:
     app.conf.update(
         singleton_lock_backend=server.url,
         worker_pool="threads",
-        # A broker that delivers again what nobody has acknowledged.
+        # A broker that redelivers unacknowledged messages.
         broker_transport_options={"visibility_timeout": 3600},
         **conf,
     )
@@ -69,7 +68,7 @@ def said_by_the_audit(app: Celery) -> Said:
     of_tasks = {line["task"]: line["findings"] for line in lines if "findings" in line}
     same = of_tasks["bill"]
     assert [{**it, "subject": "bill"} for it in of_tasks["refund"]] == same
-    # Elsewhere what is true of several tasks is said once.
+    # Elsewhere a finding about several tasks is reported once.
     return said | {f"bill, refund: {it['text']}": it["severity"] for it in same if it["severity"] != "note"}
 
 
@@ -93,7 +92,7 @@ def said_by_a_worker(app: Celery, caplog: pytest.LogCaptureFixture) -> set[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_none_contradicts_another(
+def test_all_four_judgements_agree(
     case: str, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(checks, "autodiscover_modules", lambda name: None)  # There is no project.
@@ -107,7 +106,7 @@ def test_none_contradicts_another(
     assert said_by_the_doctor(app) == audit
     at_start = said_by_a_worker(app, caplog)
     assert {text.rpartition("; ")[0] for text in at_start} == {text for text, bad in audit.items() if bad != "note"}
-    # Settings have other names in Django's.
+    # Django has other names for the settings.
     in_django = {message.msg.lower(): message.level for message in checks.of_production(app)}
     assert in_django.keys() == {text.lower() for text in audit}
     for text, severity in audit.items():

@@ -1,4 +1,4 @@
-"""The pytest plugin in a project of a user's, and in those that do not use it."""
+"""The pytest plugin in a user's project, and in projects that do not use it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_skipped(singleton_locks):
     singleton_locks.assert_skipped(rebuild, 7)
 
 @pytest.mark.parametrize("time", range(3))
-def test_nothing_is_left_of_other_tests(singleton_locks, time):
+def test_nothing_is_left_from_other_tests(singleton_locks, time):
     assert rebuild.apply((7,)).get() == 7
     assert len(singleton_locks.events) == 2
 
@@ -42,7 +42,7 @@ def test_failure(singleton_locks):
 
 
 def run(directory: Path, *arguments: str) -> tuple[dict[str, int], str]:
-    """Run pytest as a user does: the number of tests by outcome, and what it printed.
+    """Run pytest as a user does; returns the number of tests by outcome, and what it printed.
 
     Without the plugins of the smoke tests, which import Celery.
     """

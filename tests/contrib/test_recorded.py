@@ -1,4 +1,4 @@
-"""Locks that a test of a user's records: in this process."""
+"""The locks that a user's test records, in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.conftest import until
 
 
 class Shop:
-    """An app with some tasks."""
+    """An app with two tasks."""
 
     def __init__(self, **conf: Any) -> None:
         self.app = Celery("shop", set_as_current=False, **conf)
@@ -46,7 +46,7 @@ def locks() -> Iterator[RecordedLocks]:
         yield locks
 
 
-def test_call_that_ran_is_found_by_what_its_lock_is_made_of(shop: Shop, locks: RecordedLocks) -> None:
+def test_call_that_ran_is_found_by_the_arguments_of_its_key(shop: Shop, locks: RecordedLocks) -> None:
     shop.rebuild.apply((7,))
     locks.assert_acquired(shop.rebuild, 7)
     (event,) = locks.assert_acquired(shop.rebuild, tenant=7, full=False)
@@ -77,7 +77,7 @@ def test_conflict_that_raises_was_not_skipped(shop: Shop, locks: RecordedLocks) 
         locks.assert_skipped(shop.bill, 7, 2)
 
 
-def test_failed_assertion_says_why_there_is_nothing(shop: Shop, locks: RecordedLocks) -> None:
+def test_failed_assertion_says_why_nothing_was_recorded(shop: Shop, locks: RecordedLocks) -> None:
     shop.rebuild(7)
     with pytest.raises(AssertionError, match=r"no task asked for a lock.*a direct call takes no lock"):
         locks.assert_acquired(shop.rebuild, 7)
@@ -108,7 +108,7 @@ def test_held_lock_is_free_after_the_block(shop: Shop, locks: RecordedLocks) -> 
     locks.assert_acquired(shop.rebuild, 7)
 
 
-def test_each_holder_takes_one_place_of_several(shop: Shop, locks: RecordedLocks) -> None:
+def test_each_holder_takes_one_of_several_slots(shop: Shop, locks: RecordedLocks) -> None:
     task = shop.app.task(name="shop.few", base=SingletonTask, shared=False, lock_limit=2, lock_key=[])(_rebuild)
     with hold_lock(task, 1):
         task.apply((2,))
@@ -118,7 +118,7 @@ def test_each_holder_takes_one_place_of_several(shop: Shop, locks: RecordedLocks
     assert [event.args for event in locks.conflicts] == [(3,)]
 
 
-def test_locks_are_fresh_each_time_and_nothing_is_left(shop: Shop) -> None:
+def test_locks_are_fresh_each_time_and_leave_nothing_behind(shop: Shop) -> None:
     threads, receivers = set(threading.enumerate()), list(lock_acquired.receivers)
     with ExitStack() as held:
         with memory_locks() as first:
@@ -144,7 +144,7 @@ def test_settings_of_one_test_are_forgotten_with_it(shop: Shop) -> None:
         assert Runtime.of(shop.app).settings.defaults["ttl"] == 6.0
 
 
-def test_locks_of_the_app_itself_are_back_afterwards(redis_server: RedisServer) -> None:
+def test_app_has_its_own_locks_again_afterwards(redis_server: RedisServer) -> None:
     shop = Shop(broker=redis_server.url)
     own = Runtime.of(shop.app)
     with memory_locks():
@@ -163,7 +163,7 @@ def test_lock_on_a_server_can_be_held_too(redis_server: RedisServer) -> None:
     redis_server.flush()
 
 
-def test_lock_that_is_lost_is_recorded(shop: Shop, locks: RecordedLocks) -> None:
+def test_lost_lock_is_recorded(shop: Shop, locks: RecordedLocks) -> None:
     def lose() -> None:
         Runtime.of(shop.app).store._occupants.clear()  # type: ignore[attr-defined]
         until(lambda: locks.lost)

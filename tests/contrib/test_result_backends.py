@@ -1,4 +1,4 @@
-"""On every result backend that needs no service of its own, tasks end as they do with the stock Task."""
+"""On every result backend that needs no further service, tasks end as they do with the stock Task."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BACKENDS: dict[str, Callable[[Path, RedisServer], str | None]] = {
 }
 
 
-#: With these two each of the others is tried but for YAML, which is slow; the rest of the combinations takes its time.
+#: Each of the others is tried with these two, except YAML, which is slow; the other combinations take their time.
 QUICK = {"Redis", "json"}
 
 
@@ -39,7 +39,7 @@ QUICK = {"Redis", "json"}
         for pair in itertools.product(BACKENDS, SERIALIZERS)
     ],
 )
-def test_ends_are_those_of_the_stock_task(
+def test_tasks_end_as_they_do_with_the_stock_task(
     backend: str, serializer: str, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redelivery, "SETTLING", 0.0)
@@ -50,7 +50,7 @@ def test_ends_are_those_of_the_stock_task(
 
 
 @pytest.mark.slow
-def test_ends_are_those_of_the_stock_task_with_django_celery_results() -> None:
+def test_tasks_end_as_they_do_with_the_stock_task_with_django_celery_results() -> None:
     command = [sys.executable, "-m", "tests.contrib.endings"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (ran.returncode, ran.stdout.strip()) == (0, ""), ran.stderr[-3000:]

@@ -1,1 +1,1 @@
-"""Whatever others can send, set, write or answer, by the hundred thousand: see `make fuzz`."""
+"""Hundreds of thousands of inputs that others could send, set, write or answer: see `make fuzz`."""

@@ -1,7 +1,7 @@
-"""`make fuzz`: a number of cases, of all targets.
+"""`make fuzz`: a number of cases for all targets.
 
-python -m tests.fuzz [--cases N] [--seed N]     as many, divided among the targets
-python -m tests.fuzz TARGET --data HEX          one case again
+python -m tests.fuzz [--cases N] [--seed N]     so many cases, divided among the targets
+python -m tests.fuzz TARGET --data HEX          repeat one case
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from tests.fuzz.running import Found, once, part_of, quiet
 from tests.fuzz.targets import TARGETS
 
-#: Processes, and parts of a target that are run one after the other.
+#: Processes, and the parts into which each target is divided.
 JOBS, PARTS = 2, 4
 
 

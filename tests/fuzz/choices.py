@@ -1,7 +1,7 @@
-"""Decisions that are taken from bytes: the same bytes make the same case.
+"""Decisions that are derived from bytes: the same bytes make the same case.
 
-So one definition of a case is enough for all that find bytes: chance, a coverage-guided fuzzer, and what makes a case
-smaller. Where the bytes end, each decision is the simplest one.
+So one definition of a case serves everything that produces bytes: chance, a coverage-guided fuzzer, and the reduction
+of a case. Where the bytes end, each decision is the simplest one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NASTY: Sequence[Any] = (
     "celery",
 )
 
-#: Deeper than what reads it goes, and longer than what shows it should be.
+#: Deeper than any reader goes, and longer than any output should be.
 HUGE: Sequence[Any] = ("x" * 70_000, "\x1b" * 5000, [0] * 3000, {str(each): each for each in range(500)})
 
 
@@ -73,14 +73,14 @@ def nested(depth: int, *, mapping: bool = False) -> Any:
 
 
 class Choices:
-    """Decisions, taken from bytes."""
+    """Decisions that are derived from bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def below(self, count: int) -> int:
-        """A whole number from 0."""
+        """A whole number from 0 to `count` - 1."""
         number, reach = 0, 1
         while reach < count:
             number = number * 256 + (self._data[self._at] if self._at < len(self._data) else 0)
@@ -98,7 +98,7 @@ class Choices:
         return [self.pick(options) for _ in range(self.below(most + 1))]
 
     def content(self, most: int = 40) -> bytes:
-        """Bytes as they come."""
+        """The next bytes, unchanged."""
         length = self.below(most + 1)
         taken = self._data[self._at : self._at + length]
         self._at += length
@@ -108,7 +108,7 @@ class Choices:
         return self.content(24).decode("utf-8", "surrogateescape" if self.one_in(4) else "replace")
 
     def value(self, depth: int = 3) -> Any:
-        """Whatever a message, a setting or a line of JSON can hold."""
+        """Anything that a message, a setting or a line of JSON can hold."""
         kind = self.below(12)
         if kind < 5:
             return self.pick(NASTY)
@@ -127,13 +127,13 @@ class Choices:
         return {self.text(): self.value(depth - 1) for _ in range(self.below(4))}
 
     def mutated(self, valid: Any, times: int = 4) -> Any:
-        """The same with up to that many places that are something else."""
+        """The same value, changed in up to `times` places."""
         for _ in range(self.below(times + 1)):
             valid = self._mutated_once(valid)
         return valid
 
     def spoiled(self, content: bytes) -> bytes:
-        """The same bytes, some of them changed, cut, doubled or put in."""
+        """The same bytes, with some of them changed, cut, doubled or inserted."""
         for _ in range(self.below(4)):
             at, kind = self.below(len(content) + 1), self.below(6)
             if kind == 0:
@@ -151,7 +151,7 @@ class Choices:
         return content
 
     def written(self, valid: Any) -> bytes:
-        """A valid value, mutated, as JSON; its bytes perhaps spoiled."""
+        """A valid value, mutated, as JSON whose bytes may be spoiled."""
         content = json.dumps(self.mutated(valid)).encode()
         return self.spoiled(content) if self.one_in(3) else content
 
@@ -183,8 +183,8 @@ _PIECES = (b"[" * 2000, b"9" * 5000, b"1e999", b"\xff\xfe", b"\n", b'"', b"\\ud8
 
 
 class Stuck(BaseException):
-    """A case that does not end; nothing that is tested catches it."""
+    """A case that does not end; not caught by any code under test."""
 
 
-#: A case: what is done with the choices, and checked.
+#: A case: does something with the choices, and checks the outcome.
 Case = Callable[[Choices], None]

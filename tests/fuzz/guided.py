@@ -1,6 +1,6 @@
-"""The same cases, found by what they make the package's code do: `python -m tests.fuzz.guided TARGET -runs=100000`.
+"""The same cases, guided by the code that they cover: `python -m tests.fuzz.guided TARGET -runs=100000`.
 
-The engine behind the target is libFuzzer's. Needs `atheris`, which is there for Linux and Python 3.11 or newer.
+The engine is libFuzzer. Needs `atheris`, which is available for Linux and Python 3.11 or newer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many cases of one target: by chance, and what fails made small."""
+"""Many random cases of one target; a failing case is reduced."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from tests.fuzz.choices import Case, Choices, Stuck
 from tests.fuzz.targets import TARGETS
 
-#: Bytes of a case.
+#: Numbers of bytes that a case may have.
 SIZES = (0, 2, 8, 24, 64, 160, 400)
 
-#: Seconds of this process's own work that one case may take: it is stuck if it takes more, however busy the machine is.
+#: Seconds of CPU time that one case may take: if it takes more it is stuck, however busy the machine is.
 MOST_WORK = 20.0
 
-#: Bytes of memory that a process may have: a case that wants more has found a fault.
+#: Bytes of memory that a process may have: a case that needs more has found a fault.
 MOST_MEMORY = 6 * 2**30
 
-#: Tries to make a case smaller.
+#: Attempts to reduce a case.
 TRIES = 1000
 
 
@@ -43,7 +43,7 @@ class Found(AssertionError):
 
 
 def part_of(target: str, cases: int, seed: int) -> tuple[int, float, str]:
-    """In a process for this: how many cases there were, the seconds, and the fault if one was found."""
+    """For a separate process: the number of cases, the seconds, and the fault if there was one."""
     quiet()
     began = time.monotonic()
     with TARGETS[target][0]() as case:
@@ -55,17 +55,17 @@ def part_of(target: str, cases: int, seed: int) -> tuple[int, float, str]:
 
 
 def quiet() -> None:
-    """No line for each case, and no more memory than a case may need."""
+    """Log nothing, and limit the memory of this process."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, resource.RLIM_INFINITY))
 
 
 def by_chance(target: str, case: Case, cases: int, seed: int) -> int:
-    """Run that many cases; how many there were.
+    """Run random cases; returns how many there were.
 
     Raises:
-        Found: one has failed.
+        Found: a case failed.
     """
     for number in range(cases):
         chance = random.Random(seed * 1_000_003 + number)
@@ -81,7 +81,7 @@ def once(target: str, case: Case, data: bytes) -> None:
     """Run a case.
 
     Raises:
-        Found: it has failed.
+        Found: it failed.
     """
     if (error := _failure(case, data)) is not None:
         small, error = _smaller(case, data, error)
@@ -98,7 +98,7 @@ def _failure(case: Case, data: bytes) -> BaseException | None:
 
 
 def _smaller(case: Case, data: bytes, error: BaseException) -> tuple[bytes, BaseException]:
-    """The smallest case that fails in the same way, of those that are tried."""
+    """The smallest of the attempted cases that fails in the same way."""
     latest = [data]
     for _, candidate in zip(range(TRIES), _candidates(latest), strict=False):
         found = _failure(case, candidate)
@@ -108,7 +108,7 @@ def _smaller(case: Case, data: bytes, error: BaseException) -> tuple[bytes, Base
 
 
 def _candidates(latest: list[bytes]) -> Iterator[bytes]:
-    """Smaller cases than the latest that has failed."""
+    """Cases that are smaller than the latest that failed."""
     size = 256
     while size:
         yield latest[0].rstrip(b"\0")

@@ -1,4 +1,4 @@
-"""A few seconds of what `make fuzz` does for minutes, and whether that finds anything."""
+"""A few seconds of what `make fuzz` does for minutes, and a check that it can find faults."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.fuzz.choices import Choices
 from tests.fuzz.running import Found, by_chance, once
 from tests.fuzz.targets import TARGETS
 
-#: Cases of each target in a second or less.
+#: The number of cases of each target that takes a second or less.
 FEW = {"parsers": 1000, "keys": 500, "options": 200, "messages": 60, "answers": 150, "stored": 60, "commands": 40}
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> None:
-    warnings.simplefilter("ignore")  # Celery warns of what it is sent.
+    warnings.simplefilter("ignore")  # Celery warns about such messages.
 
 
 class Written(logging.Handler):
-    """Each line is made, and goes nowhere."""
+    """Formats each line, and writes it nowhere."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.Formatter().format(record)
@@ -37,7 +37,7 @@ class Written(logging.Handler):
 
 @contextmanager
 def written_nowhere() -> Iterator[None]:
-    """Names of tasks that Celery logs may be no Unicode, which pytest could not pass on from one process to another."""
+    """Celery logs task names that may not be valid Unicode, which pytest could not pass between processes."""
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, [Written()]
     try:
@@ -47,29 +47,29 @@ def written_nowhere() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_whatever_comes_is_answered(target: str) -> None:
+def test_any_input_is_answered(target: str) -> None:
     with written_nowhere(), TARGETS[target][0]() as case:
         by_chance(target, case, FEW[target], secrets.randbelow(2**32))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_whatever_comes_is_answered_for_a_while(target: str) -> None:
+def test_many_inputs_are_answered(target: str) -> None:
     with written_nowhere(), TARGETS[target][0]() as case:
         by_chance(target, case, 20 * FEW[target], secrets.randbelow(2**32))
 
 
-def test_the_same_bytes_make_the_same_case() -> None:
+def test_same_bytes_make_the_same_case() -> None:
     data = random.Random(5).randbytes(200)
     assert repr(Choices(data).mutated({"a": [1, "x"]})) == repr(Choices(data).mutated({"a": [1, "x"]}))
 
 
-def test_where_bytes_end_each_decision_is_the_simplest() -> None:
+def test_each_decision_is_the_simplest_where_the_bytes_end() -> None:
     choices = Choices(b"")
     assert (choices.below(1000), choices.content(), choices.mutated([1])) == (0, b"", [1])
 
 
-def test_what_fails_is_made_small() -> None:
+def test_failing_case_is_reduced() -> None:
     def case(choices: Choices) -> None:
         assert b"!" not in choices.content(200)
 
@@ -78,8 +78,8 @@ def test_what_fails_is_made_small() -> None:
     assert len(found.value.data) < 8
 
 
-class TestWhatIsBrokenIsFound:
-    def test_json_that_is_not_looked_at(self) -> None:
+class TestFaultsAreFound:
+    def test_json_that_is_not_checked(self) -> None:
         with (
             patch.object(cleaned, "array", json.loads),
             TARGETS["parsers"][0]() as case,
@@ -87,7 +87,7 @@ class TestWhatIsBrokenIsFound:
         ):
             by_chance("parsers", case, 2000, 1)
 
-    def test_answers_that_are_not_looked_at(self) -> None:
+    def test_answers_that_are_not_checked(self) -> None:
         with (
             patch.object(Call, "understood", lambda self, answer: answer),
             TARGETS["answers"][0]() as case,

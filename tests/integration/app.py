@@ -69,14 +69,14 @@ def _overlapped(task_id: str, **_: Any) -> None:
 
 @lock_released.connect
 def _released(task_id: str, **_: Any) -> None:
-    """The whole worker goes when the body has ended, before anything is stored or sent."""
+    """The whole worker dies after the body has ended, before anything is stored or sent."""
     if task_id.startswith("dies-unstored"):
         os.killpg(0, signal.SIGKILL)
 
 
 @task_success.connect
 def _stored(sender: Any, **_: Any) -> None:
-    """The whole worker goes when the result is stored, before the message is acknowledged."""
+    """The whole worker dies after the result is stored, before the message is acknowledged."""
     if sender.request.id.startswith("dies-stored"):
         os.killpg(0, signal.SIGKILL)
 
@@ -85,8 +85,8 @@ _count_part = RedisBackend.on_chord_part_return
 
 
 def _fail_to_count(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of a part of a chord is stored. Once, the whole worker goes before the part counts, or its process;
-    or Redis counts the last part, and its reply is lost.
+    """The result of a part of a chord is stored. Then, once, the whole worker dies before the part is counted, or its
+    process does; or Redis counts the last part, and its reply is lost.
     """
     if request.id.startswith("child-uncounted") and _is_first("uncounted", request.id):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -127,7 +127,7 @@ def _postrun(task_id: str, **_: Any) -> None:
 
 
 class Exclusive(SingletonTask):
-    """One lock for each job, whichever of the tasks below it is that does it."""
+    """One lock for each job, whichever of the tasks below does it."""
 
     lock_key = ["job"]
     lock_name = "job"
@@ -179,7 +179,7 @@ def rerunning_late(self: Any, job: str, seconds: float = 0.05) -> str:
 
 @app.task(bind=True, base=Exclusive, on_conflict="rerun")
 def rerunning_retried(self: Any, job: str, seconds: float = 0.05) -> str:
-    """Retries itself once, when it has run."""
+    """Retries itself once after it has run."""
     _work(self, job, seconds)
     if self.request.retries == 0:
         raise self.retry(countdown=0)
@@ -198,7 +198,7 @@ def replacing_late(self: Any, job: str, seconds: float = 0.05) -> str:
 
 @app.task(bind=True, base=Exclusive, on_conflict="retry")
 def described(self: Any, job: str, *values: Any, **named: Any) -> dict[str, Any]:
-    """The message as it came here: what of it is to be as it was sent."""
+    """The message as it arrived here: the parts that must be as they were sent."""
     came = original_of(self.request)
     assert came is not None
     way = [self.request.delivery_info[name] for name in ("exchange", "routing_key")]
@@ -247,7 +247,7 @@ def rejected_when_lost(self: Any, job: str, seconds: float = 0.05) -> str:
 
 @app.task(bind=True, base=Exclusive, acks_late=True, reject_on_worker_lost=True, on_conflict="retry")
 def certain(self: Any, job: str, seconds: float) -> str:
-    """As safe as Celery can make it: each message is to be carried out, once."""
+    """As safe as Celery can make it: each message is to be carried out exactly once."""
     return _work(self, job, seconds)
 
 
@@ -270,7 +270,7 @@ def late_failing(self: Any, job: str) -> None:
 
 @app.task(bind=True, base=Exclusive)
 def holding_gil(self: Any, job: str, seconds: int) -> str:
-    """C code that lets no other thread of its process run."""
+    """Runs C code that lets no other thread of its process run."""
     with recording.run(job, self.request.id, self.lock.fence):
         ctypes.PyDLL(None).sleep(seconds)
         self.lock.check()
@@ -362,7 +362,7 @@ def ending_when_told(self: Any, job: str, seconds: float, how: str) -> str:
 
 @app.task(bind=True, base=Exclusive)
 def exclusive_again(self: Any, job: str, seconds: float = 0.05) -> str:
-    """Under the same lock, for as long as another job."""
+    """Takes the lock of `job`, but its run counts as another job."""
     _work(self, "again", seconds)
     return job
 
@@ -375,7 +375,7 @@ def joins_its_own_copy(self: Any, job: str) -> Any:
 
 @app.task(bind=True, base=Exclusive)
 def stubborn(self: Any, job: str, seconds: float) -> str:
-    """Swallows whatever is raised in it, as no task should."""
+    """Swallows whatever is raised in it, which no task should do."""
     deadline = time.monotonic() + seconds
     with recording.run(job, self.request.id):
         while time.monotonic() < deadline:
@@ -413,7 +413,7 @@ _all_here = threading.Barrier(200)
 
 @app.task(bind=True, base=Exclusive)
 def counting_threads(self: Any, job: str, seconds: float) -> int:
-    """How many heartbeats the process has, once all runs are there and have gone on for so long."""
+    """How many heartbeats the process has, once all runs have started and gone on for that long."""
     with recording.run(job, self.request.id, self.lock.fence):
         _all_here.wait(LIMIT)
         time.sleep(seconds)
@@ -447,7 +447,7 @@ def late_paired(self: Any, job: str, seconds: float = 0.05) -> str:
 
 @app.task(bind=True, base=Exclusive, lock_retain_on_retry=True, max_retries=1)
 def moving(self: Any, job: str, to: str) -> str:
-    """Does another job in its second attempt, which has another lock."""
+    """Does another job in its second attempt, and so takes another lock."""
     with recording.run(job, self.request.id, self.lock.fence):
         if self.request.retries == 0:
             raise self.retry(args=(to, to), countdown=0)
@@ -461,7 +461,7 @@ def shouting(self: Any, job: str) -> str:
 
 
 def slow_key(arguments: dict[str, Any]) -> str:
-    """A callable of the user's that takes its time, and says where it is called."""
+    """A user's callable that takes its time, and records where it is called."""
     recording.mark("key", str(os.getpid()))
     time.sleep(arguments["key_takes"])
     return str(arguments["job"])
@@ -474,5 +474,5 @@ def slowly_keyed(self: Any, job: str, key_takes: float, seconds: float) -> str:
 
 @app.task(bind=True, base=SingletonTask, lock_key=lambda _: os.urandom(8).hex(), lock_name="unstable")
 def unstably_keyed(self: Any, job: str) -> str:
-    """Each call has a lock of its own: nothing keeps two apart."""
+    """Each call has its own lock: nothing keeps two calls apart."""
     return _work(self, job, 0.05)

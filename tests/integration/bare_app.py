@@ -1,4 +1,4 @@
-"""The app before its tasks were made exclusive: what an old worker still runs."""
+"""The app before its tasks became exclusive: the code that an old worker still runs."""
 
 from __future__ import annotations
 

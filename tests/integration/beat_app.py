@@ -31,7 +31,7 @@ app = Skewed("tests.integration.beat_app")
 clock.wall = lambda: time.time() + SKEW  # type: ignore[assignment]
 app.conf.update(worker_hijack_root_logger=True, **json.loads(os.environ["TEST_CONF"]))
 
-#: Entries by name: seconds, or "crontab" for each minute.
+#: Entries by name: seconds, or "crontab" for every minute.
 SCHEDULE: dict[str, Any] = json.loads(os.environ["TEST_SCHEDULE"])
 
 app.conf.beat_schedule = {
@@ -54,7 +54,7 @@ def job(self: Any, name: str) -> None:
 
 
 def _stall(moment: str) -> None:
-    """Take long over a send, once: the file says when, and for how many seconds."""
+    """Delay one send: the file says at which moment, and for how many seconds."""
     file = Path(os.environ["TEST_STALL"])
     if not file.exists():
         return

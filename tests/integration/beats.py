@@ -18,7 +18,7 @@ from tests.integration.workers import LIMIT, Process
 
 APP = "tests.integration.beat_app"
 
-#: In the line of one that has become the leader, and in no other.
+#: Part of the line that a beat logs when it becomes the leader, and of no other line.
 ELECTED = "(fence "
 
 
@@ -32,12 +32,12 @@ class Beat(Process):
 
     @property
     def leads(self) -> bool:
-        """Whether it is the leader, as far as it knows itself."""
+        """Whether it is the leader, as far as it knows."""
         lines = [line for line in self.log.splitlines() if " lead" in line or "resigned" in line]
         return bool(lines) and ": leads schedule" in lines[-1] and "no longer" not in lines[-1]
 
     def wait_for(self, *texts: str, times: int = 1) -> Beat:
-        """Until the log holds one of the texts so often."""
+        """Wait until the log contains one of the texts that many times."""
         deadline = clock.now() + LIMIT
         while sum(self.log.count(text) for text in texts) < times:
             assert self.process.poll() is None, f"{self.name} has ended:\n{self.log[-3000:]}"
@@ -68,7 +68,7 @@ class Studio:
     beats: list[Beat] = field(default_factory=list)
 
     def start(self, *names: str, command: tuple[str, ...] = (), skew: float = 0.0) -> list[Beat]:
-        """Start beats of these names, one after another so that the first leads; their clock is so far ahead."""
+        """Start beats with these names, one by one so that the first leads; their clock is `skew` seconds ahead."""
         started = []
         for name in names:
             own = command or ("beat", "-S", "exclusive", "-s", str(self.directory / f"{name}.schedule"))
@@ -82,18 +82,18 @@ class Studio:
         return started
 
     def leader(self) -> Beat:
-        """The one that leads; waits until there is one."""
+        """The beat that leads; waits until there is one."""
         until(lambda: [beat for beat in self.beats if beat.leads and beat.process.poll() is None])
         return next(beat for beat in self.beats if beat.leads and beat.process.poll() is None)
 
     def stall_next(self, seconds: float, moment: str = "before") -> None:
-        """The next send takes so long, before or after the broker has the message."""
+        """Let the next send take that long, before or after the broker has the message."""
         new = self.directory / "stall.new"
         new.write_text(f"{moment} {seconds}")
         new.rename(self.directory / "stall")
 
     def age(self, seconds: float, *entries: str) -> None:
-        """Put the last runs of some or all entries back."""
+        """Set back the last runs of some or all entries."""
         with self.locks.client(2) as client:
             (key,) = client.keys("*:ledger")
             last = int((clock.wall() - seconds) * 1_000_000)
@@ -106,13 +106,13 @@ class Studio:
         return [message for message in found if entry in (None, message.entry)]
 
     def wait_for_sent(self, number: int, entry: str | None = None) -> list[Message]:
-        """Once that many messages more than now were sent."""
+        """Wait until that many more messages were sent."""
         wanted = len(self.sent(entry)) + number
         until(lambda: len(self.sent(entry)) >= wanted)
         return self.sent(entry)
 
     def is_recorded(self, entry: str = "half") -> bool:
-        """Whether what was sent last is known to be: a beat that is killed earlier leaves it to be sent again."""
+        """Whether the last send is recorded: if a beat is killed earlier, the message is sent again."""
         sent = self.sent(entry)
         return bool(sent) and self.ledger().get(entry, 0) >= round(sent[-1].due * 1_000_000)
 
@@ -151,7 +151,7 @@ def _message(raw: Mapping[str, Any]) -> Message:
 
 
 def gaps(messages: list[Message], every: float) -> list[tuple[float, float]]:
-    """Between which due times ticks are missing."""
+    """Pairs of due times between which ticks are missing."""
     dues = sorted({message.due for message in messages})
     return [(before, after) for before, after in itertools.pairwise(dues) if after - before > 1.01 * every]
 
@@ -168,7 +168,7 @@ def pause_between_ticks(beat: Beat, locks: RedisServer, is_recorded: Callable[[]
     def stopped_between() -> bool:
         beat.pause()
         with locks.client(2) as client:
-            for _ in range(2):  # What it had sent before it stopped is carried out by then.
+            for _ in range(2):  # By then, the server has carried out what it sent before it stopped.
                 client.ping()
             if is_recorded() and not client.keys("*:claim:*"):
                 return True

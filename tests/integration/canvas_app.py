@@ -15,7 +15,7 @@ from redis import Redis
 
 from celery_singleton_lock import SingletonTask
 
-#: Base and options of each family. In one that is `wide`, sends that overlap with the same arguments meet no held lock.
+#: Base and options of each family. In a `wide` family, overlapping sends with the same arguments meet no held lock.
 FAMILIES: dict[str, dict[str, Any]] = {
     "stock": {"base": Task},
     "own": {"base": SingletonTask},
@@ -24,7 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make(conf: dict[str, Any], record: Redis) -> Celery:
-    """An app with all families; `record`: where tasks write what ran."""
+    """An app with all families; `record` is where tasks write what ran."""
     made = Celery("canvas", set_as_current=False)
     made.conf.update(conf)
     for name, options in FAMILIES.items():
@@ -41,7 +41,7 @@ def _family(app: Celery, record: Redis, family: str, options: dict[str, Any]) ->
 
     @task()
     def step(*given: Any, tag: str, name: str) -> Any:
-        """A step of a canvas: says what it was given."""
+        """A step of a canvas: returns what it was given."""
         ran(tag, name, given)
         return [name, *given]
 
@@ -52,7 +52,7 @@ def _family(app: Celery, record: Redis, family: str, options: dict[str, Any]) ->
 
     @task()
     def item(pair: Any, tag: str | None = None) -> Any:
-        """One of `map` and its like, which give arguments by place only."""
+        """A part of `map` and the like, which pass positional arguments only."""
         tag, name = (pair, tag) if isinstance(pair, str) else pair[:2]
         ran(str(tag), name)
         return name
@@ -64,7 +64,7 @@ def _family(app: Celery, record: Redis, family: str, options: dict[str, Any]) ->
 
     @task()
     def caught(*given: Any, tag: str, name: str) -> None:
-        """An errback, in whichever of Celery's ways."""
+        """An errback, called in whichever way Celery calls it."""
         ran(tag, name)
 
     @task()
@@ -91,7 +91,7 @@ def _family(app: Celery, record: Redis, family: str, options: dict[str, Any]) ->
     def retried(self: Any, *given: Any, tag: str, name: str) -> Any:
         ran(tag, name, given, self.request.retries)
         if self.request.retries < 1:
-            # Celery stores RETRY when it has sent the next attempt: over what that one has stored, if it is quick.
+            # Celery stores RETRY after it has sent the next attempt: it may overwrite what a quick attempt has stored.
             raise self.retry(countdown=0.5)
         return name
 
@@ -105,5 +105,5 @@ if "TEST_EVENTS" in os.environ:  # In a worker.
 
     @worker_ready.connect
     def _ready(sender: Any, **_: Any) -> None:
-        """Tell the test, which waits at this list."""
+        """Notify the test, which waits at this list."""
         events.lpush(f"ready:{sender.hostname}", 1)

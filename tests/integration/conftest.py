@@ -26,17 +26,17 @@ __all__ = ["Shop", "client", "make", "until"]
 
 
 def quick_first(first: Any, *others: Any) -> list[Any]:
-    """Parameters of a test: the quick tests take the first one, the slow ones all others. A tuple is several."""
+    """Parameters of a test: quick tests take the first value, slow tests all others. A tuple is several parameters."""
     each = [it if isinstance(it, tuple) else (it,) for it in others]
     return [first, *(pytest.param(*it, marks=pytest.mark.slow) for it in each)]
 
 
-#: Each pool, first that of processes, which most people use.
+#: All pools; the first is the pool of processes, which most people use.
 POOLS = quick_first("prefork", "gevent", "threads", "solo", "eventlet")
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and not only what is left of one."""
+    """Whether there is such a process, and not only a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -45,22 +45,22 @@ def is_alive(pid: int) -> bool:
 
 
 def kill_child(run: Run) -> float:
-    """Kill the process of a run; when that was. The time before: its lock is freed as soon as it is gone."""
+    """Kill the process of a run; returns the time just before: its lock is freed as soon as the process is gone."""
     killed_at = clock.now()
     os.kill(run.pid, signal.SIGKILL)
     return killed_at
 
 
-#: Seconds that a run takes which a test lets end, see `Record.let_end`: longer than any test.
+#: Seconds that a run takes if the test has to end it, see `Record.let_end`: longer than any test.
 LONG = 300.0
 
-#: Of a broker that takes a message which was not acknowledged for three seconds for lost.
+#: Options of a broker that counts a message as lost if it is not acknowledged within three seconds.
 FORGETFUL = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 
 
 @contextmanager
 def redelivering(shop: Shop) -> Iterator[None]:
-    """Have the broker of a shop (see FORGETFUL) deliver again: kombu looked every 100 s only before 5.7."""
+    """Make the broker of a shop (see FORGETFUL) redeliver: before 5.7, kombu looked only every 100 s."""
     if hasattr(Channel, "unacked_restore_throttle"):
         yield
         return
@@ -80,7 +80,7 @@ def redelivering(shop: Shop) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitMQ]:
-    """A server that tests share; each has queues of its own."""
+    """A server that tests share; each test has its own queues."""
     with RabbitMQ() as rabbitmq:
         yield rabbitmq
 
@@ -101,7 +101,7 @@ def lasting_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def sentinels(lasting_sentinels: SentinelGroup) -> Iterator[SentinelGroup]:
-    """A group that tests share; each leaves it whole and empty."""
+    """A group that tests share; each test leaves it whole and empty."""
     yield lasting_sentinels
     lasting_sentinels.master().flush()
 
@@ -122,7 +122,7 @@ def cluster(lasting_cluster: Cluster) -> Iterator[Cluster]:
     ]
 )
 def group(request: pytest.FixtureRequest) -> Iterator[Nodes | SentinelGroup | Cluster]:
-    """Each kind of group; what a test breaks of it, it mends."""
+    """Each kind of group; a test repairs what it breaks."""
     if request.param == "redlock":
         with Nodes() as nodes:
             yield nodes
@@ -132,7 +132,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Nodes | SentinelGroup | Cl
 
 @pytest.fixture
 def shop_on(tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Callable[..., Shop]]:
-    """Make a shop on the given servers, with more settings. The shared server must be left without an eternal key."""
+    """Make a shop on the given servers, with more settings. It must leave no eternal key on the shared server."""
     with ExitStack() as exits:
         shops: list[Shop] = []
 

@@ -1,4 +1,4 @@
-"""Messages of every kind, as they were sent and as their put-back copies came."""
+"""Messages of every kind, as they were sent and as their put-back copies arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 
-#: Content that a worker must be told to accept.
+#: Content types that a worker accepts only if its settings say so.
 ACCEPTED = ["json", "pickle", "yaml", "msgpack"]
 
 _EVERYTHING = {
@@ -74,7 +74,7 @@ def queues(*names: str, exchange_type: str = "direct", queue_type: str | None = 
 
 
 def send(shop: Shop, kind: str, job: str, *, queue: str, mirror: str) -> Any:
-    """Send a message of a kind to `queue`, and to `mirror` to be looked at as it was sent; its result."""
+    """Send a message of a kind to `queue`, and to `mirror` where it can be read as it was sent; returns its result."""
     args, options = KINDS[kind]
     once = {"task_id": f"copy-of-{kind}", "kwargs": {"é": 1}, **options}
     name = "tests.integration.app.described"
@@ -95,7 +95,7 @@ def as_sent(app: Celery, mirror: str) -> dict[str, Any]:
 
 
 def differences(sent: Any, came: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a copy, as the task `described` has it, is not as it was sent: empty."""
+    """What differs between a copy, as the task `described` saw it, and the message as it was sent: should be empty."""
     found = {}
     if came["body"] != ensure_bytes(sent.body).hex():
         found["body"] = (sent.body, bytes.fromhex(came["body"]))
@@ -109,17 +109,17 @@ def differences(sent: Any, came: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-#: Properties of one delivery, and of when a broker drops a message.
+#: Properties of a single delivery, and of the time at which a broker drops a message.
 _OF_ONE_DELIVERY = {"application_headers", "delivery_info", "delivery_tag", "expiration"}
 
 
 def check(shop: Shop, queue: str, way: list[str], *, mirror: str = "mirror", **options: Any) -> None:
-    """Refused copies of every kind of message come again as they were sent.
+    """Check that refused copies of every kind of message come again as they were sent.
 
     Args:
-        shop: whose workers accept every kind of content.
+        shop: its workers accept every kind of content.
         queue: that a worker takes them from.
-        way: the exchange and the routing key by which they are sent.
+        way: the exchange and the routing key with which they are sent.
         mirror: another queue.
         options: of the worker.
     """

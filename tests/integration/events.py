@@ -1,4 +1,4 @@
-"""A watcher of a cluster, as Flower and `celery events` are."""
+"""A monitor of a cluster, like Flower and `celery events`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.patience import LIMIT
 
 @contextmanager
 def watching(shop: Shop, told: Callable[[dict[str, Any]], object]) -> Iterator[None]:
-    """Tell of each event of a shop's workers that comes meanwhile."""
+    """Report each event of a shop's workers that comes meanwhile."""
     ready, done = threading.Event(), threading.Event()
 
     def capture() -> None:

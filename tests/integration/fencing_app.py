@@ -70,7 +70,7 @@ def django_model() -> Any:
         database = {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": os.environ["TEST_DATABASE"],
-            # IMMEDIATE: reading first and writing then is refused at once if another has begun to write.
+            # IMMEDIATE: a transaction that reads before it writes is refused at once if another one has begun to write.
             "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
         }
         settings.configure(DATABASES={"default": database}, USE_TZ=True)
@@ -80,10 +80,10 @@ def django_model() -> Any:
     return model
 
 
-# What comes after the loss of a lock is what is tested: by default the task would be aborted first, mostly.
+# The tests look at writes after a lock was lost: by default, the task would usually be aborted before.
 @app.task(base=SingletonTask, bind=True, lock_key=["store"], lock_wait=60, on_lock_lost="warn")
 def write(self: Any, store: str, text: str, gate: str = "") -> str:
-    """Write to the store, once there is the file that it waits for."""
+    """Write to the store as soon as the file that it waits for exists."""
     with recording.run(store, self.request.id, self.lock.fence):
         while gate and not Path(gate).exists():
             time.sleep(0.02)

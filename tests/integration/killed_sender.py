@@ -1,4 +1,4 @@
-"""Sends a message, and kills itself on the way: `python -m tests.integration.killed_sender TASK STEP COUNTDOWN`."""
+"""Sends a message and kills itself at a step: `python -m tests.integration.killed_sender TASK STEP COUNTDOWN`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from celery_singleton_lock.confirmations import Confirmations
 from celery_singleton_lock.task import replacing
 from tests.integration.queued_tasks import define
 
-#: What it does before which call.
+#: Before which call it kills itself, by step.
 STEPS: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "lock is asked for": lambda app: (app.amqp, "create_task_message"),
     "lock is had": lambda app: (app.backend, "on_task_call"),
-    # Not sent by Celery itself, it is sent when the lock is had.
+    # Our code, not Celery, makes this call, once the lock is held.
     "lock is taken over": lambda app: (app, "send_task"),
     "message is sent": lambda app: (replacing, "supersede"),
     "old one is superseded": lambda app: (Confirmations, "add"),

@@ -1,4 +1,4 @@
-"""An operator of a shop: runs `celery locks …`, as a program or, which is much faster, within the tests' process."""
+"""An operator of a shop: runs `celery locks …` as a program or, much faster, in the process of the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.workers import environment
 
 APP = "tests.integration.app"
 
-#: A task of the shop's workers, and the lock that it takes: its lock_name is "job".
+#: A task of the shop's workers; the `lock_name` of its lock is "job".
 EXCLUSIVE = f"{APP}.exclusive"
 
 

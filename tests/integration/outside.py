@@ -1,4 +1,4 @@
-"""Locks outside of tasks: each kind, as one that somebody may hold."""
+"""Locks outside of tasks: one of each kind that a program may hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def client(own_redis: RedisServer) -> Iterator[Redis]:
 
 @pytest.fixture(params=["Lock", "Redlock", "Semaphore"])
 def make(request: pytest.FixtureRequest, client: Redis, own_redis: RedisServer) -> Callable[..., Lock]:
-    """What makes a lock of each kind."""
+    """Functions that make a lock, by kind."""
     if request.param == "Lock":
         return lambda **options: Lock(client, NAME, **options)
     if request.param == "Semaphore":
@@ -31,6 +31,6 @@ def make(request: pytest.FixtureRequest, client: Redis, own_redis: RedisServer) 
 
 
 def three(server: RedisServer) -> list[Redis]:
-    """Clients of what passes for three servers: three names and databases of one."""
+    """Clients of what looks like three servers: three names and databases of one server."""
     hosts = ("localhost", "127.0.0.1", "127.1")
     return [Redis(host=host, port=server.port, db=number) for number, host in enumerate(hosts)]

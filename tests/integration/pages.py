@@ -22,8 +22,8 @@ class Site:
     """A page that is served.
 
     Attributes:
-        url: of it, without a slash at its end.
-        told: what the program has printed before it was ready.
+        url: without a slash at its end.
+        told: what the program printed before it was ready.
     """
 
     def __init__(self, url: str, told: str) -> None:
@@ -42,7 +42,7 @@ class Site:
 
 @contextmanager
 def site(shop: Shop, *arguments: str, **variables: str) -> Iterator[Site]:
-    """Serve the page of a shop; it ends well when it is interrupted, and complains about nothing."""
+    """Serve the page of a shop; the program must end well when it is interrupted, without complaints."""
     command = [sys.executable, "-m", "celery", "-A", APP, "locks", "web", "--port", "0", *arguments]
     env = {**os.environ, **environment_of(shop), "PYTHONUNBUFFERED": "1", **variables}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The app of workers whose tasks take their lock as they are sent. Only workers import it: its tasks are shared."""
+"""The app of workers whose tasks take their lock when they are sent. Only workers import it: its tasks are shared."""
 
 from __future__ import annotations
 

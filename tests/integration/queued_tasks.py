@@ -1,4 +1,4 @@
-"""Tasks that take their lock as they are sent, of the app of the workers and of that of the sender."""
+"""Tasks that take their lock when they are sent, for the apps of the workers and of the sender."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def define(app: Celery) -> SimpleNamespace:
         raise self.replace(self.app.signature("queued.until_executed", (f"after {job}",)))
 
     def sends_group(self: Any, job: str) -> str:
-        """Sends parts of its own key, and what follows on these; as it runs, and has the lock."""
+        """Sends parts with its own key, and what follows on them, while it runs and has the lock."""
         with recording.run(job, self.request.id):
             own = self.si(job).set(task_id=f"{self.request.id}-part")
             chain(own, self.app.signature("queued.while_executing", ("after",), immutable=True)).apply_async()

@@ -1,4 +1,4 @@
-"""A worker says that it is ready, once its app's module has imported this: `Worker.wait_until_ready` waits for it."""
+"""A worker whose app imports this module reports that it is ready: `Worker.wait_until_ready` waits for that."""
 
 from __future__ import annotations
 

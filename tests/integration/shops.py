@@ -1,4 +1,4 @@
-"""What a test of tasks needs: servers, workers, an app to send from, and the record of what ran."""
+"""What tests of tasks need: servers, workers, an app to send from, and the record of what ran."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shop:
         self.app.conf.update(self.conf)
 
     def start(self, *names: str, pool: str = "prefork", concurrency: int = 2, **options: Any) -> list[Worker]:
-        """Start workers of these names, at once, and wait until they are ready."""
+        """Start workers with these names at the same time, and wait until they are ready."""
         env = environment(self.conf, events=self.events, record=self.record.path)
         started = [
             self.exits.enter_context(
@@ -46,7 +46,7 @@ class Shop:
         return [worker.wait_until_ready() for worker in started]
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
-        """Send a task by name, as a program does that does not have its code."""
+        """Send a task by name, like a program that does not have its code."""
         call = options.pop("singleton_lock", None)
         if call is not None:
             options["headers"] = {"singleton_lock": call}
@@ -54,11 +54,11 @@ class Shop:
 
     @property
     def log(self) -> str:
-        """Of all its workers."""
+        """The logs of all its workers."""
         return "".join(worker.log for worker in self.workers)
 
     def refused(self, policy: str) -> set[str]:
-        """The ids of the messages that met a held lock. One that waits may meet it several times."""
+        """The ids of the messages that met a held lock. A waiting message may meet it several times."""
         return {*re.findall(rf"\[([^\]\s]+)\] on_conflict={policy}:", self.log)}
 
     def locks(self) -> Redis:
@@ -66,7 +66,7 @@ class Shop:
         return Redis.from_url(self.conf["singleton_lock_backend"])
 
     def keys(self) -> list[str]:
-        """All that is kept for locks."""
+        """All keys on the lock server."""
         with self.locks() as client:
             return [key.decode() for key in client.scan_iter()]
 
@@ -75,7 +75,7 @@ class Shop:
         return [key for key in self.keys() if key.endswith(":run")]
 
     def state_of(self, result: AsyncResult) -> str:
-        """As it is stored now: `result.state` is what it was when somebody got the result."""
+        """The state as it is stored now: `result.state` is the state when the result was read."""
         state: str = self.app.backend.get_task_meta(result.id, cache=False)["status"]
         return state
 

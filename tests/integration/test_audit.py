@@ -1,4 +1,4 @@
-"""The audit, as an operator runs it and as a worker logs it when it starts."""
+"""The audit, as an operator runs it and as a worker logs it at its start."""
 
 from __future__ import annotations
 

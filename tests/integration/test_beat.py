@@ -1,4 +1,4 @@
-"""Beat that is started twice: real beats, real servers, real kills."""
+"""Several beats at once: real beats, real servers, real kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def beats(own_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
 
 
 def check(studio: Studio, *, missing: int = 0, entry: str = "half", every: float = 0.5) -> None:
-    """No tick was sent twice, and none is missing but in that many gaps."""
+    """Check that no tick was sent twice, and that at most this many gaps have missing ticks."""
     sent = studio.sent(entry)
     assert twice(sent) == []
     assert len(gaps(sent, every)) <= missing, (gaps(sent, every), [message.due for message in sent])
@@ -102,7 +102,7 @@ def test_stopped_leader_is_replaced_within_its_lease_and_goes_on_standby(beats: 
 
 @pytest.mark.slow
 def test_leader_that_stalls_in_a_send_sends_nothing_afterwards(beats: Studio, own_redis: RedisServer) -> None:
-    """Of three jobs that are due at once, the first takes longer than the lease to be sent."""
+    """Three jobs are due at once, and sending the first takes longer than the lease."""
     beats.schedule = {"a": 3600.0, "b": 3600.0, "c": 3600.0}
     first, second = beats.start("first", "second")
     until(lambda: len(beats.ledger()) == 3)
@@ -133,7 +133,7 @@ def running_worker(studio: Studio) -> Worker:
 
 
 def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> None:
-    """Nothing is sent without it; afterwards beat goes on, on its own."""
+    """Nothing is sent without it; afterwards beat goes on by itself."""
     with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
         first, second = beats.start("first", "second")
         beats.wait_for_sent(2)
@@ -162,7 +162,7 @@ def test_lock_server_that_hangs(own_redis: RedisServer, tmp_path: Path) -> None:
 
 
 def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path, own_redis: RedisServer) -> None:
-    """Celery's own scheduler loses it."""
+    """Celery's own scheduler would lose it."""
     with RedisServer(["--appendonly", "yes"]) as broker, studio(broker, own_redis, tmp_path) as beats:
         beats.conf["task_publish_retry"] = False
         beats.schedule = {"one": 1.0, "other": 1.0}
@@ -179,7 +179,7 @@ def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
+def test_each_beat_sends_what_no_other_has_claimed(beats: Studio) -> None:
     beats.conf |= {"singleton_lock_beat_mode": "shared", "singleton_lock_beat_ttl": TTL}
     beats.schedule = {"half": 0.5, **{f"entry {number}": 1.0 for number in range(10)}}
     first, second, third = beats.start("first", "second", "third")
@@ -196,11 +196,11 @@ def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
     check(beats, missing=2)
     for entry in beats.schedule:
         ids = [message.task_id for message in beats.sent(entry)]
-        assert len(ids) - len(set(ids)) <= 1, "only what was being sent when its beat was stopped"
+        assert len(ids) - len(set(ids)) <= 1, "only the tick that was being sent when its beat was stopped"
 
 
-def test_new_leader_goes_on_where_the_old_one_was(beats: Studio) -> None:
-    """A long interval is neither begun anew nor cut short."""
+def test_new_leader_continues_where_the_old_one_stopped(beats: Studio) -> None:
+    """A long interval is neither restarted nor cut short."""
     beats.schedule = {"long": 3.0}
     (first,) = beats.start("first")
     (sent,) = beats.wait_for_sent(1)
@@ -214,7 +214,7 @@ def test_new_leader_goes_on_where_the_old_one_was(beats: Studio) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, moment: str) -> None:
-    """The next one sends it again, under the same id."""
+    """The next leader sends it again, with the same id."""
     beats.conf["singleton_lock_beat_ttl"] = 600.0
     beats.schedule = {"daily": 86400.0}
     (first,) = beats.start("first")
@@ -239,7 +239,7 @@ def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, momen
 @pytest.mark.slow
 @pytest.mark.parametrize("skew", [3.0, -3.0], ids=["ahead", "behind"])
 def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
-    """No tick is sent twice; by so much the first one is early or late."""
+    """No tick is sent twice; the first one is early or late by the difference of the clocks."""
     beats.schedule = {"half": 0.5, "long": 20.0}
     (first,) = beats.start("first")
     (second,) = beats.start("second", skew=skew)
@@ -256,13 +256,13 @@ def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("skew", [1.0, -1.0], ids=["ahead", "behind"])
-def test_beats_with_different_clocks_beside_each_other(beats: Studio, skew: float) -> None:
+def test_beats_with_different_clocks_side_by_side(beats: Studio, skew: float) -> None:
     beats.conf["singleton_lock_beat_mode"] = "shared"
     beats.start("first")
     beats.start("second", skew=skew)
     beats.wait_for_sent(10)
     assert twice(beats.sent()) == []
-    assert len(gaps(beats.sent(), 0.5)) <= 1, "one where the one that is ahead begins"
+    assert len(gaps(beats.sent(), 0.5)) <= 1, "one gap, where the beat that is ahead begins"
 
 
 def test_changed_schedule_is_honoured(beats: Studio) -> None:
@@ -316,7 +316,7 @@ def test_beat_embedded_in_workers(beats: Studio) -> None:
 
 
 def test_plain_beats_and_exclusive_tasks(beats: Studio) -> None:
-    """Two beats of Celery's own send everything twice; the runs stay apart."""
+    """Two of Celery's own beats send everything twice, but no runs overlap."""
     record = Record(beats.directory / "record")
     for name in ("first", "second"):
         beats.start(name, command=("beat", "-s", str(beats.directory / f"{name}.schedule")))

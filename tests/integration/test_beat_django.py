@@ -1,4 +1,4 @@
-"""Beats over a schedule in Django's database: real beats, a real database, real kills."""
+"""Beats with a schedule in Django's database: real beats, a real database, real kills."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.recording import Record
 
 PROJECT = "tests.integration.django_project"
 
-#: Seconds of the lease in these tests, and what it may take at most until the next leader sends.
+#: Seconds of the lease in these tests, and the longest time until the next leader sends.
 TTL, TAKE_OVER = 2, 10
 
-#: Seconds by which the same time differs that was computed twice.
+#: Seconds by which two computations of the same time may differ.
 JITTER = 0.001
 
 
@@ -42,7 +42,7 @@ class Site:
     exits: ExitStack
     settings: dict[str, Any] = field(default_factory=dict)
     beats: list[Beat] = field(default_factory=list)
-    #: Seconds that a look at the database took the last time.
+    #: Seconds that the last query of the database took.
     took: float = 0.0
 
     @property
@@ -61,7 +61,7 @@ class Site:
         }
 
     def orm(self, action: str, **fields: Any) -> dict[str, dict[str, Any]]:
-        """Add, change or show entries; all of them, by name."""
+        """Add, change or show entries; returns all of them, by name."""
         began = clock.now()
         done = programs.run(f"{PROJECT}.orm", [action], environment=self.environment, given=json.dumps(fields))
         assert done.returncode == 0, done.stderr
@@ -70,11 +70,11 @@ class Site:
         return rows
 
     def row(self, entry: str) -> dict[str, Any]:
-        """What the database says about an entry."""
+        """The row of an entry in the database."""
         return self.orm("show")[entry]
 
     def start(self, *names: str) -> list[Beat]:
-        """Start beats of these names, one after another so that the first leads."""
+        """Start beats with these names, one by one so that the first leads."""
         started = []
         for name in names:
             command = ["beat", "-S", "exclusive", "--pidfile", ""]
@@ -86,7 +86,7 @@ class Site:
         return started
 
     def leader(self, *candidates: Beat) -> Beat:
-        """The one of these that was made the leader."""
+        """The beat among these that became the leader."""
         until(lambda: any("beat: leads schedule" in beat.log for beat in candidates))
         (found,) = (beat for beat in candidates if "beat: leads schedule" in beat.log)
         return found
@@ -102,13 +102,13 @@ class Site:
         ]
 
     def wait_for_sent(self, entry: str, number: int = 1) -> list[Message]:
-        """Once that many messages more than now were sent."""
+        """Wait until that many more messages were sent."""
         wanted = len(self.sent(entry)) + number
         until(lambda: len(self.sent(entry)) >= wanted)
         return self.sent(entry)
 
     def is_recorded(self, entry: str) -> bool:
-        """Whether something was sent, and the last of it is known to all beats."""
+        """Whether something was sent, and all beats know the last send."""
         sent = self.sent(entry)
         return bool(sent) and self.ledger().get(entry, 0) >= sent[-1].due - JITTER
 
@@ -117,12 +117,12 @@ class Site:
         return self.sent(entry)
 
     def kill_between_ticks(self, beat: Beat, entry: str) -> None:
-        """If a leader is killed between sending and recording, the message comes twice, under one id."""
+        """Kill it between two ticks: killed between a send and its record, it leaves a message to be sent twice."""
         pause_between_ticks(beat, self.server, lambda: self.is_recorded(entry))
         beat.kill()
 
     def ledger(self) -> dict[str, float]:
-        """The last runs that all beats share, those of entries among them that have just gone."""
+        """The last runs that all beats share, including those of entries that have just been deleted."""
         with self.server.client(2) as client:
             lasts = {key.split(":gone:")[1].removesuffix(":"): client.get(key) for key in client.keys("*:gone:*")}
             for key in client.keys("*:ledger"):
@@ -132,7 +132,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def migrated(tmp_path_factory: pytest.TempPathFactory, lasting_redis: RedisServer) -> Path:
-    """A database with its tables, and no entries."""
+    """A database with its tables but no entries."""
     with ExitStack() as exits:
         site = Site(lasting_redis, tmp_path_factory.mktemp("migrated"), exits)
         assert site.orm("migrate") == {}
@@ -156,13 +156,13 @@ def spacings(messages: list[Message]) -> list[float]:
 
 
 def check_distinct(messages: list[Message]) -> None:
-    """No tick was sent twice, by its id or by its due time."""
+    """Check that no tick was sent twice, by its id or its due time."""
     assert len({message.task_id for message in messages}) == len(messages)
     assert all(spacing > 2 * JITTER for spacing in spacings(messages)), messages
 
 
 def seen_by_leader(site: Site) -> None:
-    """Wait until the leader has seen what was changed: it looks before each tick, so that "clock" has to go on."""
+    """Wait until the leader has seen the change: it looks before each tick, so "clock" has to go on."""
     site.wait_for_sent("clock", 3)
 
 
@@ -177,7 +177,7 @@ def test_each_tick_is_sent_once_while_leaders_are_killed(site: Site) -> None:
     site.kill_between_ticks(leader, "clock")
     site.leader(*{second, third} - {leader})
     site.wait_for_sent("clock", 4)
-    _, *sent = site.sent("clock")  # The first makes up for what was due before there was a beat.
+    _, *sent = site.sent("clock")  # The first message makes up for what was due before there was a beat.
     check_distinct(sent)
     odd = [spacing for spacing in spacings(sent) if spacing != pytest.approx(1, abs=JITTER)]
     assert len(odd) <= 2, odd
@@ -205,7 +205,7 @@ def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: 
 
 
 @pytest.mark.slow
-def test_leader_that_is_terminated_while_it_sends_has_sent(site: Site) -> None:
+def test_leader_that_is_terminated_while_it_sends_finishes_the_send(site: Site) -> None:
     site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")
@@ -274,7 +274,7 @@ def soon(seconds: float) -> float:
     return round(clock.wall() + seconds, 3)
 
 
-#: Ways to go for a leader: with the database written, and without.
+#: How a leader may end: with its state written to the database, and without.
 ENDS = pytest.mark.parametrize("end", [Beat.terminate, Beat.kill], ids=["stopped", "killed"])
 
 
@@ -283,7 +283,7 @@ ENDS = pytest.mark.parametrize("end", [Beat.terminate, Beat.kill], ids=["stopped
 def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")
-    site.wait_for_sent("clock")  # Which has the database written, for the next three minutes.
+    site.wait_for_sent("clock")  # This tick writes to the database; the next write is three minutes away.
     when = soon(8)
     site.orm("add", name="one", clocked=when, one_off=True)
     (sent,) = site.wait_until_recorded("one")
@@ -315,7 +315,7 @@ def test_one_off_interval_is_sent_once(site: Site, end: Any) -> None:
 
 @pytest.mark.slow
 def test_clocked_entry_of_the_past_is_sent_at_once(site: Site) -> None:
-    """So does django-celery-beat: "now" is over when the form is saved."""
+    """As in django-celery-beat: "now" is over when the form is saved."""
     site.orm("add", name="clock", every=1)
     site.orm("add", name="before", clocked=soon(-60), one_off=True)
     first, second = site.start("first", "second")
@@ -376,7 +376,7 @@ def test_crontab_of_another_time_zone(site: Site) -> None:
 
 @pytest.mark.slow
 def test_database_learns_what_a_killed_leader_has_sent(site: Site) -> None:
-    """So that it knows even without the lock server, which may lose everything."""
+    """So the next leader knows it even if the lock server has lost everything."""
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")
     site.wait_for_sent("clock")

@@ -1,4 +1,4 @@
-"""A newer one stops the older one that runs: `on_conflict="replace"`."""
+"""A newer message stops the older one that runs: `on_conflict="replace"`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.servers import Cluster, RedisServer, SentinelGroup
 
-#: Seconds of leases: so long that no renewal comes within a test; and so short that several do.
+#: Seconds of leases: long enough that no renewal comes within a test, and short enough that several do.
 TTL, BRIEF = 600.0, 3.0
 
 REPLACE = {"on_conflict": "replace"}
 
-#: Where the order of messages is known, beside one server.
+#: Servers other than a single Redis where the order of messages is known.
 SENTINELS = pytest.param("sentinels", marks=pytest.mark.xdist_group(LASTING["lasting_sentinels"]))
 CLUSTER = pytest.param("cluster", marks=pytest.mark.xdist_group(LASTING["lasting_cluster"]))
 
@@ -52,7 +52,7 @@ def send(shop: Shop, task: str, *args: Any, **options: Any) -> AsyncResult:
 
 
 def running(shop: Shop, task: str = "replacing", **options: Any) -> AsyncResult:
-    """One that runs until it is stopped."""
+    """Send a message that runs until it is stopped."""
     before = len(shop.record.runs())
     result = send(shop, task, LONG, **options)
     shop.record.wait_for(starts=before + 1)
@@ -60,7 +60,7 @@ def running(shop: Shop, task: str = "replacing", **options: Any) -> AsyncResult:
 
 
 def ran(shop: Shop) -> list[tuple[str, str]]:
-    """The ids of the runs in their order, and how each ended."""
+    """The ids of the runs in order, and how each ended."""
     runs = shop.record.runs("report")
     assert overlaps(runs) == []
     return [(run.task_id, run.outcome) for run in runs]
@@ -71,7 +71,7 @@ class TestAtOnce:
 
     @pytest.mark.parametrize("pool", POOLS)
     def test_holder_is_stopped_and_the_newest_runs(self, shop: Shop, pool: str) -> None:
-        # A worker of the pool `solo` does nothing else while it runs.
+        # A worker with the pool `solo` does nothing else while it runs a task.
         shop.start("one", "two", pool=pool)
         holder = running(shop)
         newest = send(shop, "replacing")
@@ -79,7 +79,7 @@ class TestAtOnce:
         assert is_superseded_by(holder, newest)
         assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done")]
 
-    def test_each_is_stopped_for_the_next(self, shop: Shop) -> None:
+    def test_each_run_is_stopped_for_the_next(self, shop: Shop) -> None:
         shop.start("one", "two")
         results = [running(shop) for _ in range(5)]
         newest = send(shop, "replacing")
@@ -107,7 +107,7 @@ class TestAtOnce:
     @pytest.mark.slow
     @pytest.mark.parametrize("task", ["replacing", "replacing_late"])
     def test_flood_of_runs_of_all_lengths(self, brief: Shop, task: str) -> None:
-        """Stopped as they begin, run and end; some die."""
+        """Runs are stopped as they begin, run and end; some die."""
         brief.start("one", "two", concurrency=4)
         chance = random.Random(task)
         results = []
@@ -117,7 +117,7 @@ class TestAtOnce:
             if chance.random() < 0.05 and (runs := [run for run in brief.record.runs() if run.outcome == "open"]):
                 with suppress(ProcessLookupError):
                     kill_child(runs[-1])
-        # The newest is the one that a worker began last, whichever that is.
+        # The newest message is the one that a worker began last.
         brief.record.let_end("report")
         until(lambda: all(result.ready() for result in results))
         killed = {result.id for result in results if result.state == "FAILURE"}
@@ -145,7 +145,7 @@ class TestAtOnce:
         assert last.get(timeout=LIMIT) == "report"
         assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done"), (last.id, "done")]
 
-    def test_what_is_kept_for_the_next_attempt_of_an_older_one(self, shop: Shop) -> None:
+    def test_lock_that_is_kept_for_the_retry_of_an_older_message(self, shop: Shop) -> None:
         shop.start("one", "two")
         older = send(shop, "retaining", 3600.0)
         until(lambda: "Retry in" in shop.log)
@@ -154,7 +154,7 @@ class TestAtOnce:
         runs = shop.record.runs("report")
         assert [run.task_id for run in runs] == [older.id, newest.id]
 
-    def test_it_has_not_lost_its_lock(self, shop: Shop) -> None:
+    def test_stopped_holder_does_not_report_a_lost_lock(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = running(shop)
         newest = send(shop, "replacing")
@@ -180,7 +180,7 @@ class TestAtOnce:
 
 
 class TestAtARenewal:
-    def test_holder_that_does_not_hear_of_it(self, brief: Shop) -> None:
+    def test_holder_that_is_not_notified(self, brief: Shop) -> None:
         brief.conf["test_deaf"] = True
         brief.start("one", "two")
         holder = running(brief)
@@ -215,7 +215,7 @@ class TestAtARenewal:
 
     @pytest.mark.parametrize("task", ["replacing_late", "holding_gil"])
     def test_child_that_cannot_stop_is_killed(self, brief: Shop, task: str) -> None:
-        """It is frozen, or in C code that lets no other thread of its process run."""
+        """It is frozen, or runs C code that lets no other thread of its process run."""
         brief.start("one", "two")
         holder = send(brief, task, int(LONG))
         (run,) = brief.record.wait_for(starts=1)
@@ -231,7 +231,7 @@ class TestAtARenewal:
                 holder.get(timeout=LIMIT)
         assert [run.task_id for run in brief.record.runs("report")] == [holder.id, newest.id]
 
-    def test_worker_that_is_killed_as_it_is_to_stop(self, redis_server: RedisServer, shop_on: Any) -> None:
+    def test_worker_that_is_killed_before_it_stops_its_task(self, redis_server: RedisServer, shop_on: Any) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=12.0, broker_transport_options=FORGETFUL, test_deaf=True)
         (killed,) = shop.start("killed", arguments=("-Q", "held"))
         holder = running(shop, "replacing_late", queue="held")
@@ -257,8 +257,8 @@ class TestNotStopped:
         assert holder.get(timeout=LIMIT) == newest.get(timeout=LIMIT) == "report"
         assert ran(shop) == [(holder.id, "done"), (newest.id, "done")]
 
-    def test_call_of_another_policy(self, shop: Shop) -> None:
-        """Neither is it stopped, nor does it stop one."""
+    def test_call_with_another_policy(self, shop: Shop) -> None:
+        """It neither is stopped nor stops a run."""
         shop.start("one", "two")
         holder = shop.send("replacing", "report", LONG, singleton_lock={"on_conflict": "rerun"})
         shop.record.wait_for(starts=1)
@@ -276,7 +276,7 @@ class TestNotStopped:
         assert first.state == "SUCCESS"
 
 
-class TestNobodyWaitsForEver:
+class TestNobodyWaitsForever:
     def test_rest_of_the_chain(self, shop: Shop) -> None:
         shop.start("one", "two")
         signature = shop.sign("replacing", "report", LONG).set(headers={"singleton_lock": REPLACE})
@@ -306,8 +306,10 @@ class TestNobodyWaitsForEver:
         assert len(marked) == 1
 
 
-def test_lock_that_the_message_brought_ends_with_it(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
-    """A program that takes no lock as it sends has the run stopped; then the next one can be sent."""
+def test_lock_that_was_taken_for_the_message_ends_with_it(
+    shop_on: Callable[..., Shop], redis_server: RedisServer
+) -> None:
+    """A message that is sent without a lock stops the run; then the next one can be sent."""
     shop = shop_on(redis_server, singleton_lock_ttl=TTL)
     start(shop, "one", "two")
     task = define(shop.app).who["until_executed"]

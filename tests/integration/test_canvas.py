@@ -1,4 +1,4 @@
-"""Chains, groups, chords and callbacks in which exclusive tasks meet: every result reaches a final state."""
+"""Chains, groups, chords and callbacks whose exclusive tasks meet: every result reaches a final state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def policy(name: str) -> dict[str, object]:
 
 
 def final_states(shop: Shop, result: AsyncResult) -> set[str]:
-    """The states of a result and of all before it, once they are final."""
+    """The states of a result and its parents, once they are final."""
     found = set()
     while result is not None:
         members = result.results if isinstance(result, GroupResult) else [AsyncResult(result.id, app=shop.app)]
@@ -36,7 +36,7 @@ def final_states(shop: Shop, result: AsyncResult) -> set[str]:
 
 @pytest.mark.parametrize("name", ["skip", "raise", "reject", "retry"])
 def test_chord_with_duplicates_in_its_header(shop: Shop, name: str) -> None:
-    """Some of them meet each other; the chord ends in any case, and its body runs once or never."""
+    """Some of them meet each other; the chord ends in any case, and its body runs at most once."""
     header = group([shop.sign("exclusive", "report", 0.5, **policy(name)) for _ in range(4)], app=shop.app)
     result = chord(header, shop.sign("mark"), app=shop.app)()
     assert final_states(shop, result) <= READY
@@ -55,7 +55,7 @@ def test_group_of_duplicates(shop: Shop) -> None:
 
 
 def test_chain_of_the_same_call(shop: Shop) -> None:
-    """Each step finds the lock free: it is freed before the next one is sent."""
+    """Each step finds the lock free: the lock is freed before the next step is sent."""
     for _ in range(10):
         step = shop.sign("exclusive", "report", 0.0, immutable=True)
         assert chain(step, step, step, app=shop.app)().get(timeout=LIMIT) == "report"

@@ -119,7 +119,7 @@ class TestList:
     def test_a_hundred_thousand_locks_are_listed_in_small_steps(self, own_redis: RedisServer, shop_on: Any) -> None:
         shop = shop_on(own_redis)
         with own_redis.client(2) as client:
-            # A value like this package's, under as many keys; and as many keys that are no locks.
+            # That many keys with a value like this package's, and as many keys that are not locks.
             value = new_owner() + Holder("task", 0, "node", 1, 1.0).dumps(30.0)
             make = """for i = ARGV[2] + 1, ARGV[2] + 10000 do
                 local key = 'singleton_lock:1:{job:' .. string.format('%032d', i) .. '}'
@@ -136,8 +136,8 @@ class TestList:
             used = {
                 name.removeprefix("cmdstat_"): stats["calls"] for name, stats in client.info("commandstats").items()
             }
-        # What would look at everything at once, or at many keys in one go, is not among them; the others are of the
-        # connections, and of this test.
+        # No command that looks at all keys, or at many keys in one go, is among them; the other commands belong to the
+        # connections and to this test.
         ours = {"scan", "get", "pttl", "zcount"}
         others = {"hello", "auth", "select", "client", "config", "info", "slowlog"}
         assert {name.partition("|")[0] for name in used} - others == ours
@@ -170,7 +170,7 @@ class TestShow:
         worker.kill()
         until(lambda: "; that process is gone" in ask(shop, "show", told["key"]).stdout)
 
-    def test_of_a_free_lock_says_so(self, shop: Shop) -> None:
+    def test_says_that_a_lock_is_free(self, shop: Shop) -> None:
         shown = ask(shop, "show", EXCLUSIVE, "never")
         assert shown.exit_code == 0
         assert "held by  nobody" in shown.stdout

@@ -1,4 +1,4 @@
-"""`celery locks` where the locks are on a Redlock, on a master that Sentinels know, or on a cluster."""
+"""`celery locks` with locks on a Redlock, on a master that Sentinels know, or on a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.operators import ask
 from tests.servers import Cluster, Nodes, SentinelGroup
 from tests.unit.test_verdict import over
 
-#: So many that each master of a cluster has some.
+#: Enough locks that each master of a cluster has some.
 COUNT = 30
 
 
@@ -74,7 +74,7 @@ def test_all_locks_are_listed_shown_and_freed(shop: Shop, store: Store) -> None:
     assert store.renew([last], timeout=1.0) == [False]
 
 
-def test_what_was_left_behind_is_found_out(shop: Shop, store: Store) -> None:
+def test_lock_of_a_dead_process_is_recognized(shop: Shop, store: Store) -> None:
     taken(store, 1, process=over())
     freed = ask(shop, "release", key_of(1), "--yes", "--json")
     assert (freed.exit_code, json.loads(freed.stdout)["why"]) == (0, "the process that held it is gone")

@@ -21,7 +21,7 @@ PASSWORD = "s3cret-of-the-test"
 
 @pytest.fixture
 def locked_redis() -> Iterator[RedisServer]:
-    """A server that wants a password."""
+    """A server that requires a password."""
     with RedisServer(["--requirepass", PASSWORD], password=PASSWORD) as server:
         yield server
 

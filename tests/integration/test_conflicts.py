@@ -1,4 +1,4 @@
-"""What becomes of a refused copy, and of those that wait for it. Nobody waits forever."""
+"""What happens to a refused copy, and to those that wait for it. Nobody waits forever."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.servers import RedisServer
 
-#: Seconds of the holders' leases. None of these tests waits for the end of one, and a process that a busy machine
-#: stops for a second must not take its own for lost.
+#: Seconds of the holders' leases. No test here waits for the end of a lease, and a process that a busy machine stops
+#: for a second must not consider its own lease lost.
 TTL = 60.0
 
 
@@ -31,8 +31,8 @@ def shop(staff: Staff) -> Iterator[Shop]:
 
 @pytest.fixture
 def holder(shop: Shop) -> Iterator[AsyncResult]:
-    """A task that holds the lock of "report" on one of two workers."""
-    # One slot is free beside this holder and one of the test's own: a busy worker would keep a copy until they end.
+    """A task on one of two workers that holds the lock of "report"."""
+    # One slot stays free beside this holder and another one in the test: a full worker would keep a copy back.
     shop.start("one", "two", concurrency=3)
     result = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
@@ -47,7 +47,7 @@ def copy_of(shop: Shop, policy: str) -> object:
 
 
 def end_once_refused(shop: Shop, copies: int) -> None:
-    """Let the holder end when that many copies were put back."""
+    """Let the holder end after that many copies were put back."""
     until(lambda: len(shop.refused("retry")) >= copies)
     shop.record.let_end("report")
 
@@ -57,7 +57,7 @@ def signed(shop: Shop, policy: str) -> object:
 
 
 def states(result: AsyncResult) -> list[str]:
-    """The final states of a chain's steps, the last one first; they are recorded one after the other."""
+    """The final states of a chain's steps, last step first; they are recorded one after the other."""
     found = []
     while result is not None:
         alone = AsyncResult(result.id, app=result.app)
@@ -91,7 +91,7 @@ class TestCaller:
         assert len(shop.record.runs("report")) == 4
 
     def test_retry_leaves_the_tasks_own_retries_alone(self, shop: Shop, holder: AsyncResult) -> None:
-        """`max_retries` is 2 there, spent by the task itself; the conflicts come on top."""
+        """The task has `max_retries` 2 and spends them itself; conflicts come on top."""
         copy = shop.send("retrying", "other")
         held = [shop.send("patient", "other2", LONG)]
         shop.record.wait_for(starts=1, job="other2")
@@ -114,13 +114,13 @@ class TestCaller:
         assert copy.state == "FAILURE"
 
     @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
-    def test_result_of_the_holder_is_left_to_it_if_its_id_is_sent_again(
+    def test_copy_with_the_id_of_the_holder_leaves_its_result_alone(
         self, shop: Shop, holder: AsyncResult, policy: str
     ) -> None:
         headers = {"singleton_lock": {"on_conflict": policy}, "singleton_lock_sent": "f" * 32}
         shop.send("exclusive", "report", task_id=holder.id, headers=headers)
         until(lambda: shop.refused(policy) == {holder.id})
-        for _ in range(10):  # Whatever the main process stores, it stores soon after that.
+        for _ in range(10):  # Anything that the main process stores comes soon after that.
             assert holder.state in ("PENDING", "STARTED")
             clock.sleep(0.1)
 
@@ -204,11 +204,11 @@ class TestChord:
 class TestSameMessage:
     @pytest.fixture
     def shop(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-        """The copy is due when the lease has ended."""
+        """A shop where the copy is due when the lease has ended."""
         return shop_on(redis_server)
 
     def test_waiting_copy_runs_when_the_holder_is_killed(self, shop: Shop) -> None:
-        # One slot each, and late acknowledgement: the one that runs it takes nothing else, so the other gets the copy.
+        # One slot each and late acknowledgement: the worker that runs it takes nothing else; the other gets the copy.
         victim, heir = shop.start("one", "two", concurrency=1)
         first = shop.send("late", "report", 60.0)
         (run,) = shop.record.wait_for(starts=1)
@@ -248,7 +248,7 @@ def test_only_the_running_copy_records_started(shop_on: Callable[..., Shop], red
 
 
 class TestAtLeastFor:
-    """The lock outlives a task that was quick: what was sent twice runs once."""
+    """The lock outlives a quick task: a call that was sent twice runs once."""
 
     def test_second_copy_is_refused_though_the_first_has_ended(self, shop: Shop) -> None:
         shop.start("one", "two")
@@ -267,8 +267,8 @@ class TestAtLeastFor:
         assert runs[1].start - sent_at >= 3.0, "counted from when the lock was taken, which is before the first start"
         assert overlaps(runs) == []
 
-    def test_workers_end_does_not_shorten_it(self, shop: Shop) -> None:
-        """The lock is of no process any more."""
+    def test_end_of_the_worker_does_not_shorten_it(self, shop: Shop) -> None:
+        """The lock no longer belongs to a process."""
         (one,) = shop.start("one")
         first = shop.send("exclusive", "report", 0.01, singleton_lock={"at_least_for": 30.0})
         assert first.get(timeout=LIMIT) == "report"
@@ -279,8 +279,8 @@ class TestAtLeastFor:
             second.get(timeout=LIMIT)
 
     @pytest.mark.parametrize("outcome", ["fails", "long"])
-    def test_end_of_a_task(self, shop: Shop, outcome: str) -> None:
-        """A failed task keeps it too, one that took longer does not."""
+    def test_failed_task_keeps_it_and_a_long_one_does_not(self, shop: Shop, outcome: str) -> None:
+        """A failed task keeps the lock for that time, too; a task that took longer does not."""
         shop.start("one")
         if outcome == "fails":
             shop.send("failing", "report", singleton_lock={"at_least_for": 30.0}).get(timeout=LIMIT, propagate=False)

@@ -1,4 +1,4 @@
-"""The record that containers share, in a real Redis: what the compose demo and the smoke tests judge by."""
+"""The record that containers share, in a real Redis: the compose demo and the smoke tests judge by it."""
 
 from __future__ import annotations
 

@@ -14,18 +14,18 @@ from tests.integration.operators import celery, environment_of
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Each pool that answers while it runs a task: solo does not.
+#: The pools that answer while they run a task: `solo` does not.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "eventlet")))
 
 
 def start(shop: Shop, *names: str, **options: Any) -> None:
-    """Start workers that can be asked: they are ready a moment before they listen."""
+    """Start workers and wait until they answer: they are ready a moment before they listen."""
     for worker in shop.start(*names, **options):
         until(lambda worker=worker: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
 
 
 def key_of(shop: Shop) -> str:
-    """Of the one lock that is held."""
+    """The key of the only lock that is held."""
     (key,) = shop.held()
     return key.removesuffix(":run")
 
@@ -75,13 +75,13 @@ def test_task_is_stopped_before_its_lock_is_free_for_others(shop: Shop, pool: st
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_task_hears_of_it_though_no_renewal_is_due(shop: Shop, pool: str) -> None:
+def test_task_is_stopped_though_no_renewal_is_due(shop: Shop, pool: str) -> None:
     start(shop, "one", pool=pool, concurrency=2)
     stopped = shop.send("exclusive", "report", LONG, singleton_lock={"ttl": 20 * LIMIT})
     other = shop.send("exclusive", "other", LONG, singleton_lock={"ttl": 20 * LIMIT})
     shop.record.wait_for(starts=1)
     shop.record.wait_for(starts=1, job="other")
-    until(lambda: len(inspected(shop)) == 2)  # Its main process may hear later than its record that a run has begun.
+    until(lambda: len(inspected(shop)) == 2)  # The main process may learn after the record that a run has begun.
     (key,) = (held["key"] for held in inspected(shop) if held["task_id"] == stopped.id)
     assert "is stopped within a second" in released(shop, key)["ok"]
     with pytest.raises(LockLost, match="an operator has released it"):
@@ -153,7 +153,7 @@ def test_programs_list_the_commands(shop: Shop) -> None:
         assert command[1] in celery(command[0], "--list", env=environment_of(shop)).stdout
 
 
-def test_program_ends_with_an_error_for_what_cannot_be_a_key(shop: Shop) -> None:
+def test_program_refuses_what_cannot_be_a_key(shop: Shop) -> None:
     start(shop, "one")
     for wrong in ("report", "{job:12}", f"singleton_lock:1:{{job:{'0' * 32}}}:other"):
         answer = celery("control", "release_lock", wrong, env=environment_of(shop))

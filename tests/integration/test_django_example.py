@@ -43,7 +43,7 @@ with transaction.atomic():
 
 
 class Site:
-    """The project on a server and a database of its own."""
+    """The project with its own server and database."""
 
     def __init__(self, server: RedisServer, directory: Path) -> None:
         self._directory = directory
@@ -55,13 +55,13 @@ class Site:
         }
 
     def manage(self, *arguments: str) -> str:
-        """Run Django's command line; what it printed."""
+        """Run Django's command line; returns the output."""
         done = programs.run("manage", arguments, environment=self.environment, directory=PROJECT)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def start(self, exits: ExitStack, *arguments: str) -> None:
-        """Start a program of Celery's, which is killed at the end."""
+        """Start a Celery program, which is killed at the end."""
         with (self._directory / "log").open("ab") as log:
             command = [sys.executable, "-m", "celery", "-A", "shop", *arguments, "-l", "INFO"]
             program = subprocess.Popen(
@@ -75,7 +75,7 @@ class Site:
         return (self._directory / "log").read_text(errors="replace")
 
     def reports(self, *, of: str) -> list[tuple[datetime, datetime]]:
-        """When those were begun and ended that are finished."""
+        """Start and end times of the finished reports."""
         finished = "SELECT begun_at, ended_at FROM shop_report WHERE ordered_by = ? AND ended_at NOT NULL"
         with closing(sqlite3.connect(self.environment["SHOP_DATABASE"], timeout=30)) as database:
             rows = database.execute(finished, [of]).fetchall()

@@ -14,10 +14,10 @@ from tests.programs import ROOT
 #: Pages with real workers and beats take longer.
 SLOW = ("tutorial.md",)
 
-#: Pages that tests of their own run, on databases and with Django: see tests/contrib.
+#: Pages that other tests run, on databases and with Django: see tests/contrib.
 ELSEWHERE = ("fencing.md", "testing.md")
 
-#: README's blocks are run by tests/unit/test_docs.py and tests/integration/test_lock.py.
+#: The blocks of README are run by tests/unit/test_docs.py and tests/integration/test_lock.py.
 PAGES = [
     page
     for page in sorted((ROOT / "docs").rglob("*.md"))
@@ -36,7 +36,7 @@ def run(page: Path) -> subprocess.CompletedProcess[str]:
         for page in PAGES
     ],
 )
-def test_page_is_as_it_shows(page: Path) -> None:
+def test_page_does_what_it_shows(page: Path) -> None:
     done = run(page)
     assert done.returncode == 0, done.stderr
 
@@ -55,7 +55,7 @@ def test_page_is_as_it_shows(page: Path) -> None:
         "```console\n$ celery -A shop worker --no-such-option\nready\n```\n",
     ],
 )
-def test_wrong_page_is_found_out(wrong: str, tmp_path: Path) -> None:
+def test_wrong_page_fails(wrong: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(wrong)
     done = run(page)

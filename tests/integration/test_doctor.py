@@ -34,7 +34,7 @@ def make_app(**conf: Any) -> Celery:
 
 
 def looked_at(backend: str, **conf: Any) -> Diagnosis:
-    """What the doctor says, without asking workers: this app's broker is in memory."""
+    """The doctor's diagnosis, without asking workers: this app's broker is in memory."""
     app = make_app(singleton_lock_backend=backend, **conf)
     try:
         return diagnose(app, timeout=0.1)
@@ -43,7 +43,7 @@ def looked_at(backend: str, **conf: Any) -> Diagnosis:
 
 
 def run_here(*arguments: str, **conf: Any) -> Result:
-    """The command, in this process."""
+    """Run the command in this process."""
     context = CLIContext(app=make_app(**conf), no_color=True, workdir=None)
     return CliRunner().invoke(locks, ["doctor", "--timeout", "0.1", *arguments], obj=context)
 
@@ -57,7 +57,7 @@ def serious(diagnosis: Diagnosis) -> list[Finding]:
 
 @contextmanager
 def user(server: RedisServer, *rules: str) -> Iterator[str]:
-    """The URL of a user with these rights."""
+    """The URL for a user with these rights."""
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "locks", "on", ">s3cret", *rules)
         yield f"redis://locks:s3cret@127.0.0.1:{server.port}/0"
@@ -85,7 +85,7 @@ class TestOnTheCommandLine:
         assert (first["severity"], first["subject"]) == ("problem", "singleton_lock:1:{job:x}:run")
 
     def test_strict_counts_warnings(self, own_redis: RedisServer) -> None:
-        conf = {"singleton_lock_backend": own_redis.url, "result_serializer": "pickle"}
+        conf = {"singleton_lock_backend": own_redis.url, "singleton_lock_enabled": False}
         assert run_here(**conf).exit_code == 0
         assert run_here("--strict", **conf).exit_code == 1
 
@@ -137,7 +137,7 @@ class TestWorkers:
             f"it keeps its locks at {shop.conf['broker_url']}",
         ):
             assert any(words in text for *_, text in of_workers), words
-        assert "pidbox" not in old.log, "it is not asked for what it does not know"
+        assert "pidbox" not in old.log, "it is not asked about what it does not know"
 
 
 class TestOneServer:
@@ -161,7 +161,7 @@ class TestOneServer:
         with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting") as url:
             diagnosis = looked_at(url)
         assert serious(diagnosis) == []
-        assert any("could not be looked at" in finding.text for finding in diagnosis.findings)
+        assert any("could not be checked" in finding.text for finding in diagnosis.findings)
 
     @pytest.mark.parametrize(
         ("rules", "missing"),
@@ -183,7 +183,7 @@ class TestOneServer:
         assert "AuthenticationError" in finding.text
         assert "wr0ng" not in str(finding)
 
-    def test_silent_server_is_given_up(self, own_redis: RedisServer) -> None:
+    def test_silent_server_is_a_problem(self, own_redis: RedisServer) -> None:
         own_redis.pause()
         (finding,) = serious(looked_at(own_redis.url, singleton_lock_transport_options={"socket_timeout": 0.1}))
         assert (finding.severity, "does not answer" in finding.text) == ("problem", True)
@@ -199,14 +199,14 @@ class TestOneServer:
             found = {finding.text.partition(":")[0] for finding in serious(looked_at(replica.url))}
         assert {"it is a replica", "no lock can be taken"} <= found
 
-    def test_replicas_that_are_not_there_are_a_problem(self, own_redis: RedisServer) -> None:
+    def test_missing_replicas_are_a_problem(self, own_redis: RedisServer) -> None:
         found = serious(looked_at(own_redis.url, singleton_lock_replicas=1))
         assert "singleton_lock_replicas is 1, but it has 0: no lock counts as taken" in [each.text for each in found]
         assert any("no lock can be taken" in finding.text for finding in found)
 
 
 class TestKeys:
-    """What was left behind, or written by others."""
+    """Keys that were left behind, or written by others."""
 
     def test_each_kind_of_orphan_is_named(self, own_redis: RedisServer) -> None:
         with own_redis.client() as client:
@@ -227,7 +227,7 @@ class TestKeys:
         self, redis_server: RedisServer, shop_on: Callable[..., Shop]
     ) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=60)
-        # A queue for each: else one of them may take both, and run the second when the first is over.
+        # A queue for each: otherwise one worker may take both, and run the second after the first.
         (dead,) = shop.start("dead", arguments=("-Q", "first"))
         shop.start("alive", arguments=("-Q", "second"))
         for job in ("first", "second"):
@@ -243,7 +243,7 @@ class TestKeys:
 
 
 class TestBeat:
-    """Who leads it."""
+    """Which beat leads."""
 
     def test_leader_is_named(self, own_redis: RedisServer, tmp_path: Path) -> None:
         with studio(own_redis, own_redis, tmp_path) as beats:
@@ -251,7 +251,7 @@ class TestBeat:
             shown = locks_of("doctor", "--timeout", "0.1", app=APP, env=beats.environment())
         assert f"(pid {first.process.pid}) leads the schedule {APP}" in shown.stdout, shown.stderr
 
-    def test_nobody_that_leads_is_a_warning(self, own_redis: RedisServer) -> None:
+    def test_missing_leader_is_a_warning(self, own_redis: RedisServer) -> None:
         (finding,) = serious(looked_at(own_redis.url, beat_scheduler="exclusive"))
         assert (finding.severity, "no beat leads the schedule shop" in finding.text) == ("warning", True)
         assert serious(looked_at(own_redis.url)) == []
@@ -263,7 +263,7 @@ class TestRedlock:
     def test_new_nodes_have_no_vote_and_are_fine_after_one_ttl(self) -> None:
         with Nodes(3) as nodes:
             (finding,) = serious(looked_at(nodes.url))
-            assert "it came back without what it knew, and has no vote for" in finding.text
+            assert "it came back without its data, and has no vote for" in finding.text
             until(lambda: serious(looked_at(nodes.url)) == [])
 
     def test_dead_node_is_a_warning_and_a_dead_majority_a_problem(self) -> None:
@@ -289,7 +289,7 @@ class TestRedlock:
 class TestSentinel:
     """A master that Sentinels know."""
 
-    def test_is_looked_at(self) -> None:
+    def test_is_examined(self) -> None:
         with SentinelGroup() as group:
             conf = {"singleton_lock_transport_options": group.options}
             diagnosis = looked_at(group.url, singleton_lock_replicas=1, **conf)
@@ -306,7 +306,7 @@ class TestSentinel:
 class TestCluster:
     """A Redis Cluster."""
 
-    def test_is_looked_at(self) -> None:
+    def test_is_examined(self) -> None:
         with Cluster() as cluster:
             diagnosis = looked_at(cluster.url)
             assert serious(diagnosis) == []

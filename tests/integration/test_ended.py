@@ -1,4 +1,4 @@
-"""What is left on a server of messages that are over, and of locks that are free."""
+"""What stays on a server of messages that have ended, and of locks that are free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = "ended:1:{job:1}"
 SHARED = keyspace.shared(KEY)
 ENDED, FENCE = keyspace.ended_keys(SHARED, b"")[0], keyspace.shared_fence_key(SHARED)
 
-#: Bytes of a message there.
+#: Bytes that each message takes there.
 ENTRY = 12
 
 RECORD = Record(ME.message, b"record", 60.0, content_for=0.001)
@@ -49,7 +49,7 @@ def found(store: RedisStore, holder: Holder = ME) -> Lease | Held | Record:
 
 
 def forget_contents(client: Redis) -> None:
-    until(lambda: not [*client.scan_iter(f"{KEY}:done:*")], "what they were is forgotten")
+    until(lambda: not [*client.scan_iter(f"{KEY}:done:*")], "their contents are forgotten")
 
 
 def message(number: int, seconds: float = 60.0) -> Record:
@@ -67,14 +67,14 @@ class TestEnds:
         assert store.refuse(KEY, ME, RECORD._replace(content=b"refused")) == known
         assert isinstance(found(store, Holder("other")), Lease)
 
-    def test_keep_their_contents_for_as_long_as_these_are_of_use(self, store: RedisStore) -> None:
+    def test_keep_their_contents_while_these_are_of_use(self, store: RedisStore) -> None:
         store.free(taken(store, key=KEY, holder=ME), record=RECORD._replace(content_for=30.0))
         known = found(store)
         assert isinstance(known, Record)
         assert known.content == b"record"
-        assert 50 < known.seconds <= 62, "its age is that of the message's end"
+        assert 50 < known.seconds <= 62, "its age is the age of the message's end"
 
-    def test_are_forgotten_themselves(self, store: RedisStore) -> None:
+    def test_expire_one_by_one(self, store: RedisStore) -> None:
         store.free(taken(store, key=KEY, holder=ME), record=message(0, 1.0))
         store.free(taken(store, key=KEY, holder=ME), record=message(1, 60.0))
         assert isinstance(found(store, Holder("task 0")), Record)
@@ -82,27 +82,27 @@ class TestEnds:
         assert isinstance(found(store, Holder("task 1")), Record)
 
     @pytest.mark.parametrize("seconds", [1.0, 600.0])
-    def test_all_end_when_the_last_one_does(self, store: RedisStore, client: Redis, seconds: float) -> None:
+    def test_all_expire_with_the_last_one(self, store: RedisStore, client: Redis, seconds: float) -> None:
         for number, life in enumerate((60.0, seconds, 30.0)):
             store.free(taken(store, key=KEY, holder=ME), record=message(number, life))
         longest = max(60.0, seconds) * 1000
         assert longest < client.pttl(ENDED) <= longest + 3000
 
-    def test_settled_record_is_one(self, store: RedisStore, client: Redis) -> None:
+    def test_settled_record_counts_as_an_end(self, store: RedisStore, client: Redis) -> None:
         store.free(taken(store, key=KEY, holder=ME), record=RECORD._replace(content_for=None))
         assert client.exists(ENDED) == 0
         store.replace_records([(KEY, RECORD), (KEY, message(1))])
-        assert client.strlen(ENDED) == ENTRY, "those that are gone stay gone"
+        assert client.strlen(ENDED) == ENTRY, "expired records stay gone"
         forget_contents(client)
         assert isinstance(found(store), Record)
 
-    def test_refused_message_is_one(self, store: RedisStore, client: Redis) -> None:
+    def test_refused_message_counts_as_an_end(self, store: RedisStore, client: Redis) -> None:
         assert store.refuse(KEY, ME, RECORD) is None
         forget_contents(client)
         assert isinstance(found(store), Record)
 
-    def test_late_record_of_one_says_nothing(self, store: RedisStore, client: Redis) -> None:
-        """Else it would say: perhaps nothing of what follows was sent."""
+    def test_late_record_of_an_end_changes_nothing(self, store: RedisStore, client: Redis) -> None:
+        """Otherwise it would say that perhaps none of the next tasks were sent."""
         lease, unsettled = taken(store, key=KEY, holder=ME), RECORD._replace(content_for=None)
         store.free(lease, record=unsettled)
         store.replace_records([(KEY, RECORD)])
@@ -118,8 +118,8 @@ class TestEnds:
             store._servers.run(lock_commands.free(lease, record=RECORD).again(repeated=True))
         assert client.strlen(ENDED) == ENTRY
 
-    def test_late_one_does_not_speak_for_another_end(self, store: RedisStore, client: Redis) -> None:
-        """Another worker with the message's end since then may be sending what follows on it."""
+    def test_late_record_does_not_replace_a_newer_one(self, store: RedisStore, client: Redis) -> None:
+        """Another worker, which has the message's end since then, may be sending the next tasks."""
         lease = taken(store, key=KEY, holder=ME)
         newer = RECORD._replace(content=b"newer", seconds=600.0, content_for=None)
         store.remember(KEY, newer)
@@ -127,11 +127,11 @@ class TestEnds:
         known = found(store)
         assert isinstance(known, Record)
         assert known.content == b"newer"
-        assert 590 < known.seconds <= 600, "its age is that of the newer end"
+        assert 590 < known.seconds <= 600, "its age is the age of the newer end"
         assert client.exists(ENDED) == 0
 
     @pytest.mark.parametrize("record", [RECORD, RECORD._replace(content_for=None)])
-    def test_is_repeated_if_there_was_no_room(self, store: RedisStore, client: Redis, record: Record) -> None:
+    def test_record_is_sent_again_if_there_was_no_room(self, store: RedisStore, client: Redis, record: Record) -> None:
         lease = taken(store, key=KEY, holder=ME)
         store.abandon(lease)
         client.config_set("maxmemory", 1)
@@ -141,10 +141,10 @@ class TestEnds:
                 store.free(lease, record=record)
         finally:
             client.config_set("maxmemory", 0)
-        until(lambda: not store._pending, "it was said again")
+        until(lambda: not store._pending, "it was repeated")
         assert isinstance(found(store), Record)
 
-    def test_lock_is_not_kept_for_one(self, store: RedisStore, client: Redis) -> None:
+    def test_lock_is_not_reserved_for_a_message_that_has_ended(self, store: RedisStore, client: Redis) -> None:
         following = replace(ME, retries=1)
         over = RECORD._replace(message=following.message)
         store.free(taken(store, key=KEY, holder=following), record=over)
@@ -160,10 +160,10 @@ class TestEnds:
             assert isinstance(lease, Lease), text
             store.free(lease)
         client.set(ENDED, b"\xff" * 4 + name + name + b"\xff" * 4)
-        assert isinstance(found(store), Record), "after one that is none"
+        assert isinstance(found(store), Record), "after a match that does not count"
 
     @pytest.mark.parametrize("places", [1, 2])
-    def test_another_type_of_somebody_else_hides_no_end(self, store: RedisStore, client: Redis, places: int) -> None:
+    def test_foreign_value_of_another_type_hides_no_end(self, store: RedisStore, client: Redis, places: int) -> None:
         for place in keyspace.ended_keys(SHARED, keyspace.ended_name(KEY, ME.message))[:places]:
             client.lpush(place, "x")
         assert store.free(taken(store, key=KEY, holder=ME), record=RECORD)
@@ -175,7 +175,7 @@ class TestEnds:
         assert known.seconds > 50
 
     @pytest.mark.parametrize("text", ["x", "x" * 11, "x" * 13, "x" * 24])
-    def test_text_of_somebody_else_hides_no_end(self, store: RedisStore, client: Redis, text: str) -> None:
+    def test_foreign_text_hides_no_end(self, store: RedisStore, client: Redis, text: str) -> None:
         client.set(ENDED, text)
         store.free(taken(store, key=KEY, holder=ME), record=RECORD)
         client.append(ENDED, "y")
@@ -188,17 +188,17 @@ class TestEnds:
 
 
 class TestWhatIsLeft:
-    def test_of_messages_with_arguments_of_their_own(self, store: RedisStore, client: Redis) -> None:
+    def test_by_messages_with_different_arguments(self, store: RedisStore, client: Redis) -> None:
         keys = [f"ended:1:{{job:{number}}}" for number in range(100)]
         for number, key in enumerate(keys):
             store.free(taken(store, key=key, holder=ME), record=message(number))
         shared = {keyspace.shared(key) for key in keys}
         expected = {f"{it}:{what}" for it in shared for what in ("ended", "fence")}
-        until(lambda: {*client.scan_iter()} <= expected, "nothing for each of them")
+        until(lambda: {*client.scan_iter()} <= expected, "no key for each of them")
         assert sum(client.strlen(f"{it}:ended") for it in shared) == ENTRY * len(keys)
 
-    def test_forgotten_ones_are_taken_out(self, store: RedisStore, client: Redis) -> None:
-        """Also where others stay for long."""
+    def test_expired_ends_are_removed(self, store: RedisStore, client: Redis) -> None:
+        """Also where other ends stay for long."""
         for number in range(100):
             store.free(taken(store, key=KEY, holder=ME), record=message(number, 600.0 if number % 10 == 0 else 0.001))
         assert client.strlen(ENDED) >= 10 * ENTRY
@@ -208,8 +208,8 @@ class TestWhatIsLeft:
         assert client.strlen(ENDED) == 70 * ENTRY
         assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in (*range(0, 100, 10), 159))
 
-    def test_what_is_too_much_for_one_text_is_in_others(self, store: RedisStore, client: Redis) -> None:
-        """A text is read as a whole."""
+    def test_ends_that_do_not_fit_into_one_value_go_to_others(self, store: RedisStore, client: Redis) -> None:
+        """A value is read as a whole."""
         numbers = range(5000)
         leave_many(store, numbers)
         lengths = {name: client.strlen(name) for name in client.scan_iter(f"{SHARED}:ended*")}
@@ -220,7 +220,7 @@ class TestWhatIsLeft:
         assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in numbers[::100])
         assert isinstance(found(store, Holder("task 5000")), Lease)
 
-    def test_what_is_too_much_for_these_is_kept_as_it_is(self, store: RedisStore, client: Redis) -> None:
+    def test_record_is_kept_as_it_is_when_all_values_are_full(self, store: RedisStore, client: Redis) -> None:
         full = b"\x7f" * 24_576
         name = keyspace.ended_name(KEY, ME.message)
         for each in keyspace.ended_keys(SHARED, name):
@@ -229,8 +229,8 @@ class TestWhatIsLeft:
         assert 50_000 < client.pttl(keyspace.done_key(KEY, ME.message)) <= 60_000
         assert client.strlen(ENDED) == len(full)
 
-    def test_room_of_what_is_forgotten_is_used(self, store: RedisStore, client: Redis) -> None:
-        """Those that may be forgotten first are in front, as they came first."""
+    def test_room_of_expired_ends_is_used_again(self, store: RedisStore, client: Redis) -> None:
+        """Ends that may be forgotten first are in front, since they came first."""
         client.set(ENDED, b"\x7f" * 24_576, ex=60)
         over, known = bytes(12) * 1_024, b"\x7f" * 12 * 1_024
         for first in range(256):
@@ -239,7 +239,7 @@ class TestWhatIsLeft:
         lengths = [client.strlen(f"{SHARED}:ended:{first:02x}") for first in range(256)]
         assert max(lengths) < 24_576
 
-    def test_of_a_name(self, store: RedisStore, client: Redis) -> None:
+    def test_by_a_named_lock(self, store: RedisStore, client: Redis) -> None:
         store.free(taken(store, key=keyspace.Name("nightly"), holder=ME))
         shared = keyspace.shared(keyspace.Name("nightly"))
         assert [*client.scan_iter()] == [keyspace.shared_fence_key(shared)]
@@ -258,7 +258,7 @@ def found_and_freed(store: RedisStore, number: int) -> Lease | Held | Record:
 
 
 def other_key() -> str:
-    """A key that shares what `KEY` does."""
+    """A key that shares its values with `KEY`."""
     return next(key for number in range(10**6) if keyspace.shared(key := f"ended:1:{{other:{number}}}") == SHARED)
 
 
@@ -269,7 +269,7 @@ class TestFences:
         assert [taken(store, key=key).fence for key in (KEY, other_key())] == [2**52 + 1, 2**52 + 2]
 
     def test_are_kept_until_the_clock_has_caught_up(self, store: RedisStore, client: Redis) -> None:
-        """It was set back by a day: an hour later, the time is still below them."""
+        """The clock was set back by a day: an hour later, the time is still below the fences."""
         ahead = 24 * 3600
         seconds, microseconds = client.time()
         client.set(FENCE, (seconds + ahead) * 10**6 + microseconds)
@@ -282,7 +282,7 @@ class TestFences:
         fences = [taken(store, key=key).fence for key in (KEY, other_key())]
         assert 10**15 < fences[0] < fences[1] < 2**53
 
-    def test_of_a_hold_is_known_as_long_as_it_is_held(self, store: RedisStore) -> None:
+    def test_of_a_lock_is_known_while_it_is_held(self, store: RedisStore) -> None:
         lease = taken(store, key=KEY)
         later = taken(store, key="ended:1:{job:2}")
         assert store.inspect(KEY).fence == lease.fence < later.fence
@@ -290,7 +290,7 @@ class TestFences:
         assert store.inspect(KEY).fence is None
 
     def test_hold_that_is_given_back_is_found_by_its_holder(self, store: RedisStore) -> None:
-        """What undoes an acquire does not know which fence it was given."""
+        """The call that undoes an acquire does not know its fence."""
         lease = taken(store, key=KEY, holder=ME)
         before, _ = ME.around_fence(lease.ttl).split("\n")
         value = f"{lease.owner}{before},"

@@ -1,4 +1,4 @@
-"""Every way in which an execution can end by itself or be ended: the lock is free, and everybody gets a final state."""
+"""Every way in which an execution can end or be ended: the lock is free, and every result gets a final state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.recording import overlaps
 
 @pytest.fixture
 def shop(staff: Staff) -> Iterator[Shop]:
-    """Its leases are longer than any test waits: only what is freed is free."""
+    """A shop whose leases are longer than any test waits: a lock is free only if it was freed."""
     with staff.shop(singleton_lock_ttl=600.0) as shop:
         yield shop
 
@@ -57,7 +57,7 @@ class TestFromOutside:
         assert not is_alive(killed.pid)
         assert following.start - killed.start < 10
 
-    def test_copy_of_what_a_hard_time_limit_ended_is_not_run(self, shop: Shop) -> None:
+    def test_copy_of_a_task_that_a_hard_time_limit_ended_is_not_run(self, shop: Shop) -> None:
         shop.start("one", "two")
         result = shop.send("late", "report", 30.0, time_limit=1)
         with pytest.raises(TimeLimitExceeded):
@@ -146,7 +146,7 @@ class TestByItself:
         assert overlaps(runs) == []
 
     def test_replaced_by_itself(self, shop: Shop) -> None:
-        """The same id, and the same lock, which the first one may still hold when the second arrives."""
+        """Both have the same id and the same lock, which the first may still hold when the second arrives."""
         results = [shop.send("ending", f"job-{n}", "replace by itself") for n in range(20)]
         for n, result in enumerate(results):
             assert result.get(timeout=LIMIT) == f"job-{n}"
@@ -155,7 +155,7 @@ class TestByItself:
         assert overlaps(runs) == []
 
     def test_sends_itself(self, shop: Shop) -> None:
-        """A copy of other id meets the lock of its sender: `on_conflict` decides, and waiting callers get an end."""
+        """A copy with another id meets its sender's lock: `on_conflict` decides, and waiting callers get an end."""
         result = shop.send("ending", "report", "delay itself")
         assert result.get(timeout=LIMIT) == "report"
         child = shop.app.AsyncResult(f"{result.id}-child")
@@ -165,7 +165,7 @@ class TestByItself:
         assert_free_and_runs(shop)
 
     def test_applies_itself(self, shop: Shop) -> None:
-        """It would wait for its own caller."""
+        """It would have to wait for its own caller."""
         for how in ("apply itself", "apply itself, waiting"):
             result = shop.send("ending", "report", how)
             assert result.get(timeout=LIMIT) == "IGNORED"
@@ -242,7 +242,7 @@ class TestBesideARealHolder:
 
     @pytest.fixture
     def job(self, shop: Shop) -> Iterator[Any]:
-        """The same task here."""
+        """The same task in this process."""
         shop.start("one")
         result = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)

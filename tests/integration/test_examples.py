@@ -68,7 +68,7 @@ def test_tickets(environment: dict[str, str], tmp_path: Path) -> None:
     guarded, unguarded = sold
     assert guarded.returncode == 0, guarded.stdout + guarded.stderr
     assert "sold 10 tickets: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]" in guarded.stdout
-    assert unguarded.returncode == 1, "without the lock it should go wrong, or this test shows nothing"
+    assert unguarded.returncode == 1, "without the lock it must go wrong, or this test proves nothing"
 
 
 def tickets(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The main job, on real workers."""
+"""The main purpose, on real workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.conftest import LONG, POOLS, Shop
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Of the locks in these tests (see `shop_on`).
+#: Seconds of the leases in these tests (see `shop_on`).
 TTL = 2.0
 
 
@@ -35,7 +35,7 @@ def test_skipped_copies_never_run(shop: Shop, pool: str) -> None:
     shop.start("one", "two", pool=pool)
     running = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
-    # A solo worker takes nothing while it runs a task; the other one takes these.
+    # A solo worker takes nothing while it runs a task; the other worker takes these copies.
     copies = [shop.send("exclusive", "report") for _ in range(8)]
     for copy in copies:
         with pytest.raises(TaskRevokedError, match=running.id):
@@ -57,7 +57,7 @@ def test_different_arguments_run_in_parallel(shop: Shop, pool: str) -> None:
 
 
 def test_plain_copies_do_overlap(shop: Shop) -> None:
-    """The checker can fail."""
+    """This shows that the checker can fail."""
     shop.start("one", "two")
     for result in [shop.send("plain", "report", 0.5) for _ in range(4)]:
         result.get(timeout=LIMIT)
@@ -81,7 +81,7 @@ def test_killed_worker_frees_its_lock_when_the_lease_ends(shop: Shop) -> None:
     (victim,) = shop.start("victim")
     shop.send("exclusive", "report", 60.0)
     shop.record.wait_for(starts=1)
-    # Past the first renewal, so that the end of the lease is not that of the acquire.
+    # Wait past the first renewal, so that the lease ends later than the one of the acquire.
     clock.sleep(TTL * 0.6)
     killed_at = clock.now()
     victim.kill()
@@ -99,7 +99,7 @@ def test_waiter_gets_the_lock_of_a_killed_worker_within_ttl_and_a_second(shop: S
     (run,) = shop.record.wait_for(starts=1)
     if os.getpgid(run.pid) != victim.process.pid:
         victim, heir = heir, victim
-    # Sent to the queue of both; the victim's free slot may take it, and it is then lost with the victim.
+    # Both workers take from their queue: the victim's free slot may take one, which is then lost with the victim.
     waiters = [shop.send("waiting", "report", acks_late=True) for _ in range(4)]
     assert waiters
     killed_at = clock.now()
@@ -136,7 +136,7 @@ def test_caller_that_has_the_result_finds_the_lock_free(shop: Shop) -> None:
 
 
 def test_eager_call_leaves_no_thread(redis_server: RedisServer) -> None:
-    """Suites that look for threads after each test call tasks eagerly."""
+    """Test suites that look for leftover threads after each test call tasks eagerly."""
     app = Celery("eager", set_as_current=False, singleton_lock_backend=redis_server.url)
 
     @app.task(base=SingletonTask, shared=False, name="eager.report")

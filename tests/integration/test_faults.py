@@ -13,10 +13,10 @@ from tests.integration.conftest import POOLS, Shop, is_alive, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Of the locks in these tests (see `shop_on`).
+#: Seconds of the leases in these tests (see `shop_on`).
 TTL = 2.0
 
-#: Of those that must stop in time: what is left of it by then is more than a busy machine takes away.
+#: For tasks that must stop in time: what is left of the lease by then is more than a busy machine takes away.
 LONG_TTL = 8.0
 
 LONG = {"singleton_lock": {"ttl": LONG_TTL}}
@@ -24,7 +24,7 @@ LONG = {"singleton_lock": {"ttl": LONG_TTL}}
 
 @pytest.fixture
 def split(redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    """A shop whose locks are on a server of their own, which the test may break."""
+    """A shop with a separate lock server, which the test may break."""
     return shop_on(redis_server, locks=own_redis)
 
 
@@ -93,7 +93,7 @@ def test_lost_run_is_retried_where_the_task_says_so(split: Shop, own_redis: Redi
     own_redis.pause()
     split.record.wait_for(ends=1, job="report")
     own_redis.resume()
-    # default_retry_delay is 3 minutes; that the retry was sent is what counts here.
+    # default_retry_delay is 3 minutes; here it only matters that the retry was sent.
     while result.state != "RETRY":
         clock.sleep(0.01)
 
@@ -103,7 +103,7 @@ def test_holder_notices_that_redis_restarted_empty(split: Shop, own_redis: Redis
     victim = split.send("exclusive", "report", 60.0)
     split.record.wait_for(starts=1)
     own_redis.restart()
-    with pytest.raises(LockLost, match=r"does not have it any more|could not be renewed"):
+    with pytest.raises(LockLost, match=r"no longer has it|could not be renewed"):
         victim.get(timeout=LIMIT)
 
 
@@ -147,7 +147,7 @@ def test_unavailable_run(split: Shop, own_redis: RedisServer) -> None:
 def test_nothing_is_lost_when_broker_and_locks_are_down_together(
     own_redis: RedisServer, shop_on: Callable[..., Shop]
 ) -> None:
-    """The message was taken and acknowledged, and nothing can be sent: it waits in its slot."""
+    """The message was received and acknowledged, and nothing can be sent: it waits in its slot."""
     with RedisServer() as broker:
         shop = shop_on(broker, locks=own_redis, broker_transport_options={"socket_timeout": 1})
         (worker,) = shop.start("one")
@@ -170,7 +170,7 @@ def _wait_for_log(worker: object, text: str, times: int) -> None:
 
 
 def test_process_group_is_really_that_of_the_worker(split: Shop) -> None:
-    """`kill` is meant to take the children too."""
+    """`kill` must kill the children, too."""
     (worker,) = split.start("one")
     split.send("exclusive", "report", 60.0)
     (run,) = split.record.wait_for(starts=1)

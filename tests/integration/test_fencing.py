@@ -1,4 +1,4 @@
-"""A worker that is stopped past its lease, and goes on to write."""
+"""A worker that is stopped until its lease has ended, and then goes on to write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORES = ("redis", "sqlalchemy", "django", "s3")
 
 @pytest.fixture
 def s3(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Make the stores, which workers find by their environment; the URL of that of objects."""
+    """Make the stores, which workers find through their environment; returns the URL of the object store."""
     database = shop.directory / "database"
     connection = sqlite3.connect(database)
     connection.execute("CREATE TABLE report (name TEXT PRIMARY KEY, text TEXT, fence BIGINT NOT NULL DEFAULT 0)")
@@ -44,7 +44,7 @@ def s3(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def contents(shop: Shop, s3: str) -> dict[str, str]:
-    """What is in each store."""
+    """The contents of each store."""
     connection = sqlite3.connect(shop.directory / "database")
     rows = dict(connection.execute("SELECT name, text FROM report").fetchall())
     connection.close()

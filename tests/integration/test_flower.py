@@ -1,4 +1,4 @@
-"""Flower, beside this package, shows what became of each copy."""
+"""Flower shows, with this package, what happened to each copy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Flower(Process):
         )
 
     def ask(self, path: str) -> dict[str, Any]:
-        """An answer of its API; empty as long as there is none."""
+        """An answer of its API; empty as long as there is no answer."""
         with suppress(OSError):
             answer: dict[str, Any] = json.loads(urllib.request.urlopen(self._url + path, timeout=LIMIT).read())
             return answer
@@ -50,7 +50,7 @@ class Flower(Process):
 
 @contextmanager
 def flower(shop: Shop) -> Iterator[Flower]:
-    """Start one, and wait until it receives events."""
+    """Start Flower, and wait until it receives events."""
     with Flower(shop) as started:
         until(lambda: started.ask("workers"), "Flower knows the worker")
         yield started

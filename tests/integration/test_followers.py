@@ -1,4 +1,4 @@
-"""A part of a canvas whose lock another message has: it ends as that ends, and what follows on it goes on."""
+"""A part of a canvas whose lock another message has: it ends like that message, and the canvas goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def value(result: AsyncResult) -> Any:
 
 
 def running(shop: Shop, job: Any) -> AsyncResult:
-    """A message that runs until the test lets it end."""
+    """Send a message that runs until the test lets it end."""
     result = job.delay("report", LONG)
     shop.record.wait_for(starts=1, job="report")
     return result
@@ -42,7 +42,7 @@ def until_followed(shop: Shop, times: int = 1) -> None:
 
 
 def come(shop: Shop) -> None:
-    """Workers take what waits in another queue from now on."""
+    """Let workers take the messages in another queue from now on."""
     shop.app.control.add_consumer("another")
 
 
@@ -60,7 +60,7 @@ def runs(shop: Shop, job: str = "report") -> int:
 
 
 class TestPlaces:
-    """Wherever it is in a canvas."""
+    """Wherever the part is in a canvas."""
 
     @pytest.mark.parametrize("scope", QUEUED)
     def test_group_of_equal_parts_runs_once(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
@@ -172,7 +172,7 @@ class TestPlaces:
         assert not first.ready()
 
     @pytest.mark.parametrize("name", ["skips", "raises", "chooses"])
-    def test_whatever_a_caller_would_get(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
+    def test_whatever_a_plain_caller_would_get(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
         job = getattr(tasks, name)
         first = job.apply_async(("report",), queue="another")
         start(shop, concurrency=2)
@@ -183,7 +183,7 @@ class TestPlaces:
         assert runs(shop) == 1
 
     def test_with_replace_each_part_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Newer arguments count there; and equal parts must not end each other."""
+        """With this policy, newer arguments count, and equal parts must not end each other."""
         result = group(tasks.newest.si("report"), tasks.newest.si("report")).apply_async()
         start(shop)
         assert value(result) == ["report", "report"]
@@ -201,7 +201,7 @@ class TestLeaderEnds:
             value(result)
         assert runs(shop) == 1
 
-    def test_and_retries_first(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_after_a_retry(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         first = running(shop, tasks.retries)
         result = chain(tasks.retries.si("report"), tasks.echo.s()).apply_async()
@@ -210,7 +210,7 @@ class TestLeaderEnds:
         assert value(result) == first.id
         assert {run.task_id for run in shop.record.runs("report")} == {first.id}
 
-    def test_and_is_replaced_first(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_after_a_replacement(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         running(shop, tasks.is_replaced)
         result = chain(tasks.is_replaced.si("report"), tasks.echo.s()).apply_async()
@@ -228,7 +228,7 @@ class TestLeaderEnds:
         assert [len(each) for each in value(result)] == [10_000] * 2
         assert runs(shop) == 1
 
-    def test_before_a_worker_comes_to_the_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_before_a_worker_gets_the_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
         job = tasks.who["until_executing"]
         first = job.apply_async(("report",), queue="another")
         result = chain(job.si("report"), tasks.echo.s()).apply_async()
@@ -240,7 +240,7 @@ class TestLeaderEnds:
 
 
 class TestLeaderIsGone:
-    """One of its followers runs, and the others end as that one does."""
+    """One of its followers runs, and the others end like that follower."""
 
     @pytest.fixture(params=quick_first("until_executed", "until_executing", "until_and_while_executing"))
     def job(self, tasks: SimpleNamespace, request: pytest.FixtureRequest) -> Any:
@@ -254,7 +254,7 @@ class TestLeaderIsGone:
         until_followed(shop, 4)
         assert runs(shop) == 0
         (lock,) = queued(shop)
-        delete(shop, lock)  # As `locks clear --orphaned` does, or as it ends by itself.
+        delete(shop, lock)  # As `locks clear --orphaned` does, or as if it had expired.
         found = value(result)
         assert len(set(found)) == runs(shop) == 1
         assert first.id not in found
@@ -308,8 +308,8 @@ class TestLeaderIsGone:
         assert {each.task_id for each in shop.record.runs("report")} == {first.id}
         assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
 
-    def test_its_sender_died_before_it_was_sent(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Its lock ends by itself."""
+    def test_never_sent_because_its_sender_died(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Its lock expires."""
         job = tasks.who_briefly
         job.delay("report")
         shop.app.control.purge()
@@ -318,7 +318,7 @@ class TestLeaderIsGone:
         assert value(result)
         assert runs(shop) == 1
 
-    def test_nothing_is_recorded_of_it_any_more(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_its_record_is_gone_too(self, shop: Shop, tasks: SimpleNamespace) -> None:
         job = tasks.who["until_executed"]
         first = job.apply_async(("report",), queue="another")
         result = chain(job.si("report"), tasks.echo.s()).apply_async()
@@ -356,14 +356,14 @@ class TestFollower:
         assert runs(shop) == 3
 
     def test_part_that_the_leader_sends_itself_does_not_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Its body may wait for that."""
+        """The leader's body may wait for that part."""
         start(shop, concurrency=2)
         first = tasks.sends_group.delay("report")
         assert value(first) == "report"
         until(AsyncResult(f"{first.id}-part", app=shop.app).ready)
 
     def test_chain_that_is_sent_twice_with_the_same_ids(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Its first step follows its last one, which is on its way already."""
+        """Its first step follows its last step, which has already been sent."""
         job = tasks.who["until_executed"]
         steps = chain(tasks.while_executing.si("before"), job.si("report"), tasks.echo.s())
         steps.freeze()
@@ -420,7 +420,7 @@ class TestFollower:
         assert value(result) == [first.id] * 10
         assert runs(shop) == 1
 
-    def test_no_other_is_sent_beside_a_running_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_no_duplicate_is_sent_while_a_follower_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
         job = tasks.who["until_executed"]
         job.delay("report")
         shop.app.control.purge()

@@ -1,4 +1,4 @@
-"""What an attacker may have written: into messages, with access to the broker only; and into Redis, with access to
+"""What an attacker may have written: into messages, with access to the broker only, or into Redis, with access to
 that.
 """
 
@@ -58,7 +58,7 @@ def store(redis_server: RedisServer) -> Iterator[RedisStore]:
 
 
 def say_all(shop: Shop) -> str:
-    """What an operator sees, by every command that reads what others wrote."""
+    """What an operator sees of every command that reads what others wrote."""
     said = [ask(shop, *words) for words in (["list"], ["list", "--json"], ["stats"], ["stats", "--json"])]
     said.append(ask(shop, "timeline", "--output", "-"))
     for result in said:
@@ -66,7 +66,7 @@ def say_all(shop: Shop) -> str:
     registry = CollectorRegistry()
     app = Celery("shop", set_as_current=False)
     app.conf.update(shop.conf)
-    registry.register(LockCollector(Runtime.of(app)))
+    registry.register(LockCollector.of(app))
     metrics = generate_latest(registry).decode()
     assert "singleton_lock_up 1.0" in metrics
     return "".join(result.output for result in said) + metrics
@@ -77,7 +77,7 @@ def assert_harmless(said: str) -> None:
 
 
 class TestMessages:
-    def test_evil_headers_of_a_refused_copy_break_nothing_that_is_shown(self, shop: Shop) -> None:
+    def test_evil_headers_of_a_refused_copy_break_no_display(self, shop: Shop) -> None:
         """A lone surrogate in a header broke the exporter and `locks stats` for 30 days."""
         (worker,) = shop.start("one", concurrency=3)
         shop.send("exclusive", "report", 600.0, task_id=f"holder-{EVIL[:-1]}")
@@ -90,10 +90,10 @@ class TestMessages:
         journal = open_url(shop.conf["singleton_lock_backend"]).journal(PREFIX, size=10_000)
         until(lambda: len(list(journal.entries(since=0.0))) == 3)
         assert_harmless(said := say_all(shop))
-        assert "\\x1b[2J" in said, "it is shown, as what it is"
+        assert "\\x1b[2J" in said, "it is shown as what it is"
         worker.kill()
 
-    def test_a_number_for_an_id_breaks_nothing_that_is_shown(self, shop: Shop) -> None:
+    def test_a_number_as_an_id_breaks_no_display(self, shop: Shop) -> None:
         (worker,) = shop.start("one", concurrency=2)
         with shop.app.connection_for_write() as connection:
             for task_id in (7, 8):
@@ -119,7 +119,7 @@ class TestMessages:
         assert shop.send("exclusive", "honest").get(timeout=LIMIT) == "honest"
         worker.kill()
 
-    def test_headers_that_are_none_are_left_out(self, shop: Shop) -> None:
+    def test_headers_of_the_wrong_type_are_left_out(self, shop: Shop) -> None:
         """A copy of such a message could not be sent again, and kept its worker's slot forever."""
         shop.start("one", concurrency=2)
         holder = shop.send("exclusive", "report", LONG)
@@ -156,7 +156,7 @@ def _nothing() -> None: ...
 
 class TestMemory:
     @pytest.mark.slow
-    def test_what_a_forger_fills_is_bounded(self, redis_server: RedisServer, store: RedisStore) -> None:
+    def test_memory_that_a_forger_fills_is_bounded(self, redis_server: RedisServer, store: RedisStore) -> None:
         """2,000 messages with ids and entries of 10 kB each made 120 MB and more."""
         app = Celery("shop", broker="memory://", set_as_current=False)
         app.conf.update(singleton_lock_backend=redis_server.url_of(2), singleton_lock_done_ttl=0)
@@ -196,7 +196,7 @@ class TestMemory:
         runtime.store.close()
 
 
-#: What a key may be of, each with what writes it.
+#: The types that a key may have, each with a function that writes it.
 KINDS: dict[str, Callable[[Any, bytes, bytes], Any]] = {
     "string": lambda client, key, junk: client.set(key, junk, ex=600),
     "list": lambda client, key, junk: client.rpush(key, junk, junk),
@@ -208,7 +208,7 @@ KINDS: dict[str, Callable[[Any, bytes, bytes], Any]] = {
 
 junk = st.binary(max_size=300) | anything.map(lambda value: json.dumps(value).encode())
 
-#: An owner, and what follows it.
+#: An owner and what comes after it.
 values = junk.map(lambda content: b"0" * 32 + content) | junk
 
 
@@ -227,7 +227,7 @@ class TestRedis:
     @example([("run", "string", b"0" * 32 + b"[" * 100_000)])
     @example([("run", "string", b"0" * 32 + b"[1e999,1e999,1e999,1e999,1e999,1e999,1e999,1e999,1e999]")])
     @example([("run", "string", b"0" * 32 + b'["a",7,8,9,"c",1,2,3,4]'), ("waiting", "list", b"")])
-    def test_other_locks_are_listed_beside_any_value(
+    def test_other_locks_are_listed_despite_any_foreign_value(
         self, redis_server: RedisServer, store: RedisStore, written: list[tuple[str, str, bytes]]
     ) -> None:
         key = key_of_text(PREFIX, "ours", "x")
@@ -263,7 +263,7 @@ class TestRedis:
     )
     @example([("counts", "hash", b"9" * 5000), ("refused", "hash", b"--5")])
     @example([("labels", "zset", b"\0"), ("last", "hash", b"1 1 x 1 ")])
-    def test_the_journal_goes_on_beside_any_value(
+    def test_the_journal_works_despite_any_foreign_value(
         self, redis_server: RedisServer, store: RedisStore, written: list[tuple[str, str, bytes]]
     ) -> None:
         from tests.contract.test_journal import refusal, run
@@ -296,7 +296,7 @@ class TestRedis:
         assert_harmless(say_all(shop))
 
     def test_read_only_user_is_enough_to_look(self, shop_on: Callable[..., Shop], own_redis: RedisServer) -> None:
-        """As `docs/security.md` has it."""
+        """As `docs/security.md` says."""
         with own_redis.client() as client:
             client.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", f"~{PREFIX}:*", "+@read")
             client.set(f"{PREFIX}:1:{{job:x}}:run", new_owner() + Holder("id", node="n").dumps(60.0), px=60_000)
@@ -306,7 +306,7 @@ class TestRedis:
         registry = CollectorRegistry()
         app = Celery("shop", set_as_current=False)
         app.conf.update(shop.conf)
-        registry.register(LockCollector(Runtime.of(app)))
+        registry.register(LockCollector.of(app))
         assert 'singleton_lock_held_now{lock="job"} 1.0' in generate_latest(registry).decode()
 
 

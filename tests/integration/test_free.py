@@ -1,4 +1,4 @@
-"""`celery locks release` and `clear` on locks of real workers: the dead ones' are freed, the others' only by force."""
+"""`celery locks release` and `clear` on real workers' locks: those of dead workers are freed, others only by force."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(shop: Shop) -> Store:
 
 
 def taken(store: Store, *, key: str = KEY, ttl: float = 60.0, **options: Any) -> Lease:
-    """Held by a process of which nothing is known, and that renews nothing."""
+    """Take a lock for an unknown process that renews nothing."""
     lease = store.acquire(
         LockRequest(key, new_owner(), ttl=ttl, holder=Holder("made-up", node="gone@elsewhere", pid=7, **options))
     )
@@ -64,7 +64,7 @@ class TestLiving:
         assert (freed.exit_code, freed.stdout.split()[0]) == (0, "freed")
         shop.record.wait_for(ends=1, job="report")
         until(lambda: [run.task_id for run in shop.record.runs("lost")] == [result.id])
-        with pytest.raises(Exception, match="does not have it any more"):
+        with pytest.raises(Exception, match="no longer has it"):
             result.get(timeout=LIMIT)
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
 
@@ -103,7 +103,7 @@ class TestDead:
         assert freed.stdout.rstrip().endswith("on gone@elsewhere (pid 7): it was not renewed in time")
         assert shop.held() == []
 
-    def test_only_the_dead_ones_of_several_are_freed(self, shop: Shop, store: Store) -> None:
+    def test_only_the_locks_of_dead_processes_are_freed(self, shop: Shop, store: Store) -> None:
         dead, kept = (key_of_text("singleton_lock", "made", text) for text in "12")
         taken(store, key=dead, process=over())
         store.free(taken(store, key=kept), reservation=Reservation(Holder("next", 1, "gone@elsewhere"), 60.0))
@@ -130,7 +130,9 @@ class TestAsking:
         assert ask(shop, "release", KEY, "--force", answer="y\n").exit_code == 0
         assert shop.held() == []
 
-    def test_holder_at_the_time_of_the_answer_keeps_the_lock(self, shop: Shop, store: Store, tmp_path: Path) -> None:
+    def test_lock_that_changed_hands_before_the_answer_is_not_freed(
+        self, shop: Shop, store: Store, tmp_path: Path
+    ) -> None:
         lease, said = taken(store), tmp_path / "said"
         with (
             said.open("w") as errors,
@@ -157,10 +159,10 @@ class TestAsking:
         assert nothing.exit_code == 1
         assert f"{KEY} is not held" in nothing.stderr
 
-    def test_clear_wants_to_know_of_which(self, shop: Shop) -> None:
+    def test_clear_needs_a_filter(self, shop: Shop) -> None:
         assert ask(shop, "clear", "--yes").exit_code == 2
 
-    def test_value_of_a_stranger_is_not_freed_by_force(self, shop: Shop) -> None:
+    def test_foreign_value_is_not_freed_by_force(self, shop: Shop) -> None:
         with shop.locks() as client:
             client.set(f"{KEY}:run", "somebody", ex=60)
         refused = ask(shop, "release", KEY, "--force", "--yes")

@@ -1,4 +1,4 @@
-"""What others see of exclusive tasks: the worker's main process, `map` and `chunks`, watchers of events."""
+"""How other parts see exclusive tasks: the worker's main process, `map` and `chunks`, monitors of events."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.integration.events import watching
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Runs one task at a time, so that none meets a held lock.
+#: A pool that runs one task at a time, so that no task meets a held lock.
 SOLO = pytest.param("solo", marks=pytest.mark.slow)
 
 
-def test_key_is_made_where_the_task_runs_and_nowhere_else(shop: Shop) -> None:
-    """The main process knows it all the same: it frees the lock of a child that is killed."""
+def test_key_is_made_only_where_the_task_runs(shop: Shop) -> None:
+    """The main process knows the key all the same: it frees the lock of a killed child."""
     (worker,) = shop.start("one", concurrency=2)
     shop.conf["singleton_lock_ttl"] = 60.0
     shop.send("slowly_keyed", "report", 0.7, 60.0)
     (first, run) = shop.record.wait_for(starts=2)
     assert (first.job, run.job) == ("key", "report")
-    shop.app.control.revoke(["something"])  # Whatever the consumer does meanwhile.
+    shop.app.control.revoke(["something"])  # The consumer may do other things meanwhile.
     until(lambda: shop.held())
     os.kill(run.pid, signal.SIGKILL)
     until(lambda: not shop.held())
@@ -48,7 +48,7 @@ def test_slow_key_delays_nobody_else(shop: Shop) -> None:
 
 
 def send_starmap(shop: Shop, task: str, *items: tuple[Any, ...]) -> Any:
-    """As `task.starmap(items).delay()`, and as each part of `task.chunks(items, n).delay()`."""
+    """Send what `task.starmap(items).delay()` sends, and each part of `task.chunks(items, n).delay()`."""
     return shop.app.send_task("celery.starmap", kwargs={"task": dict(shop.sign(task)), "it": [*items]})
 
 

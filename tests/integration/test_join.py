@@ -1,4 +1,4 @@
-"""A copy that joins the task which has its lock ends as that ends, and nobody waits forever."""
+"""A copy that joins the task with its lock ends like that task, and nobody waits forever."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def signed(shop: Shop, task: str, *args: Any) -> Any:
 
 
 def holder(shop: Shop, task: str = "exclusive", *args: Any, **options: Any) -> AsyncResult:
-    """A task that has the lock of "report" until the test lets it end."""
+    """Send a task that has the lock of "report" until the test lets it end."""
     result = shop.send(task, "report", *(args or (LONG,)), headers=JOIN, **options)
     shop.record.wait_for(starts=1, job="report")
     return result
@@ -55,12 +55,12 @@ def until_joined(shop: Shop, copies: int) -> None:
 
 
 class TestHolderEnds:
-    def test_all_end_as_it_does(self, shop: Shop) -> None:
+    def test_all_copies_end_as_it_does(self, shop: Shop) -> None:
         shop.start("one", "two")
         first = holder(shop)
         copies = [join(shop, "exclusive", "report") for _ in range(20)]
         until_joined(shop, 20)
-        # In no slot: another task is run meanwhile.
+        # They take no slot: another task runs meanwhile.
         assert shop.send("exclusive", "other").get(timeout=LIMIT) == "other"
         shop.record.let_end("report")
         assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 21
@@ -89,7 +89,7 @@ class TestHolderEnds:
         assert len(shop.record.runs("report")) == 1
 
     def test_with_a_value_that_is_forgotten_before_they_look(self, shop: Shop) -> None:
-        """Its caller has got it, and has the result backend forget it, while they wait for a slot."""
+        """While the copies wait for a slot, the holder's caller gets the value and has the result backend forget it."""
         shop.start("one", concurrency=2)
         first = holder(shop)
         copies = [join(shop, "exclusive", "report") for _ in range(2)]
@@ -105,8 +105,8 @@ class TestHolderEnds:
         assert [each.get(timeout=LIMIT) for each in [*copies, *others]] == ["report"] * 2 + ["other"] * 2
         assert len(shop.record.runs("report")) == 1
 
-    def test_and_retries_first(self, shop: Shop) -> None:
-        """It is waited for until its last attempt, though the lock is free between two."""
+    def test_after_a_retry(self, shop: Shop) -> None:
+        """The copies wait for its last attempt, though the lock is free between two attempts."""
         shop.start("one", "two")
         first = holder(shop, "retrying_when_told", LONG, 1.0)
         copies = [join(shop, "retrying_when_told", "report", LONG, 1.0) for _ in range(3)]
@@ -117,7 +117,7 @@ class TestHolderEnds:
         assert {run.task_id for run in runs} == {first.id}
         assert len(runs) == 2
 
-    def test_and_is_replaced_first(self, shop: Shop) -> None:
+    def test_after_a_replacement(self, shop: Shop) -> None:
         shop.start("one", "two")
         first = holder(shop, "replaced_when_told", LONG, 1.0)
         copies = [join(shop, "replaced_when_told", "report", LONG, 1.0) for _ in range(3)]
@@ -127,8 +127,8 @@ class TestHolderEnds:
         assert len(shop.record.runs("report")) == 1
         assert len(shop.record.runs("after")) == 1
 
-    def test_while_another_one_takes_the_lock(self, shop: Shop) -> None:
-        """They have their end, and do not wait for that one."""
+    def test_while_another_task_takes_the_lock(self, shop: Shop) -> None:
+        """The copies have their end, and do not wait for the other task."""
         shop.start("one", "two", concurrency=2)
         first = holder(shop)
         copies = [join(shop, "exclusive", "report") for _ in range(5)]
@@ -143,7 +143,7 @@ class TestHolderEnds:
         assert next_one.get(timeout=LIMIT) == "report"
 
     def test_and_its_lock_is_kept_for_a_while(self, shop: Shop) -> None:
-        """`lock_at_least_for`: what comes meanwhile has the end at once."""
+        """`lock_at_least_for`: a copy that comes meanwhile gets the end at once."""
         shop.start("one", "two")
         call = {"at_least_for": 300.0, "on_conflict": "join"}
         assert shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT) == "report"
@@ -153,7 +153,7 @@ class TestHolderEnds:
 
 class TestHolderDies:
     @pytest.mark.parametrize("task", ["exclusive", "rejected_when_lost"])
-    def test_one_of_them_runs(self, shop: Shop, task: str) -> None:
+    def test_one_copy_runs(self, shop: Shop, task: str) -> None:
         shop.start("one", "two")
         first = holder(shop, task)
         copies = [join(shop, task, "report", 0.5) for _ in range(5)]
@@ -194,7 +194,7 @@ class TestHolderDies:
 
     @pytest.mark.parametrize("countdown", [0.0, 1.0])
     def test_revoked_between_two_attempts(self, shop: Shop, countdown: float) -> None:
-        """Its next one never begins: nobody waits for that. (Celery may store REVOKED, and over that RETRY.)"""
+        """Its next attempt never begins, so nobody waits for it. (Celery may store REVOKED, and RETRY over it.)"""
         shop.start("one", "two")
         first = holder(shop, "retrying_when_told", LONG, countdown)
         copies = [join(shop, "retrying_when_told", "report", 0.0, 0.0) for _ in range(3)]
@@ -260,14 +260,14 @@ class TestJoinedCopy:
             result.get(timeout=LIMIT)
 
     def test_is_delivered_again(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-        """Its copies end as one: what follows on it is sent once."""
+        """Its deliveries end as one: its callback is sent once."""
         shop = shop_on(redis_server, singleton_lock_ttl=60.0, broker_transport_options=FORGETFUL)
         with redelivering(shop):
             shop.start("one", "two", concurrency=3)
             holder(shop, "late")
             copy = join(shop, "late", "report", link=shop.sign("mark"))
             until_joined(shop, 1)
-            # The same message again, as by a broker that has lost the acknowledgement.
+            # The same message again, as from a broker that has lost the acknowledgement.
             for _ in range(3):
                 join(shop, "late", "report", link=shop.sign("mark"), task_id=copy.id, root_id=copy.id)
             until(lambda: shop.log.count("on_conflict=join") >= 4)  # They have one id.
@@ -297,7 +297,7 @@ class TestJoinedCopy:
         until(lambda: copy.state == "REVOKED")
 
     def test_its_worker_is_shut_down(self, shop: Shop) -> None:
-        """Another one gets it from the broker."""
+        """Another worker gets it from the broker."""
         shop.start("one", "two")
         first = holder(shop)
         copies = [join(shop, "exclusive", "report") for _ in range(5)]
@@ -312,8 +312,8 @@ class TestJoinedCopy:
 
 
 class TestNotJoined:
-    def test_task_that_its_own_body_sends(self, shop: Shop) -> None:
-        """It may be waited for there, and would wait for its sender."""
+    def test_copy_that_the_task_sends_itself(self, shop: Shop) -> None:
+        """The task may wait for the copy, and the copy would wait for the task."""
         shop.start("one", "two")
         result = shop.send("joins_its_own_copy", "report")
         with pytest.raises(LockConflict):

@@ -1,4 +1,4 @@
-"""What was sent for a lock and given up, and is carried out later: it takes nothing, and frees nothing of others."""
+"""Requests that were given up and are carried out later: they take nothing, and free nothing of others."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from tests.proxy import LossyProxy
 
 KEY = "late:{job:1}"
 
-#: The highest fence that was given out, of this key and others.
+#: The highest fence given out for this key and others.
 FENCE = keyspace.shared_fence_key(keyspace.shared(KEY))
 ME = Holder("my-task", 1, "worker@host", 42, 1000.0)
 OTHER = Holder("other", 0, "elsewhere", 7, 1.0)
 
-#: Seconds: longer than any test, so that only what is freed is free.
+#: Seconds: longer than any test, so that a lock is free only if it was freed.
 TTL = 300.0
 
 
 class LateProxy(LossyProxy):
-    """Keeps the next requests back, and cuts the connections that they come on; `deliver` sends them at last."""
+    """Holds the next requests back, and cuts their connections; `deliver` sends them at last."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -54,13 +54,13 @@ class LateProxy(LossyProxy):
         self._to_hold = requests
 
     def deliver_first(self) -> None:
-        """Have the server carry out the first of them."""
+        """Let the server carry out the first of them."""
         with socket.create_connection(("127.0.0.1", self._port)) as connection:
             connection.sendall(self.held.pop(0))
             connection.recv(65536)
 
     def deliver(self) -> list[bytes]:
-        """What the server answers to each."""
+        """Send them; returns the server's answers."""
         answers = []
         for request in self.held:
             with socket.create_connection(("127.0.0.1", self._port)) as connection:
@@ -93,7 +93,7 @@ def proxy(own_redis: RedisServer) -> Iterator[LateProxy]:
 
 @pytest.fixture
 def store(proxy: LateProxy) -> Iterator[RedisStore]:
-    """A store behind the proxy, whose server knows the scripts already."""
+    """A store behind the proxy; the server already knows the scripts."""
     store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
     assert isinstance(store, RedisStore)
     store.free(taken(store))
@@ -104,7 +104,7 @@ def store(proxy: LateProxy) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def direct(own_redis: RedisServer) -> Iterator[RedisStore]:
-    """One that reaches the server without the proxy."""
+    """A store that reaches the server without the proxy."""
     store = open_url(own_redis.url)
     assert isinstance(store, RedisStore)
     yield store
@@ -165,7 +165,7 @@ class TestAcquire:
         assert store.free(lease)
         assert store.held(KEY) == []
 
-    def test_none_of_them_takes_anything_when_all_were_given_up(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_no_try_takes_anything_when_all_were_given_up(self, store: RedisStore, proxy: LateProxy) -> None:
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
             ask(store, holder=ME)
@@ -174,10 +174,10 @@ class TestAcquire:
         proxy.deliver()
         assert store.held(KEY) == []
 
-    def test_put_back_copy_takes_what_was_given_up(
+    def test_put_back_copy_takes_over_what_was_given_up(
         self, own_redis: RedisServer, direct: RedisStore, store: RedisStore
     ) -> None:
-        """The server wakes up, and carries out what lay in its sockets before anything else arrives."""
+        """The server wakes up, and carries out the requests in its sockets before anything else arrives."""
         owner = new_owner()
         own_redis.pause()
         with pytest.raises(LockUnavailable):
@@ -214,7 +214,7 @@ class TestAcquire:
     def test_interrupted_acquire_that_arrives_later(
         self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A time limit that strikes while the answer is awaited."""
+        """A time limit strikes during the wait for the answer."""
         run = store._servers.run
 
         def interrupted(call: Call, **options: float) -> object:
@@ -235,7 +235,7 @@ class TestAcquire:
     def test_acquire_that_is_interrupted_at_any_line_after_its_first_answer_was_lost(
         self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The server has carried it out: nothing of that is to stay, wherever the interruption comes."""
+        """The server has carried it out: nothing of that may stay, wherever the interruption comes."""
         run, lines_left = store._servers.run, 0
 
         def lost(call: Call, **options: float) -> object:
@@ -279,7 +279,7 @@ class TestAcquire:
 
 class TestAbandon:
     def test_acquire_that_arrives_later(self, store: RedisStore, proxy: LateProxy) -> None:
-        """As of a child that was killed while its request was under way."""
+        """As when a child was killed while its request was under way."""
         owner = new_owner()
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
@@ -310,7 +310,7 @@ class TestAbandon:
 
 
 class TestLeave:
-    """The main process leaves the records of killed children: it must not wait once for each."""
+    """The main process writes the records of killed children: it must not wait for each of them."""
 
     def test_waits_once_for_a_server_that_is_silent(
         self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +337,7 @@ class TestLeave:
         lease = taken(direct)
         own_redis.pause()
         direct.remember(KEY, Record(ME.message, b"killed", 60.0))
-        direct._pending.start_anew()  # As if it were said only after the next.
+        direct._pending.start_anew()  # As if it were sent only after the next one.
         owed = lock_commands.free(lease, record=Record(ME.message, b"killed", 60.0)).again()
         own_redis.resume()
         direct.free(lease, record=Record(ME.message, b"settled", 60.0))
@@ -365,7 +365,7 @@ class TestRelease:
         until(lambda: is_settled(direct))
         assert direct.free(lease), "the first one worked"
 
-    def test_that_arrives_late_frees_nothing_of_the_next_holder(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_late_request_frees_nothing_of_the_next_holder(self, store: RedisStore, proxy: LateProxy) -> None:
         lease = taken(store)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
@@ -387,7 +387,7 @@ class TestRelease:
         heir = taken(store, holder=following)
         store.free(heir, record=Record(following.message, b"record", 60.0))
         proxy.deliver()
-        assert store.held(KEY) == [], "what arrives late keeps nothing for an heir that was there"
+        assert store.held(KEY) == [], "a late release keeps nothing for an heir that has come"
 
     def test_keeps_nothing_for_an_heir_that_has_run(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease, following = taken(direct, holder=ME), replace(ME, retries=2)
@@ -415,7 +415,7 @@ class TestRelease:
     def test_first_try_that_comes_last_does_not_unsettle_the_message(
         self, store: RedisStore, proxy: LateProxy, seconds: float
     ) -> None:
-        """It does not say that it is a repetition."""
+        """A first try is not marked as a repetition."""
         lease, ended = taken(store, holder=ME), Outcome("SUCCESS", b"value")
         proxy.hold(1)
         assert store.free(lease, record=ended.record_of(ME, seconds))
@@ -424,15 +424,15 @@ class TestRelease:
         proxy.deliver()
         assert [record.content for record in store.inspect(KEY).records] == [settled.content]
 
-    def test_of_another_run_is_its_own_end(self, store: RedisStore) -> None:
-        """What Celery makes of a child that was killed comes last."""
+    def test_record_of_another_run_replaces_the_first(self, store: RedisStore) -> None:
+        """Celery's verdict on a killed child comes last."""
         store.free(taken(store, holder=ME), record=Outcome("SUCCESS").record_of(ME, OF_USE))
         failed = Outcome("FAILURE").record_of(ME, OF_USE)
         store.remember(KEY, failed)
         assert [record.content for record in store.inspect(KEY).records] == [failed.content]
 
-    def test_repeated_record_replaces_a_promise(self, store: RedisStore) -> None:
-        """And of what somebody else has put there."""
+    def test_repeated_record_replaces_a_provisional_one(self, store: RedisStore) -> None:
+        """And a foreign value."""
         lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
         with store._servers.connection() as connection:
             for value in (("SET", b"?refused"), ("LPUSH", b"a stranger's")):
@@ -441,8 +441,8 @@ class TestRelease:
                 store._servers.run(lock_commands.free(lease, record=record).again())
                 assert connection.ask(("GET", keyspace.done_key(KEY, ME.message))) == b"record"
 
-    def test_is_over_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: RedisStore) -> None:
-        """Somebody else's value is in the place of the wake-ups: it must not make the end be said again and again."""
+    def test_is_complete_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        """A foreign value is at the key for wake-ups: the release must not be repeated over and over because of it."""
         lease = taken(direct, holder=ME)
         with own_redis.client() as client:
             client.zadd(keyspace.waiting_key(KEY), {"waiter": 1})
@@ -452,10 +452,10 @@ class TestRelease:
         assert direct.held(KEY) == []
 
     @pytest.mark.parametrize("at_once", [False, True])
-    def test_comes_before_the_note_that_all_was_sent(
+    def test_is_written_before_the_record_that_all_was_sent(
         self, own_redis: RedisServer, direct: RedisStore, at_once: bool
     ) -> None:
-        """Else a copy would find a record that says: perhaps nothing of what follows was sent."""
+        """Otherwise a copy would find a record that says that perhaps none of the next tasks were sent."""
         writer, record = RecordWriter(direct), Record(ME.message, b"record", 60.0)
         lease = taken(direct, holder=ME)
         say_again, direct._pending._repeater._settle = direct._pending._repeater._settle, lambda: True
@@ -474,7 +474,7 @@ class TestRelease:
         until(lambda: not writer._records)
         assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
-    def test_holds_up_the_notes_of_no_other_lock(
+    def test_delays_the_records_of_no_other_lock(
         self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("celery_singleton_lock.record_writer.BATCH", 1)
@@ -494,10 +494,10 @@ class TestRelease:
             direct.replace_records([(KEY, record), ("other", record._replace(content=b"again"))])
         assert [record.content for record in direct.inspect("other").records] == [b"again"]
 
-    def test_is_repeated_if_it_was_interrupted_while_being_noted(
+    def test_is_repeated_if_it_was_interrupted_before_it_was_sent(
         self, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A soft time limit may come there."""
+        """A soft time limit may strike there."""
         lease, record = taken(direct, holder=ME), Record(ME.message, b"record", 60.0)
 
         def interrupted(*_: object) -> None:
@@ -513,7 +513,7 @@ class TestRelease:
 
 
 class TestAge:
-    """A copy of the message sees by the time that is left of a record how long ago the body ended."""
+    """A copy of the message sees from the remaining time of a record how long ago the body ended."""
 
     @pytest.fixture
     def pass_time(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
@@ -522,7 +522,7 @@ class TestAge:
 
     @pytest.mark.parametrize("way", ["free", "remember"])
     @pytest.mark.parametrize("arrives", [True, False])
-    def test_mark_that_is_left_late_ends_when_it_would_have(
+    def test_record_that_is_written_late_expires_on_time(
         self,
         store: RedisStore,
         direct: RedisStore,
@@ -550,7 +550,7 @@ class TestAge:
         assert left.content == record.content
         assert 35 < left.seconds <= 40
 
-    def test_mark_that_is_over_is_not_left(
+    def test_record_that_has_expired_is_not_written(
         self, store: RedisStore, proxy: LateProxy, pass_time: Callable[[float], None]
     ) -> None:
         lease = taken(store, holder=ME)
@@ -625,13 +625,13 @@ class TestDebts:
         own_redis.resume()
         until(lambda: not thread.is_alive())
 
-    def test_it_is_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_are_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         own_redis.kill()
         direct._pending.add(("acquire", KEY, "x"), lock_commands.abandon(Hold(KEY, "x", ttl=1)), seconds=0.2)
         until(lambda: direct._pending._repeater._thread is None)
         assert is_settled(direct)
 
-    def test_it_is_bounded_in_number(
+    def test_are_bounded_in_number(
         self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("celery_singleton_lock.stores.redis.pending_calls.MOST", 10)
@@ -643,7 +643,7 @@ class TestDebts:
         own_redis.resume()
         until(lambda: is_settled(direct))
 
-    def test_what_the_server_refuses_does_not_hold_up_the_rest(
+    def test_call_that_the_server_refuses_does_not_delay_the_rest(
         self, own_redis: RedisServer, direct: RedisStore
     ) -> None:
         lease = taken(direct)
@@ -657,7 +657,7 @@ class TestDebts:
 
 
 class TestCutOff:
-    """A waiter is not thrown out by a connection that breaks."""
+    """A broken connection does not throw a waiter out."""
 
     def waiters(self, store: RedisStore, count: int) -> tuple[list[threading.Thread], list[object]]:
         ended: list[object] = []
@@ -709,9 +709,7 @@ class TestCutOff:
             thread.join(60)
         assert [type(it) for it in ended] == [LockUnavailable] * 2
 
-    def test_server_that_forbids_to_wait_is_asked_now_and_then(
-        self, own_redis: RedisServer, direct: RedisStore
-    ) -> None:
+    def test_server_that_forbids_waiting_is_polled(self, own_redis: RedisServer, direct: RedisStore) -> None:
         first = taken(direct)
         with own_redis.client() as client:
             client.acl_setuser("default", enabled=True, commands=["-blpop"])
@@ -742,8 +740,10 @@ class TestFrozenWaiters:
         return pid
 
     @pytest.mark.parametrize("wake_up", [False, True])
-    def test_live_one_gets_the_lock_in_seconds(self, own_redis: RedisServer, direct: RedisStore, wake_up: bool) -> None:
-        """Whatever the ttl: it was handed to one that did not take it."""
+    def test_live_waiter_gets_the_lock_in_seconds(
+        self, own_redis: RedisServer, direct: RedisStore, wake_up: bool
+    ) -> None:
+        """However long the ttl is: the lock was handed to a waiter that did not take it."""
         first = taken(direct)
         pids = [self.wait_in_a_child(own_redis.url, number, wake_up=wake_up) for number in range(4)]
         try:
@@ -819,7 +819,7 @@ class TestFences:
             assert lease.fence == 2**52 + 1
             assert client.get(FENCE) == str(2**52 + 1)
 
-    def test_time_is_asked_once(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_time_is_asked_for_once(self, own_redis: RedisServer, direct: RedisStore) -> None:
         direct.free(taken(direct))
         with own_redis.client() as client:
             client.config_resetstat()
@@ -828,7 +828,7 @@ class TestFences:
         assert stats["cmdstat_time"]["calls"] == 1
         assert "cmdstat_xadd" not in stats
 
-    def test_time_that_may_not_be_asked_for(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_user_without_the_right_to_ask_for_the_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         first = taken(direct)
         direct.free(first)
         with own_redis.client() as client:
@@ -839,14 +839,14 @@ class TestFences:
             assert {key.rpartition(":")[2] for key in client.scan_iter()} == {"fence"}
 
 
-def test_what_has_not_reached_the_server_is_dropped(own_redis: RedisServer) -> None:
-    """The kernel would go on sending it when the connection is closed, also after minutes without a network."""
+def test_commands_that_have_not_reached_the_server_are_dropped(own_redis: RedisServer) -> None:
+    """After the connection is closed, the kernel would go on sending them, even after minutes without a network."""
     server = Server(ConnectionPool(port=own_redis.port))
     connection = server.open()
-    connection.send(("CLIENT", "REPLY", "OFF"))  # Or it would be the answers that end the connection.
+    connection.send(("CLIENT", "REPLY", "OFF"))  # Otherwise the answers would end the connection.
     own_redis.pause()
     for _ in range(20):
-        connection.send(("SET", "filler", "x" * 100_000))  # Of which the server reads 16 kB at a time.
+        connection.send(("SET", "filler", "x" * 100_000))  # The server reads 16 kB of it at a time.
     connection.send(("SET", "ghost", 1))
     connection.drop()
     own_redis.resume()

@@ -1,4 +1,4 @@
-"""What is left out of a call means what it would say: a plain call does to a server what the same one in full does."""
+"""Arguments that a call leaves out mean their defaults: a short call does to a server what the full call does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def client(redis_server: RedisServer) -> Iterator[Redis]:
 
 
 def acquired(client: Redis, options: dict[str, bool], said: Said, owner: str = OWNER) -> Any:
-    """The answer, without the fence."""
+    """The answer without the fence."""
     keys, asked = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options), NAME)
     kind, *rest = run(client, Call(lock_commands.ACQUIRE, keys, said(asked)))
     return [kind, rest[-1] if kind == 1 else None]
@@ -54,7 +54,7 @@ def run(client: Redis, call: Call) -> Any:
 
 
 def left(client: Redis) -> dict[bytes, tuple[object, int]]:
-    """What is there, without fences and moments, and for how many minutes."""
+    """The values on the server, without fences and times, and their minutes to live."""
     found = {}
     for key in client.scan_iter():
         kind = client.type(key)
@@ -67,7 +67,7 @@ def left(client: Redis) -> dict[bytes, tuple[object, int]]:
     return found
 
 
-#: What may be there.
+#: What may be on the server.
 STATES: dict[str, Callable[[Redis], object]] = {
     "free": lambda client: None,
     "held": lambda client: acquired(client, {}, lock_commands.said, OTHER),
@@ -80,7 +80,7 @@ STATES: dict[str, Callable[[Redis], object]] = {
     "noted": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[2])),
 }
 
-#: Where an acquire gets nothing; and where it looks for a record, too.
+#: States in which an acquire gets nothing; and those for an acquire that also looks for a record.
 NONE = {"held", "of several slots", "given up", "asked too late"}
 NONE_ONCE = {*NONE, "recorded", "noted"}
 

@@ -1,4 +1,4 @@
-"""Copies that wait for a lock in workers' main processes, and are begun when that is free."""
+"""Copies that wait for a lock in workers' main processes, and start when it is free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers import RedisServer
 #: Seconds of leases: longer than a busy machine stops a process for.
 TTL = 60.0
 
-#: Seconds in which a copy that looked for itself would have looked again, twice.
+#: Seconds in which a copy that looked by itself would have looked twice again.
 SEVERAL_DELAYS = 4.0
 
 
@@ -39,13 +39,13 @@ def in_line(shop: Shop) -> int:
 
 
 def delivered(shop: Shop) -> int:
-    """How many messages workers have, of which the broker knows that."""
+    """How many messages workers have, according to the broker."""
     with Redis.from_url(shop.conf["broker_url"]) as broker:
         return broker.hlen("unacked")
 
 
 def send(shop: Shop, count: int, job: str = "report", **options: object) -> Sequence[AsyncResult]:
-    """Copies that are all refused, and wait."""
+    """Send copies; all are refused, and wait."""
     refused = conflicts(shop)
     results = [shop.send("patient", job, **options) for _ in range(count)]
     until(lambda: conflicts(shop) == refused + count)
@@ -55,7 +55,7 @@ def send(shop: Shop, count: int, job: str = "report", **options: object) -> Sequ
 
 
 def check(shop: Shop, results: Sequence[AsyncResult]) -> None:
-    """All have run, one at a time."""
+    """Check that all have run, one at a time."""
     assert [result.get(timeout=LIMIT) for result in results] == ["report"] * len(results)
     assert overlaps(shop.record.runs("report")) == []
 
@@ -74,7 +74,7 @@ def test_copies_take_no_slot_until_the_lock_is_free(shop: Shop, pool: str) -> No
 
 def test_first_come_first_served(shop: Shop) -> None:
     shop.start("holding", arguments=("-Q", "held"))
-    shop.start("one", concurrency=1)  # Two that are begun together may overtake each other.
+    shop.start("one", concurrency=1)  # Two copies that start together may overtake each other.
     holder = shop.send("exclusive", "report", LONG, queue="held")
     shop.record.wait_for(starts=1)
     results = [result for _ in range(6) for result in send(shop, 1)]
@@ -97,9 +97,9 @@ def test_copy_that_was_revoked_does_not_keep_the_next_one_waiting(shop: Shop) ->
 
 
 def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    """Its lease ends, and the lock is found free."""
+    """Its lease ends, and the waiters find the lock free."""
     shop = shop_on(redis_server)
-    (dying,) = shop.start("dying", arguments=("-Q", "held"))  # It is to have none of the copies.
+    (dying,) = shop.start("dying", arguments=("-Q", "held"))  # It must not get any of the copies.
     shop.send("exclusive", "report", LONG, queue="held")
     shop.record.wait_for(starts=1)
     shop.start("other")
@@ -109,9 +109,7 @@ def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on:
     assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
 
 
-def test_main_process_that_is_killed_keeps_nobody_else_waiting(
-    redis_server: RedisServer, shop_on: Callable[..., Shop]
-) -> None:
+def test_killed_main_process_keeps_nobody_else_waiting(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
     """The broker still has its copies, and delivers them again."""
     shop = shop_on(redis_server, singleton_lock_ttl=TTL, broker_transport_options=FORGETFUL)
     shop.start("staying")
@@ -119,7 +117,7 @@ def test_main_process_that_is_killed_keeps_nobody_else_waiting(
     shop.record.wait_for(starts=1)
     (killed,) = shop.start("killed")
     results = send(shop, 8)
-    # Workers have all copies: one that was on its way to a worker would be lost with that, by kombu.
+    # Workers have all copies: kombu would lose a copy on its way to the killed worker.
     until(lambda: in_line(shop) == 2 and delivered(shop) == len(results))
     killed.kill()
     shop.record.let_end("report")
@@ -127,7 +125,7 @@ def test_main_process_that_is_killed_keeps_nobody_else_waiting(
         check(shop, [holder, *results])
 
 
-def test_connections_that_are_cut_cost_no_wake_up(shop: Shop) -> None:
+def test_cut_connections_cost_no_wake_up(shop: Shop) -> None:
     shop.start("one", "two")
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
@@ -157,7 +155,7 @@ def test_worker_that_is_shut_down_leaves_its_copies_to_another(shop: Shop) -> No
 def test_on_rabbitmq(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], tmp_path: Path, kind: str
 ) -> None:
-    """Where there are quorum queues, what a worker holds takes others' places: there RabbitMQ keeps the copies."""
+    """With quorum queues, copies that a worker holds would take the places of others: RabbitMQ keeps them instead."""
     shop = shop_on(
         redis_server,
         broker_url=rabbitmq.url,

@@ -1,4 +1,4 @@
-"""Locks outside of tasks, on a real server: what redis-py's lock does, and what it does not."""
+"""Locks outside of tasks, on a real server: what redis-py's lock does, and what it does not do."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class TestDropIn:
             theirs, ours = (inspect.signature(getattr(cls, name)).parameters for cls in (redis.lock.Lock, Lock))
             assert [(it.name, it.default) for it in theirs.values()] == [(it.name, it.default) for it in ours.values()]
 
-    def test_clients_make_it(self, client: Redis) -> None:
+    def test_client_makes_it(self, client: Redis) -> None:
         with client.lock(NAME, timeout=5, lock_class=Lock) as lock:
             assert isinstance(lock, Lock)
             assert lock.owned()
 
-    def test_it_and_redis_pys_exclude_each_other(self, client: Redis) -> None:
-        """In a rolling deploy both are in use."""
+    def test_it_and_redis_pys_lock_exclude_each_other(self, client: Redis) -> None:
+        """Both are in use during a rolling deploy."""
         ours, theirs = Lock(client, NAME), client.lock(NAME, timeout=5)
         assert ours.acquire()
         assert not theirs.acquire(blocking=False)
@@ -92,7 +92,7 @@ def test_code_of_the_documentation_runs(own_redis: RedisServer, monkeypatch: pyt
 
 
 class TestHolding:
-    def test_one_holds_it(self, make: Callable[..., Lock]) -> None:
+    def test_only_one_holds_it(self, make: Callable[..., Lock]) -> None:
         one, other = make(), make()
         assert one.acquire()
         assert one.owned()
@@ -121,7 +121,7 @@ class TestHolding:
             assert not make().acquire(blocking=False)
         assert not lock.locked()
 
-    def test_it_can_end_by_itself(self, make: Callable[..., Lock]) -> None:
+    def test_it_can_expire(self, make: Callable[..., Lock]) -> None:
         lock = make(timeout=0.3, renew=False)
         lock.acquire()
         with make() as other:
@@ -164,7 +164,7 @@ class TestHolding:
         assert not lock.locked()
 
     def test_lock_of_a_thread_that_is_gone_ends(self, make: Callable[..., Lock]) -> None:
-        """Or it would be renewed forever."""
+        """Otherwise it would be renewed forever."""
         lock = make(timeout=0.3)
         assert in_thread(lock.acquire)
         assert lock.acquire(blocking_timeout=10)
@@ -182,7 +182,7 @@ class TestHolding:
             client.flushall()
 
     def test_lock_that_was_there_until_its_release_was_not_lost(self, make: Callable[..., Lock], client: Redis) -> None:
-        """A process that was frozen trusts its lease no more; on the server it had some time left."""
+        """A process that was frozen no longer trusts its lease; on the server the lease had some time left."""
         lock = make()
         lock.acquire()
         lock.local.held.lease.lose("the lease ended")
@@ -199,7 +199,7 @@ class TestHolding:
         client.flushall()
         assert lost.wait(5)
         assert lock.lost
-        with pytest.raises(NotOwned, match="does not have it any more"):
+        with pytest.raises(NotOwned, match="no longer has it"):
             lock.check()
 
     @pytest.mark.parametrize("timeout", [0, 0.0004, -1, float("nan")])
@@ -274,7 +274,7 @@ class TestSemaphore:
             assert not Semaphore(client, NAME, 2).acquire(blocking=False)
 
     def test_lower_limit_counts_present_holders(self, client: Redis) -> None:
-        """In a rolling deploy: those that came under the higher limit count, wherever they are."""
+        """During a rolling deploy: holders that came under the higher limit count, whichever slots they have."""
         made = [Semaphore(client, NAME, 5, timeout=30) for _ in range(5)]
         assert all(one.acquire(blocking=False) for one in made)
         late = Semaphore(client, NAME, 2, timeout=30)
@@ -292,7 +292,7 @@ class TestSemaphore:
         with pytest.raises(ValueError, match="limit of semaphore"):
             Semaphore(client, NAME, 0)
 
-    def test_never_more_hold_it(self, client: Redis) -> None:
+    def test_never_more_holders_than_its_limit(self, client: Redis) -> None:
         holding, most, mutex = [0], [0], threading.Lock()
 
         def work() -> None:
@@ -315,7 +315,7 @@ class TestSemaphore:
 
 class TestWaiting:
     def queue(self, make: Callable[..., Lock], count: int, client: Redis, got: list[int]) -> list[threading.Thread]:
-        """Start waiters one after the other."""
+        """Start waiters one by one."""
         threads = []
         for number in range(count):
 
@@ -339,8 +339,8 @@ class TestWaiting:
         assert got == [*range(8)]
 
     @pytest.mark.slow
-    def test_they_keep_their_order_over_their_looks(self, client: Redis) -> None:
-        """They look every four seconds, and would come back behind later ones."""
+    def test_waiters_keep_their_order_while_they_look_again(self, client: Redis) -> None:
+        """Waiters look every four seconds, and might come back behind later ones."""
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
@@ -363,7 +363,7 @@ class TestWaiting:
         thread.start()
         return [thread]
 
-    def test_they_cost_next_to_nothing(self, client: Redis) -> None:
+    def test_waiters_cost_next_to_nothing(self, client: Redis) -> None:
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
@@ -371,13 +371,13 @@ class TestWaiting:
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
         clock.sleep(1.5)
         asked = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
-        assert asked <= 20, "each looks once a second, in case that a wake-up went to one that is frozen"
+        assert asked <= 20, "each looks once a second, in case a wake-up went to a frozen waiter"
         lock.release()
         for thread in threads:
             thread.join()
 
     def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
-        """Not for the waiter's own timeout, and not forever."""
+        """Not for the waiter's own timeout, nor forever."""
         assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
         began = clock.now()
         with Lock(client, NAME, timeout=60):
@@ -392,7 +392,7 @@ class TestWaiting:
         assert not other.acquire(blocking_timeout=0.6)
         timer.join()
 
-    def test_nothing_is_left_of_them(self, client: Redis) -> None:
+    def test_nothing_is_left_of_waiters(self, client: Redis) -> None:
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
@@ -453,17 +453,17 @@ class TestWhatBreaksOtherLocks:
         clock.sleep(1.5)
         assert all(not lock.lost for lock in locks)
         started = [thread.name for thread in set(threading.enumerate()) - threads]
-        # The heartbeat's; another one where an answer was late, or still one of the locks that a test before has lost.
+        # The heartbeat's thread; another one if an answer was late, or one of a lock that an earlier test has lost.
         assert len(started) <= 3, started
         assert client.info("clients")["connected_clients"] <= before + 2
         for lock in locks:
             lock.release()
 
-    def test_no_number_of_extensions_is_the_last(self, client: Redis) -> None:
+    def test_number_of_extensions_is_unlimited(self, client: Redis) -> None:
         with Lock(client, NAME, timeout=30) as lock:
             assert all(lock.extend(1, replace_ttl=True) for _ in range(20))
 
-    def test_lost_lock_does_not_hide_the_works_own_error(self, client: Redis) -> None:
+    def test_lost_lock_does_not_hide_the_error_of_the_work(self, client: Redis) -> None:
         with pytest.raises(ZeroDivisionError), Lock(client, NAME):
             client.flushall()
             raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""What a lock outside of tasks promises when it is used in odd ways: tokens, other ttls, lost answers, forks."""
+"""The promises of a lock outside of tasks that is used in odd ways: tokens, other ttls, lost answers, forks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.servers import Cluster, SentinelGroup, until
 
 
 class TestToken:
-    def test_it_lets_nobody_in(self, make: Callable[..., Lock]) -> None:
+    def test_equal_token_lets_nobody_in(self, make: Callable[..., Lock]) -> None:
         one, other = make(), make()
         assert one.acquire(token="x")
         assert not other.acquire(token="x", blocking=False)
@@ -43,7 +43,7 @@ class TestToken:
         assert other.acquire(token="x", blocking=False)
         other.release()
 
-    def test_it_lets_no_other_process_in(self, make: Callable[..., Lock], own_redis: RedisServer) -> None:
+    def test_equal_token_lets_no_other_process_in(self, make: Callable[..., Lock], own_redis: RedisServer) -> None:
         lock = make()
         assert lock.acquire(token="x")
         code = (
@@ -54,7 +54,7 @@ class TestToken:
         assert answer.stdout == "False\n"
         lock.release()
 
-    def test_object_that_is_given_it_may_release(self, make: Callable[..., Lock]) -> None:
+    def test_object_with_the_token_may_release(self, make: Callable[..., Lock]) -> None:
         for token in ("x", None):
             lock, other = make(timeout=30), make(timeout=30)
             lock.acquire(token=token)
@@ -69,8 +69,8 @@ class TestToken:
             with pytest.raises(LockNotOwnedError):
                 lock.release()
 
-    def test_each_hold_still_has_another_owner(self, make: Callable[..., Lock]) -> None:
-        """A release that was given up, and comes late, does not free the next hold."""
+    def test_each_hold_has_another_owner_all_the_same(self, make: Callable[..., Lock]) -> None:
+        """A late release that was given up does not free the next hold."""
         lock, owners = make(), set()
         for _ in range(3):
             assert lock.acquire(token="x")
@@ -79,7 +79,7 @@ class TestToken:
             lock.release()
         assert len(owners) == 3
 
-    def test_wrong_one_releases_nothing(self, make: Callable[..., Lock]) -> None:
+    def test_wrong_token_releases_nothing(self, make: Callable[..., Lock]) -> None:
         lock, other = make(timeout=30), make(timeout=30)
         lock.acquire(token="task-12")
         for wrong in ("tas", "task-123", b"task-1"):
@@ -92,8 +92,8 @@ class TestToken:
         assert lock.owned()
         lock.release()
 
-    def test_hold_whose_token_is_taken_away_is_renewed_no_more(self, make: Callable[..., Lock]) -> None:
-        """Handed to another process, say, and forgotten here."""
+    def test_hold_without_its_token_is_no_longer_renewed(self, make: Callable[..., Lock]) -> None:
+        """The token was handed to another process, say, and forgotten here."""
         lock = make(timeout=0.3)
         lock.acquire()
         lock.local.token = None
@@ -103,7 +103,7 @@ class TestToken:
         assert lock.acquire(blocking_timeout=LIMIT)
         lock.release()
 
-    def test_object_that_was_given_it_cannot_shorten_what_another_trusts(
+    def test_object_with_the_token_cannot_shorten_the_lease_of_another(
         self, make: Callable[..., Lock], client: Redis
     ) -> None:
         lock, other = make(timeout=600, renew=False), make(timeout=1)
@@ -123,7 +123,7 @@ class TestToken:
 
 class TestAnotherTtl:
     @pytest.mark.parametrize("how", ["extend", "reacquire"])
-    def test_shorter_one_is_renewed_in_time(self, make: Callable[..., Lock], how: str) -> None:
+    def test_shorter_ttl_is_renewed_in_time(self, make: Callable[..., Lock], how: str) -> None:
         lost = threading.Event()
         lock = make(timeout=60, on_lost=lambda lock: lost.set())
         lock.acquire()
@@ -137,7 +137,7 @@ class TestAnotherTtl:
         assert not lost.is_set()
         lock.release()
 
-    def test_it_stays_as_it_was_when_no_answer_came(self, own_redis: RedisServer, client: Redis) -> None:
+    def test_ttl_is_unchanged_without_an_answer(self, own_redis: RedisServer, client: Redis) -> None:
         lock = Lock(client, NAME, timeout=60)
         lock.acquire()
         own_redis.pause()
@@ -211,7 +211,7 @@ class TestAnotherTtl:
         lock.release()
 
 
-def test_release_forgets_nothing_that_another_thread_has_got_meanwhile(
+def test_release_does_not_forget_what_another_thread_has_acquired_meanwhile(
     make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = make(timeout=60, thread_local=False)
@@ -250,8 +250,8 @@ class TestReleaseWithoutAnAnswer:
             with pytest.raises(NotHeld):
                 lock.release()
 
-    def test_lock_is_over_meanwhile(self, own_redis: RedisServer, make: Callable[..., Lock]) -> None:
-        """It is freed as soon as the server answers: what made it longer would be in vain."""
+    def test_lock_counts_as_lost_meanwhile(self, own_redis: RedisServer, make: Callable[..., Lock]) -> None:
+        """The lock is freed as soon as the server answers: extending it would be in vain."""
         lock = make(timeout=60)
         lock.acquire()
         own_redis.pause()
@@ -278,7 +278,7 @@ class TestReleaseWithoutAnAnswer:
             lock.release()
 
     def test_it_fails_if_the_lock_and_the_first_answer_were_lost(self, own_redis: RedisServer, client: Redis) -> None:
-        """The store says it again by itself, and finds it gone."""
+        """The store repeats the release by itself, and finds the lock gone."""
         lost = threading.Event()
         with LossyProxy(own_redis.port) as proxy:
             lock = Lock(Redis(port=proxy.port), NAME, timeout=0.5, on_lost=lambda lock: lost.set())
@@ -293,10 +293,10 @@ class TestReleaseWithoutAnAnswer:
 
 
 class TestWithoutAnEnd:
-    """Somebody has taken the key's time to live away (PERSIST)."""
+    """Somebody has removed the key's time to live (PERSIST)."""
 
     @pytest.mark.parametrize("kind", [Lock, Semaphore])
-    def test_object_that_was_given_the_token_uses_it(self, client: Redis, kind: type[Lock]) -> None:
+    def test_object_with_the_token_uses_it(self, client: Redis, kind: type[Lock]) -> None:
         def made() -> Lock:
             return Semaphore(client, NAME, 1, timeout=5) if kind is Semaphore else Lock(client, NAME, timeout=5)
 
@@ -321,10 +321,10 @@ class TestWithoutAnEnd:
 class TestNotGot:
     """Nothing is left of an acquire that failed."""
 
-    def test_what_got_no_answer_is_given_up_by_the_store_alone(
+    def test_acquire_without_an_answer_is_given_up_by_the_store_alone(
         self, own_redis: RedisServer, make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """To say it once more takes as long again."""
+        """Sending it once more would take as long again."""
         lock = make(timeout=10)
         with lock:
             pass
@@ -358,7 +358,7 @@ class TestNotGot:
 
 
 class TestClients:
-    """What belongs to a client goes with it; what is the same for many is there once."""
+    """What belongs to a client goes with it; what many clients have in common exists once."""
 
     def test_many_of_one_server_share_a_thread_and_connections(self, own_redis: RedisServer) -> None:
         with own_redis.client() as watching:
@@ -387,7 +387,7 @@ class TestClients:
             until(lambda: watching.info("clients")["connected_clients"] <= before, "their connections are closed")
             until(lambda: heartbeats() == 0, "the thread has ended")
 
-    def test_those_that_connect_in_other_ways_do_not_share(self, own_redis: RedisServer) -> None:
+    def test_clients_that_connect_in_other_ways_do_not_share(self, own_redis: RedisServer) -> None:
         one, other = (Lock(Redis(port=own_redis.port, db=number), NAME) for number in (0, 1))
         assert one.acquire()
         assert other.acquire(blocking=False)
@@ -395,7 +395,7 @@ class TestClients:
         other.release()
 
     def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
-        # Longer than a collection takes in a process that has run all other tests: it stops the heartbeat as well.
+        # Longer than garbage collection takes in a process that has run all other tests: it stops the heartbeat, too.
         lock = Redis(port=own_redis.port).lock(NAME, timeout=2.0, lock_class=Lock)
         lock.acquire()
         gc.collect()
@@ -474,7 +474,7 @@ class TestRedlock:
         with pytest.raises(ValueError, match="2 clients of localhost"):
             Redlock([*clients, Redis(port=1)], NAME)
 
-    def test_same_sentinels_master_is_refused(self) -> None:
+    def test_same_master_of_sentinels_is_refused(self) -> None:
         clients = [Sentinel([("127.0.0.1", 1)]).master_for("mymaster") for _ in range(3)]
         with pytest.raises(ValueError, match=r"3 clients of mymaster of 127\.0\.0\.1:1"):
             Redlock(clients, NAME)
@@ -484,11 +484,11 @@ class TestRedlock:
             Redlock([Redis(port=port) for port in (1, 2, 3)], NAME, replicas=1)
 
 
-class TestBesideRedisPys:
-    """Neither starves: redis-py's release wakes nobody, so a waiter looks as often as it does."""
+class TestBesideTheLockOfRedisPy:
+    """Neither starves: redis-py's release wakes nobody, so our waiter looks as often as redis-py's does."""
 
     @pytest.mark.parametrize("pause", [0.1, 0.02])
-    def test_it_is_had_soon_after_redis_pys_was_freed(self, client: Redis, pause: float) -> None:
+    def test_it_is_acquired_soon_after_redis_pys_lock_was_freed(self, client: Redis, pause: float) -> None:
         theirs, ours = client.lock(NAME, timeout=600), Lock(client, NAME)
         assert theirs.acquire()
         got = threading.Event()
@@ -500,7 +500,7 @@ class TestBesideRedisPys:
 
         thread = threading.Thread(target=take)
         thread.start()
-        # It would look every four seconds, and at the end of the lease.
+        # Otherwise it would look every four seconds, and at the end of the lease.
         until(lambda: client.info("clients")["blocked_clients"], "it waits")
         clock.sleep(0.3)
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -510,8 +510,8 @@ class TestBesideRedisPys:
         assert got.wait(LIMIT)
         thread.join()
 
-    def test_both_get_it_now_and_then(self, client: Redis) -> None:
-        """As many waiters of each kind; what is done between two holds is left to chance, as in a program."""
+    def test_both_kinds_of_waiters_get_it(self, client: Redis) -> None:
+        """There are as many waiters of each kind; the time between two holds is left to chance, as in a program."""
         grants = {"ours": 0, "theirs": 0}
         over, mutex = threading.Event(), threading.Lock()
 
@@ -534,7 +534,7 @@ class TestBesideRedisPys:
 
 
 class TestFork:
-    def test_child_holds_nothing_of_its_parents(self, make: Callable[..., Lock]) -> None:
+    def test_child_holds_no_lock_of_its_parent(self, make: Callable[..., Lock]) -> None:
         lock = make(timeout=30)
         lock.acquire()
 
@@ -552,7 +552,7 @@ class TestFork:
         assert lock.owned()
         lock.release()
 
-    def test_child_that_is_given_the_token_may_release(self, make: Callable[..., Lock]) -> None:
+    def test_child_with_the_token_may_release(self, make: Callable[..., Lock]) -> None:
         lock = make(timeout=30)
         lock.acquire()
         token = lock.local.token
@@ -605,7 +605,7 @@ class TestFork:
 
     def hold_locks(self, port: int, over: threading.Event, number: int) -> None:
         while not over.is_set():
-            # So short that renewals are under way, and that it may end on a slow machine.
+            # So short that renewals are under way, and that the lease may end on a slow machine.
             lock = Lock(Redis(port=port), f"{number}", timeout=0.1)
             with suppress(NotOwned, Unavailable), lock:
                 lock.reacquire()
@@ -628,12 +628,12 @@ class TestFork:
 
 
 def forked(work: Callable[[], bool]) -> bool:
-    """Whether a child that does this ends, and well."""
+    """Whether a forked child that does this ends, and successfully."""
     pid = os.fork()
     if not pid:
         status = 1
         try:
-            signal.alarm(60)  # One that hangs is killed.
+            signal.alarm(60)  # A child that hangs is killed.
             status = 0 if work() else 2
         finally:
             os._exit(status)

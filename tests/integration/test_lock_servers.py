@@ -1,4 +1,4 @@
-"""Real workers whose locks are on a Redlock, on a master that Sentinels replace, or on a cluster; and semaphores."""
+"""Real workers with locks on a Redlock, on a master that Sentinels replace, or on a cluster; and semaphores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shop(
 
 
 def break_(group: Nodes | SentinelGroup | Cluster, shop: Shop) -> None:
-    """What each of them is there to survive."""
+    """Do to a group what it is meant to survive."""
     if isinstance(group, Nodes):
         group.servers[0].kill()
         group.servers[1].pause()
@@ -66,7 +66,7 @@ def check_that_it_goes_on(group: Nodes | SentinelGroup | Cluster, shop: Shop) ->
     shop.start("one", "two")
     running = shop.send("exclusive", "report", 1.5 * TTL)
     shop.record.wait_for(starts=1)
-    clock.sleep(0.5)  # What is replicated is replicated within milliseconds.
+    clock.sleep(0.5)  # Replication takes only milliseconds.
     break_(group, shop)
     copy = shop.send("exclusive", "report")
     with pytest.raises(TaskRevokedError, match=running.id):
@@ -80,7 +80,7 @@ def check_that_it_goes_on(group: Nodes | SentinelGroup | Cluster, shop: Shop) ->
     assert runs[1].fence > runs[0].fence
 
 
-def test_killed_childs_lock_is_freed_at_once(shop: Shop) -> None:
+def test_lock_of_a_killed_child_is_freed_at_once(shop: Shop) -> None:
     shop.start("one", "two")
     shop.send("exclusive", "report", 300.0)
     (run,) = shop.record.wait_for(starts=1)
@@ -120,8 +120,8 @@ class TestSemaphore:
         assert most_at_once(runs) == 2
         assert len({run.fence for run in runs}) == 12
 
-    def test_one_too_many_is_refused(self, shop: Shop) -> None:
-        # So many processes that a worker which runs both can refuse the third.
+    def test_copy_beyond_the_limit_is_refused(self, shop: Shop) -> None:
+        # Enough processes that a worker that runs both can refuse the third.
         shop.start("one", "two", concurrency=3)
         running = [shop.send("late_paired", "report", LONG) for _ in range(2)]
         shop.record.wait_for(starts=2)
@@ -130,8 +130,8 @@ class TestSemaphore:
         shop.record.let_end("report")
         assert [result.get(timeout=LIMIT) for result in running] == ["report"] * 2
 
-    def test_copies_of_one_message_do_not_run_beside_each_other(self, shop: Shop) -> None:
-        """Though there is room for two."""
+    def test_copies_of_one_message_do_not_run_side_by_side(self, shop: Shop) -> None:
+        """Although there is room for two."""
         shop.start("one", "two")
         result = shop.send("late_paired", "report", LONG, task_id="the-same")
         shop.record.wait_for(starts=1)
@@ -142,7 +142,9 @@ class TestSemaphore:
         until(lambda: not shop.held())
         assert len(shop.record.runs("report")) == 1
 
-    def test_killed_childs_place_is_free_at_once(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    def test_slot_of_a_killed_child_is_free_at_once(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=600.0)
         shop.start("one", "two", concurrency=3)
         for _ in range(2):

@@ -18,18 +18,18 @@ from tests.integration.conftest import POOLS, Shop, kill_child, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Of the locks in the tests that wait for a lease to end (see `shop_on`).
+#: Seconds of the leases in the tests that wait for one to end (see `shop_on`).
 TTL = 2.0
 
 
 @pytest.fixture
 def patient(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    """A shop whose leases are longer than any test waits: only what is freed is free."""
+    """A shop whose leases are longer than any test waits: a lock is free only if it was freed."""
     return shop_on(redis_server, singleton_lock_ttl=600.0)
 
 
 class TestChildIsKilled:
-    """As by the OOM killer. Its main process frees the lock."""
+    """As by the OOM killer. The main process frees the lock."""
 
     def test_waiting_copy_starts_at_once(self, patient: Shop) -> None:
         patient.start("one", "two")
@@ -66,7 +66,7 @@ class TestChildIsKilled:
         assert len(patient.record.runs("report")) == 2
 
     def test_copy_of_a_message_that_counts_as_failed_is_not_run(self, patient: Shop) -> None:
-        """Without reject_on_worker_lost a killed task has failed, and is not run again: that is Celery's rule."""
+        """Without reject_on_worker_lost, Celery's rule is that a killed task has failed and is not run again."""
         patient.start("one", "two")
         result = patient.send("late", "report", 300.0)
         (run,) = patient.record.wait_for(starts=1)
@@ -96,8 +96,8 @@ class TestChildIsKilled:
 
 class TestWorkerIsKilled:
     @pytest.mark.parametrize("pool", POOLS)
-    def test_another_worker_of_the_host_frees_what_it_left(self, patient: Shop, pool: str) -> None:
-        """The process is provably over, so that nobody has to wait for the end of its lease."""
+    def test_another_worker_of_the_host_frees_its_locks(self, patient: Shop, pool: str) -> None:
+        """The process has provably ended, so that nobody has to wait for the end of its lease."""
         (victim,) = patient.start("victim", pool=pool)
         patient.send("exclusive", "report", 300.0)
         patient.record.wait_for(starts=1)
@@ -107,7 +107,7 @@ class TestWorkerIsKilled:
         assert patient.send("exclusive", "report").get(timeout=LIMIT) == "report"
         assert overlaps(patient.record.runs("report", killed_at=killed_at)) == []
 
-    def test_worker_of_the_same_name_frees_what_its_earlier_life_held(self, patient: Shop) -> None:
+    def test_worker_of_the_same_name_frees_the_locks_of_the_dead_one(self, patient: Shop) -> None:
         (victim,) = patient.start("name", concurrency=3)
         for n in range(3):
             patient.send("exclusive", f"job-{n}", 300.0)
@@ -117,8 +117,8 @@ class TestWorkerIsKilled:
         patient.start("name")
         until(lambda: not patient.held())
 
-    def test_worker_of_the_same_name_frees_nothing_of_a_living_one(self, patient: Shop) -> None:
-        """Two workers of one name are a mistake, and no reason to let tasks overlap."""
+    def test_worker_of_the_same_name_frees_no_lock_of_a_living_one(self, patient: Shop) -> None:
+        """Two workers with one name are a mistake, but no reason to let tasks overlap."""
         patient.start("name", "other")
         patient.send("exclusive", "report", 300.0)
         patient.send("exclusive", "list", 300.0)
@@ -129,7 +129,7 @@ class TestWorkerIsKilled:
         assert "freed for a process" not in second.log
 
     def test_lock_of_a_host_that_is_gone_is_free_after_its_lease(self, shop: Shop) -> None:
-        """As seen from another host: nothing can be proven, the lease has to end."""
+        """Seen from another host, nothing can be proven: the lease has to end."""
         (victim,) = shop.start("victim")
         shop.send("exclusive", "report", 300.0)
         (run,) = shop.record.wait_for(starts=1)
@@ -145,7 +145,7 @@ class TestWorkerIsKilled:
 
 
 class TestChildDoesNotRun:
-    """Its heartbeat stands still; the main process renews for it."""
+    """Its heartbeat stands still; the main process renews the lease instead."""
 
     def test_c_code_that_holds_the_gil_keeps_the_lock(self, shop: Shop) -> None:
         shop.start("one", "two")
@@ -199,8 +199,8 @@ class TestWorkerIsStopped:
         (lost,) = shop.record.runs("lost")
         assert lost.task_id == stale.task_id
 
-    def test_run_whose_lock_has_gone_is_aborted_though_nobody_took_it(self, shop: Shop) -> None:
-        """Somebody may have held it in between, and be done: that cannot be told."""
+    def test_run_whose_lock_is_gone_is_aborted_though_nobody_took_it(self, shop: Shop) -> None:
+        """Another holder may have come and gone in between: nobody can know."""
         (worker,) = shop.start("one", concurrency=1)
         result = shop.send("exclusive", "report", 300.0)
         shop.record.wait_for(starts=1)
@@ -212,13 +212,13 @@ class TestWorkerIsStopped:
 
 
 def asks_for_messages(shop: Shop) -> bool:
-    """Whether the broker has a worker's request open: a worker that is stopped then may be sent the next message."""
+    """Whether a worker's request is open at the broker: if it is stopped then, it may still get the next message."""
     with Redis.from_url(shop.conf["broker_url"]) as broker:
         return any(client["cmd"] == "brpop" and "b" in client["flags"] for client in broker.client_list())
 
 
 def pretend_another_host(shop: Shop) -> None:
-    """Rewrite the locks so that their holders seem to have run elsewhere."""
+    """Rewrite the locks so that their holders seem to run elsewhere."""
     with shop.locks() as client:
         for key in client.scan_iter("*:run"):
             value = client.get(key)

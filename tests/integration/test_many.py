@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
 def test_two_hundred_at_once_share_one_heartbeat(shop: Shop, pool: str) -> None:
-    # Renewed once while they run; long, since a process that starts 200 at once may be slow for a moment.
+    # The lease is renewed once while they run; it is long, since a process that starts 200 tasks may be slow at first.
     shop.conf["singleton_lock_ttl"] = 12.0
     shop.start("one", pool=pool, concurrency=200)
     results = [shop.send("counting_threads", f"job-{n}", 5.0) for n in range(200)]
@@ -44,7 +44,7 @@ def test_two_hundred_copies_in_one_process_run_one_after_the_other(shop: Shop, p
 def test_lease_is_renewed_while_the_broker_is_away(
     redis_server: RedisServer, shop_on: Callable[..., Shop], pool: str
 ) -> None:
-    """Celery pauses for longer and longer between its tries to reach it."""
+    """Celery's pauses between its tries to reach the broker grow longer and longer."""
     broker = redis_server.url_of(0)
     with LossyProxy(redis_server.port) as proxy:
         behind = broker.replace(str(redis_server.port), str(proxy.port))

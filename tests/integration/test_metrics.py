@@ -1,4 +1,4 @@
-"""What operators see of real workers afterwards: counts, warnings, events."""
+"""What operators see of real workers: counts, warnings, events."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_counts_of_a_worker_are_complete_when_it_has_ended(shop: Shop, pool: str
     assert re.search(rf"^{TASK} +{3 if pool == 'solo' else 4} \(SUCCESS ", of_shop(shop, "stats").stdout, re.MULTILINE)
 
 
-def test_counts_are_there_while_the_workers_run(shop: Shop) -> None:
+def test_counts_are_available_while_the_workers_run(shop: Shop) -> None:
     shop.start("one")
     shop.send("exclusive", "report", 0.01).get(timeout=LIMIT)
     until(lambda: journal(shop).counts())
@@ -94,7 +94,7 @@ def test_killed_child_and_lost_lock(shop: Shop) -> None:
     assert found["job"]["takeovers"] == 1, "the main process knows the lock's name"
 
 
-def test_refused_again_and_again_is_a_warning(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
     shop = shop_on(redis_server, singleton_lock_blocked_after=3)
     (worker,) = shop.start("one", concurrency=2)
     running = shop.send("exclusive", "report", 300.0)
@@ -103,13 +103,15 @@ def test_refused_again_and_again_is_a_warning(redis_server: RedisServer, shop_on
         with pytest.raises(TaskRevokedError):
             shop.send("exclusive", "report").get(timeout=LIMIT)
     until(lambda: "was refused 3 times in a row" in worker.log)
-    assert re.search(rf"{TASK} was refused 3 times in a row: \S+ is held by task {running.id} on one@test", worker.log)
+    assert re.search(
+        rf"{TASK} was refused 3 times in a row: \S+ has been held by task {running.id} on one@test", worker.log
+    )
     shown = of_shop(shop, "stats").stdout
     assert "job  refused 4 times since a run under this key ended" in shown
 
 
-def test_two_runs_beside_each_other_are_found_whatever_the_cause(shop: Shop) -> None:
-    """Here: a lock that was deleted, and a task that only warns."""
+def test_overlapping_runs_are_found_whatever_the_cause(shop: Shop) -> None:
+    """Here, the lock was deleted, and the task only warns."""
     (worker,) = shop.start("one", concurrency=2)
     shop.send("warned", "report", 4.0)
     shop.record.wait_for(starts=1)

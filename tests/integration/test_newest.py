@@ -1,4 +1,4 @@
-"""Of the messages that wait for a lock only the newest runs: `on_conflict="rerun"`."""
+"""Of the messages that wait for a lock, only the newest runs: `on_conflict="rerun"`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def in_line(shop: Shop) -> int:
 
 
 def waiting(shop: Shop, task: str = "rerunning", job: str = "report", **options: object) -> AsyncResult:
-    """One that has met the lock, and waits."""
+    """Send a message that meets the lock, and waits."""
     result: AsyncResult = shop.send(task, job, **options)
     until(lambda: result.id in shop.refused("rerun"))
     return result
 
 
 def ran(shop: Shop, job: str = "report") -> list[str]:
-    """The ids of the runs, in their order."""
+    """The ids of the runs, in order."""
     runs = shop.record.runs(job)
     assert overlaps(runs) == []
     return [run.task_id for run in runs]
@@ -79,8 +79,8 @@ class TestManyCome:
         assert newest.get(timeout=LIMIT) == "report"
         assert ran(shop) == [holder.id, newest.id]
 
-    def test_at_once_without_a_pause(self, shop: Shop) -> None:
-        """Whatever the order in which workers get them: the one that runs last came last."""
+    def test_many_messages_without_a_pause(self, shop: Shop) -> None:
+        """Whatever the order in which workers get them, the message that runs last came last."""
         shop.start("one", "two", concurrency=4)
         holder = shop.send("rerunning", "report", LONG)
         shop.record.wait_for(starts=1)
@@ -95,8 +95,8 @@ class TestManyCome:
         assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
         assert ran(shop)[0] == holder.id
 
-    def test_newcomer_that_finds_it_free_supersedes_waiting_messages(self, shop: Shop) -> None:
-        """One that its worker holds, and could begin only later."""
+    def test_newcomer_that_finds_the_lock_free_supersedes_waiting_messages(self, shop: Shop) -> None:
+        """Its worker holds the waiting message, and could start it only later."""
         shop.start("holding", arguments=("-Q", "held"))
         holder = shop.send("rerunning", "report", LONG, queue="held")
         shop.record.wait_for(starts=1)
@@ -106,7 +106,7 @@ class TestManyCome:
         frozen.pause()
         shop.record.let_end("report")
         assert holder.get(timeout=LIMIT) == "report"
-        # It was woken first, and does not hear that.
+        # The older message was woken first, but its worker does not notice.
         newest = shop.send("rerunning", "report", queue="held")
         assert newest.get(timeout=LIMIT) == "report"
         frozen.resume()
@@ -126,7 +126,7 @@ class TestManyCome:
         assert ran(shop) == [holder.id, newest.id]
 
     def test_same_id_on_purpose(self, shop: Shop) -> None:
-        """The result of an id is that of the running message."""
+        """The result of an id belongs to the running message."""
         shop.start("one", "two")
         shop.send("rerunning", "report", LONG, task_id="same")
         shop.record.wait_for(starts=1)
@@ -177,7 +177,7 @@ class TestNothingIsLost:
         assert len(shop.record.runs("report")) == 2
 
     def test_worker_with_the_newest_is_killed(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-        """Acknowledged late: what was just woken, to end or to ask again, is not lost with its worker."""
+        """Acknowledged late: a message that was just woken, to end or to ask again, is not lost with its worker."""
         shop = shop_on(redis_server, singleton_lock_ttl=TTL, broker_transport_options=FORGETFUL)
         shop.start("holding", arguments=("-Q", "held"))
         holder = shop.send("rerunning_late", "report", LONG, queue="held")
@@ -209,7 +209,7 @@ class TestNothingIsLost:
         assert (first, last) == (holder.id, others[-1].id)
 
     def test_holder_retries_itself(self, shop: Shop) -> None:
-        """Its next attempt is older than what came meanwhile."""
+        """Its next attempt is older than the message that came meanwhile."""
         shop.start("one", "two")
         holder = shop.send("rerunning_retried", "report", LONG)
         shop.record.wait_for(starts=1)
@@ -226,7 +226,7 @@ class TestNothingIsLost:
         assert ran(shop) == [holder.id] * 2
 
 
-class TestNobodyWaitsForEver:
+class TestNobodyWaitsForever:
     def test_rest_of_the_chain(self, shop: Shop) -> None:
         shop.start("one", "two")
         shop.send("rerunning", "report", LONG)
@@ -252,7 +252,7 @@ class TestNobodyWaitsForEver:
         assert newest.get(timeout=LIMIT) == "report"
 
 
-def test_every_key_ends_by_itself(shop: Shop) -> None:
+def test_every_key_expires(shop: Shop) -> None:
     shop.start("one")
     shop.send("rerunning", "report", LONG)
     shop.record.wait_for(starts=1)

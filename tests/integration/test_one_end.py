@@ -1,4 +1,4 @@
-"""One message has one end, which never changes, is reported once, and on which nobody waits forever."""
+"""A message has one end, which never changes, is reported once, and for which nobody waits forever."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.recording import overlaps
 #: Celery's states that do not change.
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
 
-#: Seconds in which what must not happen would.
+#: Seconds in which an event would happen that must not happen.
 AFTERWARDS = 2.0
 
 
 def again(shop: Shop, task: str, *args: Any, **options: Any) -> AsyncResult:
-    """The same message once more, as by a broker that lost the acknowledgement."""
+    """Send the same message once more, like a broker that lost the acknowledgement."""
     return shop.send(task, *args, **options)
 
 
 def final(shop: Shop, result: Any) -> list[str]:
-    """The states of a result and of all before it, once they are final."""
+    """The states of a result and its parents, once they are final."""
     found: list[str] = []
     while result is not None:
         for each in result.results if isinstance(result, GroupResult) else [result]:
@@ -40,7 +40,7 @@ def final(shop: Shop, result: Any) -> list[str]:
 
 
 class TestIdThatIsUsedAgain:
-    """By a program that has no code of the tasks: its messages have nothing random about them."""
+    """It is used by a program without the code of the tasks: its messages contain nothing random."""
 
     @pytest.fixture(autouse=True)
     def _workers(self, shop: Shop) -> None:
@@ -79,12 +79,12 @@ class TestIdThatIsUsedAgain:
             ).apply_async(link_error=shop.sign("mark", number, immutable=True))
             shop.record.wait_for(starts=number + 1, job="mark")
 
-    def test_task_does_not_get_what_another_one_returned(self, shop: Shop) -> None:
-        """Both have one lock; a record is one task's."""
+    def test_task_does_not_get_the_value_of_another_task(self, shop: Shop) -> None:
+        """Both share a lock, but a record belongs to one task."""
         assert shop.send("exclusive", "report", task_id="x").get(timeout=LIMIT) == "report"
         shop.app.backend.forget("x")
         shop.send("shouting", "report", task_id="x")
-        # `get` may find what was published of the first one, which this client has not read yet.
+        # `get` may find the published result of the first task, which this client has not read yet.
         until(lambda: shop.app.backend.get_task_meta("x", cache=False)["result"] == "REPORT")
         assert len(shop.record.runs("report")) == 2
 
@@ -104,7 +104,7 @@ class TestProtocolOne:
         assert overlaps(runs) == []
 
 
-def test_lock_of_a_retry_with_other_arguments_is_not_kept_for_nobody(
+def test_lock_is_not_kept_for_a_retry_with_other_arguments(
     redis_server: RedisServer, shop_on: Callable[..., Shop]
 ) -> None:
     shop = shop_on(redis_server, singleton_lock_ttl=600.0)
@@ -115,11 +115,11 @@ def test_lock_of_a_retry_with_other_arguments_is_not_kept_for_nobody(
 
 
 class TestForgottenResult:
-    """That the result backend has nothing does not mean that nothing was stored."""
+    """Although the result backend has no result, a result may have been stored."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("forget", ["forget", "expire"])
-    def test_what_follows_is_not_sent_twice(
+    def test_next_task_is_not_sent_twice(
         self, redis_server: RedisServer, shop_on: Callable[..., Shop], forget: str
     ) -> None:
         shop = shop_on(redis_server, **({"result_expires": 1} if forget == "expire" else {}))
@@ -133,7 +133,7 @@ class TestForgottenResult:
         else:
             until(lambda: shop.state_of(result) == "PENDING")
         again(shop, "late", "report", link=link, task_id=result.id)
-        # It may look once more when the first execution has had its time.
+        # The copy may look once more after the time that the first execution gets.
         clock.sleep(redelivery.SETTLING + AFTERWARDS)
         assert len(shop.record.runs("mark")) == 1
         assert len(shop.record.runs("report")) == 1

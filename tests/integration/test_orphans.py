@@ -1,4 +1,4 @@
-"""Locks of messages that are nowhere any more: found on the broker and by asking real workers, and freed; no others."""
+"""Locks of messages that no longer exist are found, by asking broker and workers, and freed; no others are."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
 
-#: Seconds since the messages of these tests were sent, as their locks say.
+#: Seconds since the messages of these tests were sent, according to their locks.
 AGE = 120.0
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look follows soon on the other."""
+    """Let one look follow soon after the other."""
     monkeypatch.setattr(orphans, "GAP", 0.2)
 
 
@@ -43,7 +43,7 @@ def tasks(shop: Shop) -> SimpleNamespace:
 
 
 def defined(shop: Shop) -> SimpleNamespace:
-    """The tasks of an app, whose messages have their locks for longer than a test."""
+    """The tasks of an app; their messages have their locks for longer than a test."""
     tasks = define(shop.app)
     for task in tasks.scopes.values():
         task.lock_queue_ttl = 3600.0
@@ -52,7 +52,7 @@ def defined(shop: Shop) -> SimpleNamespace:
 
 @contextmanager
 def long_ago() -> Iterator[None]:
-    """What is sent meanwhile was sent some time ago."""
+    """Pretend that what is sent meanwhile was sent some time ago."""
     real = clock.wall
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "wall", lambda: real() - AGE)
@@ -65,7 +65,7 @@ def start(shop: Shop, **options: Any) -> Worker:
 
 
 def send(task: Any, job: str, seconds: float = LONG, **options: Any) -> str:
-    """The key of the lock that the message has."""
+    """Send a message; returns the key of its lock."""
     with long_ago():
         result = task.apply_async((job, seconds), **options)
     assert not isinstance(result, DuplicateResult)
@@ -77,20 +77,20 @@ def queued(shop: Shop) -> set[str]:
 
 
 def are_confirmed(shop: Shop) -> bool:
-    """Whether the locks of all messages last for as long as these may wait."""
+    """Whether the locks of all messages last as long as the messages may wait."""
     with shop.locks() as client:
         return all(client.ttl(f"{key}:run") > PROVISIONAL for key in queued(shop))
 
 
 def lose(shop: Shop) -> None:
-    """The messages of one queue; what is renewed between two looks would be alive."""
+    """Lose one queue's messages once their locks are confirmed: a lock renewed between two looks counts as alive."""
     until(lambda: are_confirmed(shop))
     with broker(shop) as client:
         client.delete("doomed")
 
 
 def clear(shop: Shop, *options: str) -> dict[str, dict[str, Any]]:
-    """What `celery locks clear --orphaned` says, by key."""
+    """The output of `celery locks clear --orphaned`, by key."""
     said = ask(shop, "clear", "--orphaned", "--yes", "--json", *options)
     assert said.exit_code in (0, 1), said.output
     return {line["key"]: line for line in map(json.loads, said.stdout.splitlines())}
@@ -116,14 +116,14 @@ def test_only_locks_without_a_message_are_freed(shop: Shop, tasks: SimpleNamespa
     assert queued(shop) == orphaned | kept
 
     told = clear(shop)
-    assert told.keys() == orphaned, "nothing is said of the others"
-    assert {line["why"] for line in told.values()} == {"its message is nowhere any more"}
+    assert told.keys() == orphaned, "the others are not mentioned"
+    assert {line["why"] for line in told.values()} == {"its message no longer exists"}
     assert all(line["freed"] and line["task_id"] and line["held_for"] >= AGE for line in told.values())
     assert queued(shop) == kept
     assert send(job, "purged 1", queue="elsewhere") in orphaned, "it can be sent again"
 
 
-def test_what_waits_in_many_queues_is_found(
+def test_messages_that_wait_in_many_queues_are_found(
     shop: Shop, tasks: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_singleton_lock.diagnosis.messages.PAGE", 3)
@@ -139,14 +139,14 @@ def test_what_waits_in_many_queues_is_found(
     assert len(clear(shop)) == 7
 
 
-def test_nothing_is_freed_by_a_dry_run_nor_without_a_yes(shop: Shop, tasks: SimpleNamespace) -> None:
+def test_nothing_is_freed_by_a_dry_run_or_without_a_yes(shop: Shop, tasks: SimpleNamespace) -> None:
     key = send(tasks.until_executed, "report", queue="doomed")
     lose(shop)
     said = clear(shop, "--dry-run")[key]
-    assert (said["freed"], said["why"]) == (False, "would be freed: its message is nowhere any more")
+    assert (said["freed"], said["why"]) == (False, "would be freed: its message no longer exists")
     asked = ask(shop, "clear", "--orphaned", answer="n\n")
     assert asked.exit_code == 1
-    assert "1 of 1 messages that have a lock are nowhere any more" in asked.stderr
+    assert "1 of 1 messages that have a lock no longer exist" in asked.stderr
     assert queued(shop) == {key}
 
 
@@ -158,7 +158,9 @@ def test_message_that_was_just_sent_is_left_alone(shop: Shop, tasks: SimpleNames
 
 
 @pytest.mark.slow
-def test_worker_that_is_alive_and_silent_is_a_doubt(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+def test_nothing_is_freed_while_a_live_worker_is_silent(
+    redis_server: RedisServer, shop_on: Callable[..., Shop]
+) -> None:
     shop = shop_on(redis_server, singleton_lock_ttl=60.0)
     tasks = defined(shop)
     orphan = send(tasks.until_executed, "report", queue="doomed")
@@ -177,7 +179,7 @@ def test_worker_that_is_alive_and_silent_is_a_doubt(redis_server: RedisServer, s
     assert clear(shop)[orphan]["freed"]
 
 
-def test_broker_that_does_not_answer_is_a_doubt(shop: Shop, tasks: SimpleNamespace) -> None:
+def test_nothing_is_freed_while_the_broker_does_not_answer(shop: Shop, tasks: SimpleNamespace) -> None:
     key = send(tasks.until_executed, "report")
     until(lambda: are_confirmed(shop))
     shop.conf["broker_url"] = "redis://127.0.0.1:1"
@@ -203,7 +205,7 @@ def test_lock_of_a_message_is_shown_and_released(shop: Shop, tasks: SimpleNamesp
     assert queued(shop) == set()
 
 
-def test_release_by_force_lets_another_one_be_sent(shop: Shop, tasks: SimpleNamespace) -> None:
+def test_forced_release_lets_another_message_be_sent(shop: Shop, tasks: SimpleNamespace) -> None:
     key = send(tasks.until_executed, "report")
     assert ask(shop, "release", key, "--force", "--yes").exit_code == 0
     assert send(tasks.until_executed, "report") == key
@@ -218,9 +220,9 @@ def test_doctor_finds_them(shop: Shop, tasks: SimpleNamespace) -> None:
     lose(shop)
     send(tasks.until_executed, "other", queue="elsewhere")
     diagnosis = diagnose(shop.app, timeout=1.0)
-    (found,) = [finding for finding in diagnosis.findings if "nowhere any more" in finding.text]
+    (found,) = [finding for finding in diagnosis.findings if "no longer exist" in finding.text]
     assert (found.severity, found.subject) == ("warning", orphan)
-    assert len(queued(shop)) == 2, "it looks only"
+    assert len(queued(shop)) == 2, "it only looks"
 
 
 @pytest.mark.slow
@@ -235,14 +237,14 @@ def test_on_rabbitmq_nothing_is_freed_while_anything_waits(
         broker_url=rabbitmq.url,
         task_queues=copies.queues(*names, exchange_type="direct", queue_type="classic"),
         task_default_queue=queue,
-        singleton_lock_ttl=60.0,  # What runs is frozen for a while.
+        singleton_lock_ttl=60.0,  # The running task is frozen for a while.
     )
     tasks = defined(shop)
     orphan = send(tasks.until_executed, "purged", queue=queue)
     with shop.app.connection_for_write() as connection:
         until(lambda: connection.default_channel.queue_purge(queue) == 1)
     waiting = send(tasks.until_executed, "waits", queue=names[1])
-    until(lambda: are_confirmed(shop))  # What is renewed between two looks is alive.
+    until(lambda: are_confirmed(shop))  # A lock that is renewed between two looks counts as alive.
     assert {key: line["freed"] for key, line in clear(shop).items()} == {orphan: False, waiting: False}
 
     worker = start(shop, concurrency=1, arguments=("-Q", ",".join(names)))

@@ -1,4 +1,4 @@
-"""What `make bench-compare` measures, in a process with a server of its own."""
+"""What `make bench-compare` measures, in a process with its own server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import compare
 
 
-def test_all_figures_are_had_of_this_tree() -> None:
+def test_this_tree_yields_all_figures() -> None:
     with compare._probe(compare.ROOT) as probe:
         assert probe.failed == {}
         costs = probe.costs()

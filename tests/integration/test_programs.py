@@ -1,4 +1,4 @@
-"""A forked program is what it would be if it had been started by itself, see `tests/programs.py`."""
+"""A forked program behaves as if it had been started by itself, see `tests/programs.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[[str], str]:
-    """Make a program; the name of its module."""
+    """Make a program; returns the name of its module."""
 
     def make(text: str) -> str:
         (tmp_path / "program_of_a_test.py").write_text(text)
@@ -48,7 +48,7 @@ def made(tmp_path: Path) -> Callable[[str], str]:
     return make
 
 
-def test_it_has_what_it_is_given_and_ends_as_a_program_does(
+def test_it_gets_what_it_is_given_and_ends_as_a_program_does(
     environment: dict[str, str], made: Callable[[str], str], tmp_path: Path
 ) -> None:
     ran = programs.run(made(PROGRAM), ["3", "ü"], environment=environment, given="input", directory=tmp_path)
@@ -78,7 +78,9 @@ def test_it_can_be_killed_with_its_children(
     process.send_signal(number)
 
 
-def test_aborted_it_says_where_it_was(environment: dict[str, str], made: Callable[[str], str], tmp_path: Path) -> None:
+def test_it_says_where_it_was_when_aborted(
+    environment: dict[str, str], made: Callable[[str], str], tmp_path: Path
+) -> None:
     output = tmp_path / "output"
     asleep = made("import time\n\ndef rests():\n    print('rests', flush=True)\n    time.sleep(600)\n\nrests()\n")
     process = programs.start(asleep, [], environment=environment, output=output, directory=tmp_path)

@@ -1,4 +1,4 @@
-"""Locks that are taken as messages are sent: held while these wait, and free when they are over, in any way."""
+"""Locks that are taken when messages are sent: held while these wait, and free when they have ended in any way."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def until_can_be_sent(shop: Shop) -> None:
 
 
 class TestScopes:
-    """What may be sent beside a message that waits, and beside one that runs."""
+    """What may be sent beside a waiting message, and beside a running one."""
 
     @pytest.mark.parametrize(
         ("scope", "beside_running"),
@@ -61,7 +61,7 @@ class TestScopes:
             ("until_expired", False),
         ],
     )
-    def test_one_waits(self, shop: Shop, tasks: SimpleNamespace, scope: str, beside_running: bool) -> None:
+    def test_one_message_waits(self, shop: Shop, tasks: SimpleNamespace, scope: str, beside_running: bool) -> None:
         job = tasks.scopes[scope]
         waiting = [job.delay("report", LONG) for _ in range(10)]
         assert [is_sent(result) for result in waiting] == [True, *[False] * 9]
@@ -90,7 +90,7 @@ class TestScopes:
 
     @pytest.mark.parametrize("scope", quick_first("until_executed", "until_executing", "until_and_while_executing"))
     def test_many_senders_at_once(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
-        """Before any worker is there, one of each job is sent; with workers, as many as run."""
+        """Without workers, one message of each job is sent; with workers, as many as run."""
         job, jobs = tasks.scopes[scope], [f"job {number}" for number in range(10)]
 
         def send(seed: int) -> int:
@@ -115,7 +115,7 @@ class TestScopes:
 
 
 class TestMessageIsOver:
-    """Its lock is free, whatever ends it."""
+    """Its lock is free, whatever ends the message."""
 
     @pytest.mark.parametrize("name", ["failing", "rejected", "dies", "dies_rejected", "too_long", "not_begun"])
     def test_without_success(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
@@ -130,7 +130,7 @@ class TestMessageIsOver:
         until(lambda: f"{result.id}] received" in worker.log)
         shop.app.control.revoke(result.id)
         until(lambda: "Discarding revoked" in worker.log or result.id in worker.log.partition("Tasks flagged")[2])
-        # Celery looks when the message is due; the bound ends it where nobody does.
+        # Celery looks when the message is due; where nobody looks, the bound ends the lock.
         assert queued(shop) != []
 
     def test_revoked_as_it_comes(self, shop: Shop, tasks: SimpleNamespace) -> None:
@@ -165,7 +165,7 @@ class TestMessageIsOver:
         until_can_be_sent(shop)
 
     def test_given_back_after_it_was_acknowledged(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Celery does not give it back then."""
+        """Celery does not give it back in this case."""
         start(shop)
         tasks.given_back.delay("report")
         shop.record.wait_for(ends=1)
@@ -193,9 +193,9 @@ class TestMessageIsOver:
             result.get(timeout=LIMIT)
         until_can_be_sent(shop)
 
-    def test_skipped_for_another_running_one(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_skipped_because_another_message_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
-        shop.app.send_task("queued.until_executed", ("report", LONG))  # By name, and so without a lock.
+        shop.app.send_task("queued.until_executed", ("report", LONG))  # Sent by name, and so without a lock.
         shop.record.wait_for(starts=1)
         result = tasks.until_executed.delay("report")
         with pytest.raises(TaskRevokedError):
@@ -204,7 +204,7 @@ class TestMessageIsOver:
         shop.record.let_end("report")
 
     def test_worker_is_killed(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """The message was acknowledged, and is lost as Celery has it: the lock goes with its process."""
+        """The message was acknowledged and, as usual with Celery, is lost: the lock ends with its process."""
         (worker,) = start(shop)
         tasks.until_executed.delay("report", LONG)
         shop.record.wait_for(starts=1)
@@ -216,15 +216,15 @@ class TestMessageIsOver:
         assert is_sent(result)
         assert result.get(timeout=LIMIT) == "report"
 
-    def test_lock_goes_with_its_process_from_the_start(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Not from the first renewal of a long lease: its sender confirms it as it starts."""
+    def test_lock_ends_with_its_process_from_the_start(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Not from the first renewal of a long lease: the lock is confirmed when the task starts."""
         start(shop)
         tasks.long_lease.delay("report", LONG)
         shop.record.wait_for(starts=1)
         until(lambda: shorter(shop, 600))
         shop.record.let_end("report")
 
-    def test_lock_goes_with_the_process_in_which_it_waits(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_lock_ends_with_the_process_in_which_it_waits(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         tasks.patient.delay("report", LONG)
         shop.record.wait_for(starts=1)
@@ -242,7 +242,7 @@ def shorter(shop: Shop, seconds: float = TTL) -> bool:
 
 
 class TestMessageGoesOn:
-    """Its lock is kept."""
+    """Its lock stays held."""
 
     def test_between_two_attempts(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
@@ -254,7 +254,7 @@ class TestMessageGoesOn:
         assert len(shop.record.runs("report")) == 2
         until_can_be_sent(shop)
 
-    def test_by_a_retry_beside_which_it_ends(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_by_a_retry_that_it_sends_before_it_ends(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         tasks.resent.delay("report")
         shop.record.wait_for(ends=1)
@@ -295,7 +295,7 @@ class TestMessageGoesOn:
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 
-    def test_by_what_replaces_the_task(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_by_the_task_that_replaces_it(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         first = tasks.replaced.delay("report")
         shop.record.wait_for(starts=1)
@@ -328,7 +328,7 @@ class TestMessageGoesOn:
 
 
 class TestCanvas:
-    """Whatever message has the lock, every part gets its end, and so does what follows on it."""
+    """Whichever message has the lock, every part gets its end, and so do the tasks after it."""
 
     def test_steps_of_one_chain_with_one_key(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
@@ -339,7 +339,7 @@ class TestCanvas:
         until_can_be_sent(shop)
 
     def test_duplicate_that_cannot_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """It is sent without a lock, and meets the others as it runs."""
+        """It is sent without a lock, and meets the others when it runs."""
         start(shop)
         tasks.without_result.delay("report", LONG)
         shop.record.wait_for(starts=1)

@@ -1,4 +1,4 @@
-"""A broker that says that it delivers again. Skipped where there is no RabbitMQ."""
+"""A broker that marks redelivered messages. Skipped where there is no RabbitMQ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def proxy(rabbitmq: RabbitMQ) -> Iterator[LossyProxy]:
 def shop(
     rabbitmq: RabbitMQ, proxy: LossyProxy, redis_server: RedisServer, shop_on: Callable[..., Shop], tmp_path: object
 ) -> Shop:
-    """Its workers reach the broker through a proxy that can cut them off."""
+    """A shop whose workers reach the broker through a proxy that can cut them off."""
     queue = os.path.basename(str(tmp_path))
     shop = shop_on(
         redis_server,
@@ -53,7 +53,7 @@ def test_connection_dropped_while_a_task_runs(shop: Shop, proxy: LossyProxy) -> 
         clock.sleep(0.02)
     assert result.get(timeout=LIMIT) == "report"
     assert states <= {"STARTED", "SUCCESS"}
-    # Where Celery waits for its slot before it takes the copy, that finds the task done.
+    # If Celery waits for a slot before it takes the copy, the copy finds the task done.
     until(lambda: "is already" in shop.log)
     until(lambda: "this copy is dropped" in shop.log)
     assert len(shop.record.runs("report")) == 1

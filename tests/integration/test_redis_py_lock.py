@@ -1,4 +1,4 @@
-"""redis-py's own tests of its lock, from the sdist of the redis-py that is installed, with our lock in its place."""
+"""redis-py's own tests of its lock, from the sdist of the installed redis-py, with our lock in place of its lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_singleton_lock.testing import RedisServer
 
 ROOT = Path(__file__).parents[2]
 
-#: What differs, and why; the same list is in docs/locks.md. All others pass.
+#: The tests that fail, and why; the same list is in docs/locks.md. All others pass.
 DIFFERENT = {
     "test_lock": "reads the value, and asks for a key that never ends",
     "test_lock_token": "reads the value, and asks for a key that never ends",
@@ -27,7 +27,7 @@ DIFFERENT = {
     "test_context_manager_blocking_timeout": "replaces the clock of redis-py's module, and counts its sleeps",
 }
 
-#: What differs as well unless `renew=False`.
+#: The tests that fail as well unless `renew=False`.
 RENEWED = {
     "test_context_manager_not_raise_on_release_lock_not_owned_error": "waits for a held lock to end, which is renewed",
 }
@@ -46,7 +46,7 @@ redis.lock.Lock = OurLock
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with their tests."""
+    """A folder with redis-py's tests."""
     folder, version = tmp_path_factory.mktemp("redis-py"), importlib.metadata.version("redis")
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     download += ["--no-binary", "redis", "--dest", str(folder), f"redis=={version}"]
@@ -71,7 +71,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("renew", [True, False])
-def test_only_those_differ_that_are_known_to(theirs: Path, own_redis: RedisServer, renew: bool) -> None:
+def test_only_known_tests_fail(theirs: Path, own_redis: RedisServer, renew: bool) -> None:
     plugin, report = theirs / "our_lock.py", theirs / f"report-{renew}.xml"
     plugin.write_text(PLUGIN.format(renew=renew))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "our_lock", "-p", "no:randomly", "-p", "no:cacheprovider"]
@@ -82,10 +82,10 @@ def test_only_those_differ_that_are_known_to(theirs: Path, own_redis: RedisServe
     failed = {str(case.get("name")) for case in cases if [*case.iter("failure"), *case.iter("error")]}
     assert len(cases) - len(failed) >= 25, done.stdout
     known = DIFFERENT.keys() | (RENEWED.keys() if renew else set())
-    # Some versions lack some of them.
+    # Some versions of redis-py lack some of these tests.
     assert failed == known & {str(case.get("name")) for case in cases}, done.stdout
 
 
-def test_documentation_names_those_that_differ() -> None:
+def test_documentation_names_the_tests_that_fail() -> None:
     text = (ROOT / "docs" / "locks.md").read_text()
     assert set(re.findall(r"`(test_\w+)`", text)) == DIFFERENT.keys() | RENEWED.keys()

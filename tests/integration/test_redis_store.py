@@ -1,4 +1,4 @@
-"""The lock on a real Redis that loses replies, forgets scripts, is full, is foreign, or is gone."""
+"""The lock on a real Redis that loses replies, forgets scripts, is full, has foreign values, or is gone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def store(own_redis: RedisServer) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def lossy(own_redis: RedisServer) -> Iterator[tuple[RedisStore, LossyProxy]]:
-    """A store behind a proxy, connected already."""
+    """A store behind a proxy, already connected."""
     with LossyProxy(own_redis.port) as proxy:
         store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
         store.free(taken(store))
@@ -75,17 +75,17 @@ def is_answered(store: RedisStore) -> bool:
 
 
 class TestAskedAhead:
-    """A lock is asked for, and its answer read later."""
+    """An acquire is sent, and its answer read later."""
 
-    def test_is_had_before_it_is_read(self, store: RedisStore, client: Redis) -> None:
-        store.free(taken(store))  # The server knows the script.
+    def test_is_held_before_the_answer_is_read(self, store: RedisStore, client: Redis) -> None:
+        store.free(taken(store))  # Now the server knows the script.
         asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME))
         until(lambda: client.exists(f"{KEY}:run"))
         assert isinstance(asked.answer(), Lease)
         assert isinstance(store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)).answer(), Held)
 
-    def test_nobody_reads_it(self, store: RedisStore, client: Redis) -> None:
-        """What comes next is not answered by that."""
+    def test_answer_that_nobody_reads(self, store: RedisStore, client: Redis) -> None:
+        """The next command does not get that answer."""
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         store.ask(request).drop()
         store.abandon(request.hold())
@@ -123,16 +123,14 @@ class TestLostReplies:
         assert store.free(lease)
         assert proxy.lost == 1
 
-    def test_acquire_that_is_never_answered_ends_by_itself(
-        self, lossy: tuple[RedisStore, LossyProxy], client: Redis
-    ) -> None:
+    def test_acquire_that_is_never_answered_expires(self, lossy: tuple[RedisStore, LossyProxy], client: Redis) -> None:
         store, proxy = lossy
         proxy.lose(100)
         with pytest.raises(LockUnavailable):
             acquire(store)
         assert 0 < client.pttl(f"{KEY}:run") <= TTL * 1000
 
-    def test_renewal_whose_reply_is_lost_says_so(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+    def test_renewal_whose_reply_is_lost_is_an_error(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
         store, proxy = lossy
         lease = taken(store)
         assert store.renew([lease], timeout=1) == [True]
@@ -162,7 +160,7 @@ class TestLostReplies:
     def test_interrupted_acquire_leaves_nothing(
         self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A time limit that strikes between sending and reading."""
+        """A time limit strikes between sending and reading."""
         store.free(taken(store))
         run, calls = store._servers.run, []
 
@@ -190,7 +188,7 @@ class TestLostReplies:
         monkeypatch.setattr(store._servers, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.abandon(lease)
-        until(lambda: client.exists(f"{KEY}:run") == 0, "the server has heard of it")
+        until(lambda: client.exists(f"{KEY}:run") == 0, "the server has freed it")
 
     def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: RedisStore) -> None:
         store.free(taken(store))
@@ -240,12 +238,12 @@ class TestServer:
         assert isinstance(again, Lease)
         assert again.fence == first.fence
 
-    def test_fence_is_exact_beyond_what_lua_prints(self, store: RedisStore, client: Redis) -> None:
+    def test_fence_is_exact_beyond_the_digits_that_lua_prints(self, store: RedisStore, client: Redis) -> None:
         client.set(keyspace.shared_fence_key(keyspace.shared(KEY)), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
 
-    def test_waiter_that_leaves_throws_no_wake_up_of_others_away(self, store: RedisStore, client: Redis) -> None:
-        """Of a semaphore several are there at once; the one that came for it goes back."""
+    def test_waiter_that_leaves_discards_no_wake_up_of_others(self, store: RedisStore, client: Redis) -> None:
+        """A semaphore may have several wake-ups at once; the one meant for this waiter goes back."""
         with ExitStack() as exits:
             wake_up = exits.push(store._wake_up(KEY))
             wake_up.wait(0.01)
@@ -255,8 +253,8 @@ class TestServer:
         assert 0 < client.pttl(keyspace.wake_key(KEY)) <= 1000
 
     @pytest.mark.parametrize("waiting", [False, True])
-    def test_wake_up_that_nobody_claimed_costs_nobody_its_place(self, store: RedisStore, waiting: bool) -> None:
-        """Somebody came just then, and has the lock: the next to block is woken by the end of that."""
+    def test_unclaimed_wake_up_costs_no_waiter_its_place(self, store: RedisStore, waiting: bool) -> None:
+        """A newcomer has taken the lock just then: its end wakes the next waiter."""
         first = taken(store)
         requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True) for _ in range(2)]
         assert [type(store.acquire(request)) for request in requests] == [Held, Held]
@@ -320,14 +318,14 @@ class TestServer:
 
 
 class TestForeignValues:
-    def test_text_of_somebody_else_is_a_held_lock(self, store: RedisStore, client: Redis) -> None:
+    def test_foreign_text_is_a_held_lock(self, store: RedisStore, client: Redis) -> None:
         client.set(f"{KEY}:run", "hello")
         found = acquire(store)
         assert isinstance(found, Held)
         assert found.holder is None
         assert client.get(f"{KEY}:run") == "hello"
 
-    def test_other_type_is_a_clear_error(self, store: RedisStore, client: Redis) -> None:
+    def test_value_of_another_type_is_a_clear_error(self, store: RedisStore, client: Redis) -> None:
         client.rpush(f"{KEY}:run", "hello")
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
             acquire(store)
@@ -362,15 +360,15 @@ class TestForeignValues:
         assert not store.free(lease)
         assert client.llen(f"{KEY}:run") == 1
 
-    def test_other_type_does_not_stop_the_renewal_of_others(self, store: RedisStore, client: Redis) -> None:
+    def test_value_of_another_type_does_not_stop_the_renewal_of_others(self, store: RedisStore, client: Redis) -> None:
         broken, good = taken(store), store.acquire(LockRequest(f"{KEY}2", new_owner(), ttl=TTL, holder=ME))
         assert isinstance(good, Lease)
         client.delete(f"{KEY}:run")
         client.rpush(f"{KEY}:run", "hello")
         assert store.renew([broken, good], timeout=1) == [False, True]
 
-    def test_broken_fence_counter_is_a_lost_one(self, store: RedisStore, client: Redis) -> None:
-        """Others share it: they are not to be kept from their locks."""
+    def test_broken_fence_counter_counts_as_lost(self, store: RedisStore, client: Redis) -> None:
+        """Other locks share the counter: they must stay available."""
         counter, fences = keyspace.shared_fence_key(keyspace.shared(KEY)), [0]
         for break_it in (lambda: client.set(counter, "hello"), lambda: client.lpush(counter, "x"), lambda: None):
             client.delete(counter)
@@ -386,7 +384,7 @@ class TestForeignValues:
 
 
 class TestInterruptedAhead:
-    """What is asked for while a message is made (`task.asking`)."""
+    """A lock that is asked for while a message is made (`task.asking`)."""
 
     @pytest.mark.parametrize("sent", [True, False])
     def test_interruption_as_it_is_sent(self, store: RedisStore, monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
@@ -406,7 +404,7 @@ class TestInterruptedAhead:
         assert store.held(KEY) == []
 
     def test_interruption_before_its_answer(self, store: RedisStore) -> None:
-        """Nobody gets that answer for another one."""
+        """Nobody mistakes that answer for another one."""
         store.free(taken(store))
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         with pytest.raises(KeyboardInterrupt), Asking(store, request):
@@ -427,7 +425,7 @@ class TestConnections:
         with pytest.raises(InvalidOption, match="sokcet_timeout"):
             open_url("redis://h", {"sokcet_timeout": 1})
 
-    def test_nothing_is_connected_to_before_it_is_used(self) -> None:
+    def test_no_connection_is_opened_before_it_is_used(self) -> None:
         open_url("redis://127.0.0.1:1")
 
     def test_database_of_the_url(self, own_redis: RedisServer) -> None:
@@ -437,18 +435,18 @@ class TestConnections:
             assert client.exists(f"{KEY}:run")
         store.close()
 
-    def test_kombus_spellings(self, own_redis: RedisServer) -> None:
+    def test_spellings_of_kombu(self, own_redis: RedisServer) -> None:
         store = open_url(f"redis+socket://{own_redis.unix_socket}?virtual_host=/4")
         taken(store)
         with own_redis.client(4) as client:
             assert client.exists(f"{KEY}:run")
         store.close()
 
-    def test_kombus_spelling_of_certificate_checks(self) -> None:
+    def test_spelling_of_certificate_checks_in_kombu(self) -> None:
         store = open_url("rediss://h?ssl_cert_reqs=CERT_NONE")
         assert store._servers._options["ssl_cert_reqs"] == "none"
 
-    def test_child_of_a_fork_does_not_use_the_parents_connection(self, store: RedisStore) -> None:
+    def test_child_of_a_fork_does_not_use_the_connection_of_its_parent(self, store: RedisStore) -> None:
         lease = taken(store)
         child = os.fork()
         if child == 0:
@@ -484,7 +482,7 @@ class TestConnections:
         store.free(taken(store))
         assert _calls(client) - before == 2
 
-    def test_what_is_remembered_of_a_message_costs_no_round_trip(self, store: RedisStore, client: Redis) -> None:
+    def test_record_of_a_message_costs_no_round_trip(self, store: RedisStore, client: Redis) -> None:
         store.free(taken(store))
         before = _calls(client)
         lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True))
@@ -501,7 +499,7 @@ def _calls(client: Redis) -> int:
 class TestTLS:
     @pytest.fixture
     def certificate(self, tmp_path: Path) -> Path:
-        """A self-signed one for the loopback address, with its key."""
+        """A self-signed certificate for the loopback address, with its key."""
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
              "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "pem", "-out", tmp_path / "crt"],
@@ -547,7 +545,7 @@ class TestTLS:
                 acquire(open_url(url, trust))
 
     def test_redlock_on_tls(self, certificate: Path) -> None:
-        """Its connections do not wait, which TLS has words of its own for."""
+        """Its connections are non-blocking, for which TLS has its own errors."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, certificate.with_name("pem"))
         with ExitStack() as exits:

@@ -39,11 +39,11 @@ KEY = "redlock:{job:1}"
 RUN = f"{KEY}:run"
 TTL = 10.0
 
-#: Of locks that are free soon because somebody was told so.
+#: Seconds of leases of locks that become free because the nodes are told to free them.
 LONG = 600.0
 ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
 
-#: They forget nothing in these tests, or are to be believed all the same.
+#: For nodes that forget nothing in a test, or are to be believed all the same.
 BELIEVED = {"restart_delay": False}
 
 
@@ -72,7 +72,7 @@ def taken(store: RedlockStore, **options: object) -> Lease:
 
 def taken_on_all(nodes: Nodes, store: RedlockStore) -> Lease:
     lease = taken(store)
-    until(lambda: len(nodes.holding(RUN)) == 5, "the last ones have heard of it")
+    until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
     return lease
 
 
@@ -108,7 +108,7 @@ class TestFailedNodes:
         until(lambda: nodes.holding(RUN) == [], "the nodes that came back have carried out the releases as well")
         assert clock.now() - began < TTL / 2, "by the releases, not by the ttl"
 
-    def test_majority_does(self, nodes: Nodes, store: RedlockStore, fail: Callable) -> None:
+    def test_majority_matters(self, nodes: Nodes, store: RedlockStore, fail: Callable) -> None:
         for server in nodes.servers[:3]:
             fail(server)
         began = clock.now()
@@ -161,7 +161,7 @@ class TestReach:
         assert found.holder == ME
         assert 0 < found.remaining <= TTL
 
-    def test_what_the_acquire_took_and_the_clocks_may_differ_is_not_trusted(self, store: RedlockStore) -> None:
+    def test_lease_excludes_the_time_of_the_acquire_and_clock_drift(self, store: RedlockStore) -> None:
         before = clock.now()
         lease = taken(store)
         assert lease.trusted_until <= before + (clock.now() - before) + TTL - TTL * 0.01 - 0.002
@@ -192,12 +192,12 @@ class TestReach:
             assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
             store.close()
 
-    def test_silence_takes_no_refusal_back(self, nodes: Nodes, store: RedlockStore) -> None:
-        """Another copy's, which looks like this one."""
+    def test_silence_does_not_take_back_a_refusal(self, nodes: Nodes, store: RedlockStore) -> None:
+        """The refusal may belong to another copy, which looks like this one."""
         record, key = Record(ME.message, b"refused", 60.0), keyspace.done_key(KEY, ME.message)
         clients = [server.client() for server in nodes.servers]
         assert store.refuse(KEY, ME, record) is None
-        until(lambda: all(client.get(key) == "refused" for client in clients), "all have heard it")
+        until(lambda: all(client.get(key) == "refused" for client in clients), "all nodes have it")
         for server in nodes.servers[:3]:
             hang(server)
         with pytest.raises(LockUnavailable):
@@ -207,7 +207,7 @@ class TestReach:
         another = Holder("another")
         assert store.refuse(KEY, another, record._replace(message=another.message)) is None
         other_key = keyspace.done_key(KEY, another.message)
-        until(lambda: all(client.get(other_key) for client in clients), "they have read what they were told before")
+        until(lambda: all(client.get(other_key) for client in clients), "they have read the earlier commands")
         assert [client.get(key) for client in clients] == ["refused"] * 5
 
     def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:
@@ -219,7 +219,7 @@ class TestReach:
                 proxy.lose(1)
             lease = taken(store)
             assert store.free(lease)
-            until(lambda: nodes.holding(RUN) == [], "the nodes whose replies were lost are told on a new connection")
+            until(lambda: nodes.holding(RUN) == [], "the other nodes get the release on a new connection")
             store.close()
 
     def test_error_of_one_node_is_not_an_error(self, nodes: Nodes, store: RedlockStore) -> None:
@@ -245,7 +245,7 @@ class TestReach:
         threads = threading.active_count()
         for _ in range(50):
             store.free(taken(store))
-        assert threading.active_count() <= threads + 1, "one thread that repeats it, not one per call"
+        assert threading.active_count() <= threads + 1, "one repeating thread, not one per call"
         nodes.servers[0].resume()
         assert all(server.client().info("clients")["connected_clients"] <= 3 for server in nodes.servers)
 
@@ -274,18 +274,18 @@ class TestReach:
 
 
 class TestGivenUp:
-    """What was asked for and given up is not a hold, whatever the nodes carry out later."""
+    """An acquire that was given up is not a hold, whatever the nodes carry out later."""
 
     def stop_majority(self, nodes: Nodes) -> None:
         for server in nodes.servers[:3]:
             server.pause()
 
     def wait_until_free(self, nodes: Nodes) -> None:
-        """Nobody asks for anything meanwhile."""
+        """Meanwhile, nobody asks the nodes for anything."""
         began = clock.now()
         resume(nodes)
-        until(lambda: nodes.holding(RUN) == [], "the nodes were told")
-        assert clock.now() - began < LONG / 2, "they were told, the ttl had no part in it"
+        until(lambda: nodes.holding(RUN) == [], "the nodes were told to free it")
+        assert clock.now() - began < LONG / 2, "by the commands, not by the ttl"
 
     @pytest.mark.parametrize("connected", [False, True], ids=["new connections", "old connections"])
     def test_acquire_without_an_answer_leaves_nothing(self, nodes: Nodes, store: RedlockStore, connected: bool) -> None:
@@ -296,7 +296,7 @@ class TestGivenUp:
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
 
-    def test_it_does_not_when_its_connections_are_cut_meanwhile(self, nodes: Nodes) -> None:
+    def test_acquire_whose_connections_are_cut_leaves_nothing(self, nodes: Nodes) -> None:
         with ExitStack() as exits:
             proxies = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]
             store = open_url(";".join(f"redis://127.0.0.1:{proxy.port}" for proxy in proxies), BELIEVED)
@@ -340,9 +340,9 @@ class TestGivenUp:
         ending: Callable[[RedlockStore, Lease], object],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """A time limit that strikes while a node is connected to, before any was told."""
+        """A time limit strikes during the connection to a node, before any node was told."""
         lease = taken(store, ttl=LONG)
-        until(lambda: len(nodes.holding(RUN)) == 5, "the last ones have heard of it")
+        until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
 
         def interrupted(*_: object, **__: object) -> None:
             monkeypatch.undo()
@@ -351,7 +351,7 @@ class TestGivenUp:
         monkeypatch.setattr(Conversation, "connect", interrupted)
         with pytest.raises(SoftTimeLimitExceeded):
             ending(store, lease)
-        until(lambda: not nodes.holding(RUN), "all nodes have heard of it")
+        until(lambda: not nodes.holding(RUN), "all nodes have freed it")
 
     def test_release_without_an_answer_is_repeated_and_counts(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
@@ -373,21 +373,21 @@ class TestGivenUp:
         self.wait_until_free(nodes)
 
     def test_attempts_that_a_node_never_answers_do_not_add_up(self) -> None:
-        """A waiter may ask for days, and one node's connections be cut each time."""
+        """A waiter may ask for days, while the connections of one node are cut each time."""
         with Nodes(3, proxied=True) as nodes:
             store = open_url(nodes.url, BELIEVED)
             lease = taken(store, ttl=LONG)
             request = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("another"))
             for _ in range(MOST_LATE + 10):
-                assert store.renew([lease], timeout=1.0) == [True]  # On a new connection to it.
+                assert store.renew([lease], timeout=1.0) == [True]  # This opens a new connection to the node.
                 nodes.proxies[0].hold(replies=True)
                 assert isinstance(store.acquire(request), Held)
                 nodes.proxies[0].cut()
                 nodes.proxies[0].let_through()
-            assert len(request.attempts) <= MOST_LATE + 2  # The last two may be settled.
+            assert len(request.attempts) <= MOST_LATE + 2  # The last two may already be settled.
             store.close()
 
-    def test_no_attempt_has_the_name_of_an_attempt_that_is_being_undone(self) -> None:
+    def test_no_attempt_gets_the_name_of_one_that_is_being_undone(self) -> None:
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         names = set()
         for _ in range(commands.ATTEMPTS - 1):
@@ -397,7 +397,7 @@ class TestGivenUp:
         assert len(names) == commands.ATTEMPTS - 1
         assert commands.attempt_of(request.owner, 0) not in names
 
-    def test_owner_that_was_abandoned_takes_nothing_any_more(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_abandoned_owner_no_longer_takes_anything(self, nodes: Nodes, store: RedlockStore) -> None:
         owner = new_owner()
         lease = taken(store, owner=owner)
         store.abandon(lease)
@@ -409,7 +409,7 @@ class TestGivenUp:
     def test_late_release_frees_nothing_of_the_next_holder(
         self, nodes: Nodes, store: RedlockStore, leaves: dict[str, Any]
     ) -> None:
-        """Of the same message, even: another thread has sent it, on its own connection."""
+        """Even if both have the same message: another thread has sent the release, on its own connection."""
         if leaves.get("reservation"):
             leaves = {"reservation": Reservation(replace(ME, retries=1), TTL)}
         first = taken_on_all(nodes, store)
@@ -421,8 +421,8 @@ class TestGivenUp:
         assert len(nodes.holding(RUN)) == 5
         assert store.renew([lease], timeout=1.0) == [True]
 
-    def test_owner_that_was_freed_takes_nothing_any_more(self, nodes: Nodes, store: RedlockStore) -> None:
-        """So what comes late for it cannot meet a newer hold of it; each hold has an owner of its own."""
+    def test_freed_owner_no_longer_takes_anything(self, nodes: Nodes, store: RedlockStore) -> None:
+        """So a late command for it cannot meet its newer hold; each hold has its own owner."""
         lease = taken_on_all(nodes, store)
         assert store.free(lease)
         until(lambda: nodes.holding(RUN) == [], "it is free")
@@ -433,7 +433,7 @@ class TestGivenUp:
     def test_late_attempt_takes_nothing_from_the_next_one(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, how: str
     ) -> None:
-        """Nor does its undoing, which may come later still: another thread has sent it, on its own connection."""
+        """Nor does the undoing, which may come even later: another thread has sent it, on its own connection."""
         ask, tell, late = Conversation.ask, Conversation.tell, []
 
         def ask_late(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
@@ -465,13 +465,13 @@ class TestGivenUp:
                 each.server.run(call)
         assert store.renew([lease], timeout=1.0) == [True]
 
-    def test_renewal_counts_nothing_that_a_late_undoing_takes_back(self, nodes: Nodes, store: RedlockStore) -> None:
-        """A node that was not heard of the attempt which gave the lease may have one that failed before."""
+    def test_late_undoing_takes_back_nothing_that_a_renewal_counted(self, nodes: Nodes, store: RedlockStore) -> None:
+        """A node that did not answer the attempt that gave the lease may hold an earlier attempt that failed."""
         lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
         request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
         assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == 1
         assert store.renew([lease], timeout=1.0) == [True]
-        until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all have heard of it")
+        until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
         assert node.server.run(commands.undo(lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
@@ -481,20 +481,20 @@ class TestGivenUp:
         store.abandon(lease)
         self.wait_until_free(nodes)
 
-    def test_thread_that_settles_ends(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_thread_ends_when_nothing_is_pending(self, nodes: Nodes, store: RedlockStore) -> None:
         self.stop_majority(nodes)
         with pytest.raises(LockUnavailable):
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
         until(lambda: store._nodes._repeater._thread is None, "nothing is pending any more")
-        assert not any(node.server._free for node in store._nodes.each), "nor are its connections"
+        assert not any(node.server._free for node in store._nodes.each), "its connections are closed"
 
     def test_node_that_answers_late_is_not_left_alone(self, nodes: Nodes, store: RedlockStore) -> None:
-        """Only one that cannot be connected to: what is late is there, and others may need it."""
+        """Only a node without a connection is avoided: a late node is there, and others may need it."""
         with LossyProxy(nodes.servers[0].port) as proxy:
             node = Node(Server(ConnectionPool(port=proxy.port)))
             with node.server.connection():
-                pass  # It is connected from now on.
+                pass  # From now on, it is connected.
             node.note(commands.abandon(taken(store)), clock.now() + LONG, NotAsked())
             proxy.hold(replies=True)
             threading.Timer(0.2, proxy.let_through).start()
@@ -509,25 +509,27 @@ class TestGivenUp:
         assert node.settle(0.05, LIMIT)
         assert node.is_avoided
 
-    def test_large_semaphore_is_given_up_as_soon_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_large_semaphore_is_given_up_as_fast_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
         self.stop_majority(nodes)
         asked: list[int] = []
         attempt = store._try
         store._try = lambda *args: asked.append(1) or attempt(*args)  # type: ignore[method-assign]
         with pytest.raises(LockUnavailable):
             acquire(store, limit=50)
-        assert len(asked) <= 3, "one slot in each of the tries"
+        assert len(asked) <= 3, "one slot in each try"
         resume(nodes)
 
 
 class TestManyLeases:
     def many(self, store: RedlockStore, count: int, ttl: float) -> list[Lease]:
-        """Leases as if they had been acquired: put on the nodes by renewals of others."""
+        """Leases as if they had been acquired: renewals of others put them on the nodes."""
         return [
             Lease(f"many:{{{n}}}", new_owner(), ttl=ttl, fence=1, sent_at=clock.now(), slot=0) for n in range(count)
         ]
 
-    def test_round_has_one_time_for_all_where_a_majority_is_silent(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_round_has_one_timeout_for_all_leases_when_a_majority_is_silent(
+        self, nodes: Nodes, store: RedlockStore
+    ) -> None:
         store.free(taken(store))
         for server in nodes.servers[:3]:
             server.pause()
@@ -538,7 +540,7 @@ class TestManyLeases:
         with pytest.raises(LockUnavailable):
             store.renew(self.many(store, 5000, 30.0), timeout=0.5)
         assert waits, "it has waited"
-        assert sorted(filter(None, waits), reverse=True) == [*filter(None, waits)], "less and less, of one time"
+        assert sorted(filter(None, waits), reverse=True) == [*filter(None, waits)], "the waits share one timeout"
         assert max(waits) <= 0.5
         resume(nodes)
 
@@ -555,7 +557,7 @@ class TestManyLeases:
         assert store.renew(self.many(store, 2000, 30.0), timeout=5.0) == [False] * 2000
 
     @pytest.mark.slow
-    def test_holders_learn_of_it_before_their_leases_are_over(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_holders_are_notified_before_their_leases_end(self, nodes: Nodes, store: RedlockStore) -> None:
         leases, told = [], []
         for number in range(300):
             holder = Holder(f"task {number}")
@@ -578,7 +580,7 @@ class TestManyLeases:
             heartbeat.start(loss.lease, loss.lost)
         for server in nodes.servers[:3]:
             server.pause()
-        until(lambda: len(told) == len(losses), "all have been told")
+        until(lambda: len(told) == len(losses), "all were notified")
         assert min(loss.left for loss in losses) > 0, "before anybody else could have it"
         resume(nodes)
 
@@ -602,19 +604,19 @@ class TestForgetfulNodes:
         return store, lease
 
     def remember(self, nodes: Nodes) -> None:
-        """Have the nodes know that they have been there for long."""
+        """Let the nodes know that they have been up for long."""
         for server in nodes.servers:
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
 
-    def test_two_get_the_lock_where_they_are_believed(self, nodes: Nodes) -> None:
-        """What the rest of this class is about."""
+    def test_two_clients_get_the_lock_where_the_nodes_are_believed(self, nodes: Nodes) -> None:
+        """The problem that the rest of this class is about."""
         _, lease = self.hold_on_first_three(nodes, BELIEVED)
         nodes.servers[0].restart()
         assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Lease)
         assert lease.held
 
     def test_lock_of_a_message_is_on_all_nodes_again_when_it_is_confirmed(self, nodes: Nodes) -> None:
-        """By its sender, or by each worker that gets it: it is not renewed while it waits."""
+        """Its sender confirms it, or each worker that gets it: the lock is not renewed while the message waits."""
         key, owner = f"{KEY}:queue", new_owner()
         lock = QueueLock(key, owner, seconds=LONG, limit=1, scope="until_executed")
         store = open_url(nodes.url, BELIEVED)
@@ -625,7 +627,7 @@ class TestForgetfulNodes:
         until(lambda: nodes.holding(run) == [1, 2, 3, 4])
 
         def is_everywhere() -> bool:
-            """A node whose connection broke as it restarted hears of it the next time."""
+            """A node whose connection broke at its restart gets it the next time."""
             confirmations.add(lock.confirmed())
             confirmations.write()
             return len(nodes.holding(run)) == 5
@@ -644,7 +646,7 @@ class TestForgetfulNodes:
         assert lease.held
         until(lambda: isinstance(acquire_for(other, 2.0), (Lease, Held)), "they vote again after one ttl")
 
-    def test_so_does_a_flushed_node(self, nodes: Nodes) -> None:
+    def test_flushed_node_has_no_vote_either(self, nodes: Nodes) -> None:
         self.remember(nodes)
         lease = taken_on_all(nodes, open_url(nodes.url))
         for server in nodes.servers[:3]:
@@ -652,11 +654,11 @@ class TestForgetfulNodes:
         assert not isinstance(acquire_or_none(open_url(nodes.url)), Lease)
         for server in nodes.servers[3:]:
             server.flush()
-        with pytest.raises(LockUnavailable, match="it came back without what it knew, and has no vote for"):
+        with pytest.raises(LockUnavailable, match="it came back without its data, and has no vote for"):
             acquire(open_url(nodes.url))
         assert lease.held
 
-    def test_minority_of_them_does_not_matter(self, nodes: Nodes) -> None:
+    def test_minority_does_not_matter(self, nodes: Nodes) -> None:
         self.remember(nodes)
         store = open_url(nodes.url)
         store.free(taken(store))
@@ -666,8 +668,8 @@ class TestForgetfulNodes:
         assert set(nodes.holding(RUN)) >= {2, 3, 4}
         store.free(lease)
 
-    def test_renewal_puts_the_lock_back_on_them(self, nodes: Nodes, store: RedlockStore) -> None:
-        """Or a rolling restart of the nodes would cost every long lease its majority."""
+    def test_renewal_puts_the_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
+        """Otherwise a rolling restart of the nodes would cost every long lease its majority."""
         lease = taken_on_all(nodes, store)
         for server in nodes.servers:
             server.restart()
@@ -683,8 +685,8 @@ class TestForgetfulNodes:
         assert store.renew([lease], timeout=0.5) == [False]
         until(lambda: nodes.holding(RUN) == [], "it is free")
 
-    def test_leader_that_lost_its_majority_does_not_wait_for_what_the_others_keep(self, nodes: Nodes) -> None:
-        """No beat would send anything for the rest of the ttl."""
+    def test_leader_that_lost_its_majority_leads_again_at_once(self, nodes: Nodes) -> None:
+        """If it waited for the nodes that still have its lock, no beat would send anything for the rest of the ttl."""
         self.remember(nodes)
         for server in nodes.servers[3:]:
             server.kill()
@@ -722,13 +724,13 @@ class TestFences:
                 store.free(lease)
             for index in range(3):
                 nodes.servers[(first + index) % 5].restart()
-            until(lambda: released(store, acquire_or_none(store)), "they are connected to again")
+            until(lambda: released(store, acquire_or_none(store)), "the store is connected again")
         assert fences == sorted(set(fences))
 
     def test_they_grow_over_changing_majorities_with_a_stopped_clock(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Then it is the counters alone that count, and any later majority knows of the highest."""
+        """Then only the counters count, and any later majority knows the highest one."""
         monkeypatch.setattr(clock, "wall", lambda: 1000.0)
         fences = []
         for first in range(10):
@@ -736,8 +738,8 @@ class TestFences:
             for server in down:
                 server.pause()
             found: list[object] = []
-            # Those that were silent a moment ago are left alone for a while.
-            until(lambda: found.append(acquire_or_none(store)) or isinstance(found[-1], Lease), "it is had")  # noqa: B023
+            # Nodes that were silent a moment ago are avoided for a while.
+            until(lambda: found.append(acquire_or_none(store)) or isinstance(found[-1], Lease), "it is acquired")  # noqa: B023
             fences.append(found[-1].fence)
             until(lambda: released(store, found[-1]), "it is freed")  # noqa: B023
             for server in down:
@@ -776,14 +778,14 @@ class TestMarks:
             server.start()
         for server in nodes.servers[3:]:
             server.kill()
-        # The one that is left of those with the record, and two that were not there.
+        # One node with the record is left, and two that were down when it was written.
         assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Record)
-        until(lambda: nodes.holding(RUN) == [], "the two have been told to take it back")
+        until(lambda: nodes.holding(RUN) == [], "the two nodes were told to undo it")
 
-    def test_node_that_learns_it_later_forgets_it_with_the_others(
+    def test_node_that_gets_it_later_forgets_it_with_the_others(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """By the time that is left a reader sees how long ago the body ended."""
+        """From the remaining time, a reader sees how long ago the body ended."""
         lease, late, now = taken_on_all(nodes, store), nodes.servers[:2], clock.now
         for server in late:
             server.client().save()
@@ -793,7 +795,7 @@ class TestMarks:
         for server in late:
             server.start()
         key = keyspace.done_key(KEY, ME.message)
-        until(lambda: all(server.client().exists(key) for server in late), "they have been told")
+        until(lambda: all(server.client().exists(key) for server in late), "they have the record")
         assert all(35_000 < pttl(server, key) <= 40_000 for server in late)
         assert all(40_000 < pttl(server, key) <= 60_000 for server in nodes.servers[2:])
 
@@ -806,7 +808,7 @@ class TestMarks:
 
 
 class TestSemaphore:
-    def test_rest_of_an_attempt_is_not_a_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_leftover_of_an_attempt_is_not_a_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
         owner, node = new_owner(), store._nodes.each[0].server
         request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
         assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
@@ -820,7 +822,7 @@ class TestSemaphore:
             store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
 
     def test_limit_of_holders(self, nodes: Nodes, store: RedlockStore) -> None:
-        """Not more, as counting on each node would: three that each admit two admit three with a majority."""
+        """No more: if each node only counted, three nodes that each admit two would admit three with a majority."""
         leases = [acquire(store, limit=2, holder=Holder(f"task {number}")) for number in range(3)]
         assert [type(lease) for lease in leases] == [Lease, Lease, Held]
         assert store.free(leases[0])
@@ -846,7 +848,7 @@ class TestWaiting:
 
     @pytest.mark.parametrize("dead", range(-1, 5))
     def test_release_wakes_a_waiter(self, nodes: Nodes, store: RedlockStore, dead: int) -> None:
-        """Also where the node is dead that would wake it."""
+        """Also if the node that would wake it is dead."""
         if dead >= 0:
             nodes.servers[dead].kill()
         lease = taken(store, ttl=60)
@@ -857,10 +859,10 @@ class TestWaiting:
         thread.join(30)
         assert got[0] - released_at < 3.0, "not by the end of a slice"
 
-    def test_copy_that_is_done_wakes_the_next_one(
+    def test_copy_of_a_finished_message_wakes_the_next_waiter(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It was woken for a lock that it does not take."""
+        """The copy was woken for a lock that it does not take."""
         monkeypatch.setattr("celery_singleton_lock.stores.redis.waiter.SLICE", 60.0)
         lease = taken(store, ttl=60, holder=ME)
         copy = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True, once=True)
@@ -902,8 +904,8 @@ def blocked(nodes: Nodes) -> int:
     return sum(server.client().info("clients")["blocked_clients"] for server in nodes.servers if server.pid)
 
 
-def test_wake_ups_that_nobody_takes_do_not_pile_up(nodes: Nodes) -> None:
-    """Waiters take them from one node; releases leave one on each."""
+def test_unclaimed_wake_ups_do_not_pile_up(nodes: Nodes) -> None:
+    """Waiters take wake-ups from one node; releases leave one on each node."""
     server = open_url(nodes.servers[0].url)._servers
     for _ in range(5):
         server.run(lock_commands.wake(KEY, limit=2))

@@ -33,7 +33,7 @@ def rehearsal(*options: str, task: str) -> list[str]:
 
 
 def rehearsed(shop: Shop, task: str, *arguments: str, status: int = 0, **conf: Any) -> dict[str, dict[str, Any]]:
-    """What came of each fault."""
+    """The outcome of each fault."""
     command = rehearsal("--json", *arguments, task=task)
     env = {**os.environ, **environment_of(shop, **{"singleton_lock_ttl": 5.0, **conf})}
     shown = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -41,7 +41,7 @@ def rehearsed(shop: Shop, task: str, *arguments: str, status: int = 0, **conf: A
     return {line["fault"]: line for line in map(json.loads, shown.stdout.splitlines())}
 
 
-def test_a_call_at_once_on_two_workers(shop: Shop) -> None:
+def test_simultaneous_calls_on_two_workers(shop: Shop) -> None:
     outcome = rehearsed(shop, "exclusive", "--fault", "together")["together"]
     assert (outcome["kept"], outcome["runs"], outcome["overlaps"]) == (True, 1, 0)
     with Redis.from_url(shop.conf["broker_url"]) as broker, Redis.from_url(shop.conf["result_backend"]) as results:
@@ -77,9 +77,9 @@ class TestFaults:
         assert "the frozen run was stopped" in frozen
 
     def test_of_a_task_that_comes_again(self, shop: Shop) -> None:
-        shop.conf["singleton_lock_on_conflict"] = "retry"  # The next call may come first.
+        shop.conf["singleton_lock_on_conflict"] = "retry"  # The next call may come before the redelivered one.
         outcomes = rehearsed(shop, "rejected_when_lost", "--fault", "killed", "--fault", "redelivered")
-        assert outcomes["killed"]["runs"] == 3, "the killed one, the same again, and the next call"
+        assert outcomes["killed"]["runs"] == 3, "the killed run, its repetition, and the next call"
         assert outcomes["killed"]["notes"] == []
         assert outcomes["redelivered"]["runs"] == 1
         assert all(outcome["kept"] for outcome in outcomes.values())
@@ -100,7 +100,7 @@ class TestFaults:
         outcome = rehearsed(shop, "paired", "--fault", "together")["together"]
         assert (outcome["kept"], outcome["runs"], outcome["overlaps"]) == (True, 3, 0)
 
-    def test_with_a_ttl_of_its_own(self, shop: Shop) -> None:
+    def test_with_another_ttl(self, shop: Shop) -> None:
         outcome = rehearsed(shop, "exclusive", "--fault", "frozen", "--ttl", "1", singleton_lock_ttl=600)["frozen"]
         assert outcome["kept"]
 
@@ -171,14 +171,14 @@ class TestBeforeAnythingRuns:
             ({"singleton_lock_backend": "memory://"}, "belong to one process"),
         ],
     )
-    def test_refuses_settings_under_which_nothing_can_be_seen(
+    def test_refuses_settings_under_which_nothing_can_be_observed(
         self, shop: Shop, conf: dict[str, Any], says: str
     ) -> None:
         refused = ask(shop, "rehearse", "--yes", EXCLUSIVE, "report", **conf)
         assert refused.exit_code == 1
         assert says in refused.stderr
 
-    def test_ttl_that_no_worker_takes_from_a_message(self, shop: Shop) -> None:
+    def test_refuses_a_ttl_that_no_worker_accepts_from_a_message(self, shop: Shop) -> None:
         refused = ask(shop, "rehearse", "--yes", "--ttl", "1", EXCLUSIVE, "report", singleton_lock_accept="none")
         assert refused.exit_code == 1
         assert "singleton_lock_accept" in refused.stderr
@@ -194,7 +194,7 @@ class TestDetour:
             detour.speak()
             assert client.ping()
 
-    def test_server_that_is_away_is_back_at_the_same_place(self, redis_server: RedisServer) -> None:
+    def test_server_comes_back_at_the_same_place(self, redis_server: RedisServer) -> None:
         with Detour([redis_server.url_of(2)]) as detour, Redis.from_url(detour.backend) as client:
             assert client.ping()
             detour.go_away()
@@ -223,6 +223,6 @@ class TestDetour:
             ("unix:///run/redis", False),
         ],
     )
-    def test_only_where_a_proxy_can_be(self, url: str, possible: bool) -> None:
+    def test_only_where_a_proxy_is_possible(self, url: str, possible: bool) -> None:
         assert can_be_rerouted(Backend.parse(url), False) is possible
         assert not can_be_rerouted(Backend.parse(url), True)

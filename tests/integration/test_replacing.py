@@ -1,4 +1,4 @@
-"""`on_duplicate="replace"`: the newest message runs in the place of one that waits, which ends when it comes."""
+"""`on_duplicate="replace"`: the newest message runs instead of a waiting one, which ends when a worker gets it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job(request: pytest.FixtureRequest, tasks: SimpleNamespace) -> Any:
 
 
 def ran(shop: Shop, job: str = "report") -> set[str]:
-    """The ids of what ran."""
+    """The ids of the messages that ran."""
     return {run.task_id for run in shop.record.runs(job)}
 
 
@@ -71,7 +71,7 @@ def test_one_runs_and_the_newest_waits(shop: Shop, tasks: SimpleNamespace) -> No
 
 
 def test_message_that_waits_in_line_for_the_run(shop: Shop, tasks: SimpleNamespace) -> None:
-    """It was put back, as another one runs."""
+    """It was put back, since another message runs."""
     start(shop)
     running = tasks.newest_alone.delay("report", LONG)
     shop.record.wait_for(starts=1)
@@ -83,7 +83,7 @@ def test_message_that_waits_in_line_for_the_run(shop: Shop, tasks: SimpleNamespa
     assert is_superseded(old, newest)
 
 
-def test_one_with_an_eta(shop: Shop, job: Any) -> None:
+def test_message_with_an_eta(shop: Shop, job: Any) -> None:
     start(shop)
     old = job.apply_async(("report",), countdown=1.0)
     newest = job.apply_async(("report",), countdown=1.0)
@@ -92,7 +92,7 @@ def test_one_with_an_eta(shop: Shop, job: Any) -> None:
     assert ran(shop) == {newest.id}
 
 
-def test_lock_that_was_lost_replaces_nothing(shop: Shop, job: Any) -> None:
+def test_lost_lock_replaces_nothing(shop: Shop, job: Any) -> None:
     """The lock server came back empty: both run."""
     first = job.delay("report")
     Runtime.of(shop.app).confirmations.write()
@@ -136,7 +136,7 @@ def test_part_of_a_chord(shop: Shop, job: Any) -> None:
 
 
 def killed(shop: Shop, task: Any, step: str, countdown: float = 0.0) -> None:
-    """A program sends it, and is killed after this step."""
+    """Let a program send it that is killed at this step."""
     arguments = [task.name.partition(".")[2], step, str(countdown)]
     program = programs.run("tests.integration.killed_sender", arguments, environment=environment_of(shop))
     assert program.returncode == -signal.SIGKILL, program.stderr
@@ -165,7 +165,7 @@ def test_sender_is_killed_after_it_has_sent(shop: Shop, job: Any, step: str) -> 
 
 
 def test_senders_are_killed_one_after_the_other(shop: Shop, job: Any) -> None:
-    """Each message says which one it replaces, though it is replaced itself by the time that a worker has it."""
+    """Each message names the one that it replaces, though it is itself replaced by the time a worker has it."""
     start(shop)
     first = job.apply_async(("report",), countdown=8.0)
     killed(shop, job, "message is sent", countdown=4.0)
@@ -192,8 +192,8 @@ def dies(*args: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_broker_that_does_not_take_it(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one has its lock again, and goes on."""
+def test_broker_that_refuses_the_message(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older message has its lock again, and goes on."""
     old = job.delay("report")
     Runtime.of(shop.app).confirmations.write()
     with monkeypatch.context() as broken:
@@ -207,8 +207,8 @@ def test_broker_that_does_not_take_it(shop: Shop, job: Any, monkeypatch: pytest.
     until_can_be_sent(shop)
 
 
-def test_what_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:
-    """Many senders and two workers: what was not superseded ran, once, and nothing is left waiting."""
+def test_message_that_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:
+    """Many senders and two workers: each message that was not superseded ran once, and none is left waiting."""
     start(shop, "one", "two")
     jobs = [f"job {number}" for number in range(4)]
 

@@ -12,7 +12,7 @@ from tests.integration.conftest import Shop
 
 @pytest.fixture
 def shop(redis_server: Any, shop_on: Any, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    monkeypatch.setenv("C_FORCE_ROOT", "1")  # Celery takes pickle from nobody as root, as tests in a container run.
+    monkeypatch.setenv("C_FORCE_ROOT", "1")  # As root, which tests in a container are, Celery refuses pickle.
     made: Shop = shop_on(redis_server, accept_content=copies.ACCEPTED, task_queues=copies.queues("other", "mirror"))
     return made
 

@@ -1,4 +1,4 @@
-"""A message that is put back on RabbitMQ: the same message, in its queue, and safe. Skipped where there is none."""
+"""A message that is put back on RabbitMQ is the same message, in its queue, and safe. Skipped without RabbitMQ."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tests.recording import overlaps
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
-#: Types of queues, and of the exchange that leads to them.
+#: Types of a queue and of its exchange.
 KINDS = [("classic", "direct"), ("quorum", "direct"), ("quorum", "topic"), ("classic", "topic")]
 
-#: Those that the quick tests leave out.
+#: Types that the quick tests leave out.
 LATER = KINDS[1:2] + KINDS[3:]
 
 
 @pytest.fixture
 def queue(tmp_path: Path) -> str:
-    """The name of a queue that no other test has."""
+    """The name of a queue that no other test uses."""
     return os.path.basename(tmp_path)
 
 
@@ -48,8 +48,8 @@ def shop_with(
     queue: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Shop]:
-    """Make a shop with queues of a type, bound to an exchange of a type."""
-    monkeypatch.setenv("C_FORCE_ROOT", "1")  # Celery takes pickle from nobody as root, as tests in a container run.
+    """Make a shop with queues of one type, bound to an exchange of one type."""
+    monkeypatch.setenv("C_FORCE_ROOT", "1")  # As root, which tests in a container are, Celery refuses pickle.
 
     def make(queue_type: str, exchange_type: str, **conf: Any) -> Shop:
         names = (queue, f"{queue}-mirror")
@@ -77,7 +77,7 @@ def test_copy_is_the_message(shop_with: Callable[..., Shop], queue: str, queue_t
 def test_broadcast_does_not_multiply(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
-    """Each worker puts its own copy back to its own queue: what it receives is what came, and what it put back."""
+    """Each worker puts its copy back to its own queue: it receives only what was sent and what it put back."""
     shop = shop_on(redis_server, broker_url=rabbitmq.url, test_broadcast=queue)
     shop.start("one", "two")
     shop.send("exclusive", "report", 3.0, queue="celery")
@@ -98,7 +98,7 @@ def _ends(worker: Worker, identity: str) -> int:
 
 
 def _put_back(worker: Worker, identity: str) -> int:
-    """How often it was refused, stood by, or came before its end was settled."""
+    """How often it was refused, waited as a stand-by, or came before its end was settled."""
     return len(
         re.findall(rf"\[{identity}\] (on_conflict=retry|is already .*; a copy (checks later|waits))", worker.log)
     )
@@ -106,7 +106,7 @@ def _put_back(worker: Worker, identity: str) -> int:
 
 @pytest.mark.slow
 def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callable[..., Shop], queue: str) -> None:
-    """Held by the worker until they are due, they would fill its prefetch."""
+    """If the worker held them until they are due, they would fill its prefetch."""
     shop = shop_with("quorum", "direct")
     shop.start("one", arguments=("-Q", queue))
     shop.send("exclusive", "report", LIMIT, queue=queue)
@@ -117,7 +117,7 @@ def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callab
 
 
 @pytest.mark.slow
-def test_user_that_may_not_declare_queues_is_served_as_by_other_brokers(
+def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
     rabbitmq.control("add_user", queue, "secret")
@@ -157,8 +157,8 @@ def test_broker_goes_in_each_state_of_a_message(
     pool: str,
     way: str,
 ) -> None:
-    """While one runs, a copy of it waits as insurance, others wait for the lock, are put back, or are just being put
-    back.
+    """While a message runs, a copy of it waits as insurance, and others wait for the lock, were put back, or are just
+    being put back.
     """
     with RabbitMQ() as rabbitmq, LossyProxy(rabbitmq.port) as proxy:
         shop = shop_on(
@@ -186,7 +186,7 @@ def test_broker_goes_in_each_state_of_a_message(
             rabbitmq.pause()
         until(lambda: all(f"{result.id}] on_conflict=retry" in worker.log for result in leaving))
         if way == "killed":
-            clock.sleep(1.0)  # What is sent without being confirmed would seem to be sent.
+            clock.sleep(1.0)  # Otherwise messages sent without a confirmation would seem to be sent.
             rabbitmq.kill()
         else:
             rabbitmq.stop()
@@ -202,7 +202,7 @@ def test_broker_goes_in_each_state_of_a_message(
 def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
     redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
-    """RabbitMQ would close the connection, and Celery end the worker."""
+    """RabbitMQ would close the connection, and Celery would end the worker."""
     with RabbitMQ() as rabbitmq, LossyProxy(rabbitmq.port) as proxy:
         rabbitmq.control("eval", "application:set_env(rabbit, consumer_timeout, 4000).")
         rabbitmq.control("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
@@ -210,14 +210,14 @@ def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
             redis_server,
             broker_url=rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port)),
             task_default_queue=queue,
-            # Of a minute, as the timeout of half an hour is four seconds here.
+            # Seconds instead of a minute, since the timeout is four seconds here instead of half an hour.
             test_held=2.0,
         )
         shop.app.conf.broker_url = rabbitmq.url
         (worker,) = shop.start("one", concurrency=3)
         running = shop.send("late", "report", 12.0)
         shop.record.wait_for(starts=1)
-        proxy.cut()  # From now on it is the copy that RabbitMQ waits for.
+        proxy.cut()  # From now on, RabbitMQ waits for the copy.
         refused = [shop.send("patient", "report") for _ in range(3)]
         results = [running, *refused]
         assert [result.get(timeout=LIMIT) for result in results] == ["report"] * len(results)
@@ -227,14 +227,14 @@ def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
 
 
 @pytest.mark.slow
-def test_what_waits_in_the_broker_survives_its_death(rabbitmq: RabbitMQ, queue: str) -> None:
-    """Killed while many messages wait, and while many have waited and are on their way."""
+def test_messages_that_wait_in_the_broker_survive_its_death(rabbitmq: RabbitMQ, queue: str) -> None:
+    """It is killed while many messages wait, and while many that have waited are on their way."""
     app = Celery("sender", broker=rabbitmq.url, set_as_current=False)
     with app.connection_for_write() as connection:
         Queue(queue)(connection.channel()).declare()
     publisher = Publisher.of(app)
     publisher.prepare()
-    clock.sleep(2.0)  # RabbitMQ does not say when it has written down that it has new quorum queues.
+    clock.sleep(2.0)  # RabbitMQ does not report when its new quorum queues are written to disk.
     for number in range(500):
         publisher.send(_message(queue, number), {}, expires=True, delay=0.1 + number % 10 / 5)
     rabbitmq.kill()

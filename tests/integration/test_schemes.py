@@ -1,4 +1,4 @@
-"""The harness that races the textbook ways finds what they lack."""
+"""The harness that races the textbook schemes finds their faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def course(name: str, server: RedisServer) -> race.Course:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_each_excludes_where_nothing_goes_wrong(own_redis: RedisServer, name: str) -> None:
+def test_each_scheme_excludes_when_nothing_goes_wrong(own_redis: RedisServer, name: str) -> None:
     assert race.race(course(name, own_redis)).startswith("0 of")
 
 
@@ -29,11 +29,11 @@ def test_holder_dies_between_two_commands(own_redis: RedisServer, name: str, fou
     ("name", "found"), [("SET NX PX + DEL", "deletes the other's"), ("SET NX PX + Lua", "leaves it alone"),
                         ("`Lock`", "leaves it alone")],
 )  # fmt: skip
-def test_late_holder_frees(own_redis: RedisServer, name: str, found: str) -> None:
+def test_release_by_a_late_holder(own_redis: RedisServer, name: str, found: str) -> None:
     assert race.paused_holder(course(name, own_redis))["its release then"] == found
 
 
-def test_lock_is_kept_while_its_holder_works_on(own_redis: RedisServer) -> None:
+def test_lock_is_kept_while_its_holder_keeps_working(own_redis: RedisServer) -> None:
     assert race.long_work(course("SET NX PX + Lua", own_redis)) == "second holder in"
     own_redis.flush()
     assert race.long_work(course("`Lock`", own_redis)) == "kept"

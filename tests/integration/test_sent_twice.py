@@ -1,4 +1,4 @@
-"""The sent-twice matrix of canvas: one object, sent again and again, runs as often as with the stock Task.
+"""The sent-twice matrix of canvas: one object, sent several times, runs as often as with the stock Task.
 
 Ids do not identify messages: users freeze signatures, and Celery 5.7 gives the last step of one chain object the same
 id at each send. Each shape is sent three times, by a program that has the tasks, with the stock Task and with
@@ -28,13 +28,13 @@ from tests.integration import canvas_app
 from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT
 
-#: How often each is sent.
+#: How often each shape is sent.
 TIMES = 3
 
-#: Seconds in which something that runs too often is seen, after everything has run.
+#: Seconds, after everything has run, in which surplus runs would be seen.
 AFTERWARDS = 1.0
 
-#: Of Celery's.
+#: Final states of Celery.
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
 
 
@@ -43,10 +43,10 @@ class Shape:
     """A kind of canvas.
 
     Attributes:
-        make: it, of tasks and of a function that makes the signature of a step.
-        runs: of how many tasks, each time.
-        overlapping: whether the stock Task manages that it is sent again while it runs.
-        remade: whether it is made anew each time, of a part that is the same.
+        make: makes it, from tasks and a function that makes the signature of a step.
+        runs: number of tasks that run each time.
+        overlapping: whether the stock Task copes with a second send while it runs.
+        remade: whether it is made anew each time, from a part that stays the same.
     """
 
     make: Callable[[SimpleNamespace, Callable[..., Any]], Any]
@@ -111,7 +111,7 @@ SHAPES: dict[str, Shape] = {
     "chunks": Shape(lambda t, s: t.item.chunks([(s.tag, str(n)) for n in range(4)], 2).group(), 4),  # type: ignore[attr-defined]
 }
 
-#: Some of each kind, for `make test`.
+#: Some shapes of each kind, for `make test`.
 QUICK = (
     "a | b, immutable",
     "a | b | c, frozen",
@@ -123,7 +123,7 @@ QUICK = (
 
 
 class _Named:
-    """The tasks of a family to a program that has no code of them."""
+    """The tasks of a family as seen by a program without their code."""
 
     def __init__(self, app: Celery, name: str) -> None:
         self._app, self._name = app, name
@@ -163,11 +163,11 @@ class Sender:
         return chain(made, step("b")) if shape.remade else made
 
     def ran(self, family: str, name: str) -> Counter[str]:
-        """What ran, with what it was given."""
+        """What ran, with its arguments."""
         return Counter(item.decode() for item in self._record.lrange(f"ran:{family}:{name}", 0, -1))
 
     def wait(self, family: str, names: tuple[str, ...], times: int, *, seconds: float = LIMIT) -> None:
-        """Wait until all have run so often, but no longer than that."""
+        """Wait until all have run that many times, but no longer than `seconds`."""
         deadline = clock.now() + seconds
         while any(self.ran(family, name).total() < times * SHAPES[name].runs for name in names):
             if clock.now() > deadline:
@@ -175,15 +175,15 @@ class Sender:
             clock.sleep(0.02)
 
     def forget_chords(self) -> None:
-        """Have no chord be taken for the one before, with the same id.
+        """Keep a chord from being mistaken for the previous one with the same id.
 
-        Celery 5.7 notes under a chord's id that its body was sent, and takes the note away when the chord is sent
-        again, after its header: a part of the header that ends before that does not count, and the body is never sent.
-        So it is with the stock Task, now and then.
+        Celery 5.7 notes under a chord's id that its body was sent. When the chord is sent again, it removes the note
+        after the header was sent: a part that ends before that does not count, and the body is never sent. This happens
+        with the stock Task, now and then.
         """
         deadline = clock.now() + AFTERWARDS
         while any(self._stored.scan_iter("*.j", count=1000)) and clock.now() < deadline:
-            clock.sleep(0.02)  # What was counted goes when the body has been sent; of chords that failed it stays.
+            clock.sleep(0.02)  # The counts are deleted when the body has been sent; those of failed chords stay.
         for note in self._stored.scan_iter("*.c", count=1000):
             self._stored.delete(note)
 
@@ -202,7 +202,7 @@ class Sender:
 
 
 def _all_of(result: Any) -> Iterator[AsyncResult]:
-    """A result, and all those before it and in it."""
+    """A result, its parents and its members."""
     while result is not None:
         if isinstance(result, GroupResult):
             for member in result.results:
@@ -218,7 +218,7 @@ def _state(result: AsyncResult) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value without the ids in it."""
+    """A value without its ids."""
     if isinstance(value, BaseException):
         return type(value).__name__
     return json.dumps(value)
@@ -226,9 +226,9 @@ def _shown(value: Any) -> str:
 
 @contextmanager
 def sending(redis: RedisServer, directory: Path, pool: str, *, by_name: bool = False) -> Iterator[Sender]:
-    """One worker of this pool, and its sender.
+    """One worker with this pool, and its sender.
 
-    On a server that outlives the test: what is left of results asks for it when it is collected.
+    The server must outlive the test: leftover results contact it when they are garbage-collected.
     """
     conf = {
         "broker_url": redis.url_of(0),
@@ -253,7 +253,7 @@ def sending(redis: RedisServer, directory: Path, pool: str, *, by_name: bool = F
 
 
 def differences(sender: Sender, family: str, names: tuple[str, ...]) -> dict[str, object]:
-    """What is not as with the stock Task, for each shape."""
+    """The differences from the stock Task, for each shape."""
     found: dict[str, object] = {}
     for name in names:
         ran = sender.ran("stock", name), sender.ran(family, name)
@@ -267,12 +267,12 @@ def differences(sender: Sender, family: str, names: tuple[str, ...]) -> dict[str
 
 
 def compare(sender: Sender, family: str, names: tuple[str, ...], *, at_once: bool) -> dict[str, object]:
-    """Send each shape several times, with the stock Task and with SingletonTask; what differs."""
+    """Send each shape several times, with the stock Task and with SingletonTask; returns what differs."""
     for number in range(1, TIMES + 1):
         for one in ("stock", family):
             sender.send(one, names)
         if not at_once:
-            # Those that differ do so forever: they are waited for once.
+            # Shapes that differ do so forever: one long wait is enough.
             sender.wait("stock", names, number)
             sender.wait(family, names, number, seconds=LIMIT if number == 1 else 10)
             sender.forget_chords()
@@ -308,7 +308,7 @@ def test_each_shape_that_is_sent_while_it_runs_runs_again(redis_server: RedisSer
 
 @pytest.mark.slow
 def test_canvas_of_a_program_without_our_code_runs_again(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Its messages have nothing random about them but their ids; what it has frozen is one message."""
+    """Its messages contain nothing random but their ids; a frozen signature is one message."""
     names = tuple(name for name in SHAPES if "frozen" not in name and name not in ("chunks", "partial"))
     with sending(redis_server, tmp_path, "prefork", by_name=True) as sender:
         assert compare(sender, "own", names, at_once=False) == {}

@@ -13,13 +13,13 @@ from tests.integration.conftest import Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Of the locks in these tests (see `shop_on`).
+#: Seconds of the leases in these tests (see `shop_on`).
 TTL = 2.0
 
 
 @pytest.fixture
 def split(redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    """A shop whose locks are on a server of their own, which the test may break; two workers run."""
+    """A shop with a separate lock server, which the test may break; two workers run."""
     shop = shop_on(redis_server, locks=own_redis)
     shop.start("one", "two")
     return shop
@@ -32,7 +32,7 @@ def server(own_redis: RedisServer) -> Iterator[Redis]:
 
 
 def assert_waits_and_runs(shop: Shop, heal: Callable[[], object]) -> None:
-    """A message that comes while there are no locks is put back, and runs when there are again."""
+    """A message that comes while the lock server does not work is put back, and runs when it works again."""
     result = shop.send("exclusive", "later")
     until(lambda: any("put back, due in" in worker.log for worker in shop.workers))
     assert shop.record.runs("later") == []
@@ -51,7 +51,7 @@ def assert_aborted_in_time(shop: Shop, broken_at: float) -> None:
 def test_failover_to_a_replica_that_missed_the_write(
     split: Shop, server: Redis, own_redis: RedisServer, redis_server: RedisServer
 ) -> None:
-    """The new master knows nothing of the lock: another execution may start, and the first is stopped."""
+    """The new master does not know the lock: another execution may start, and the first is stopped."""
     victim = split.send("exclusive", "report", 60.0)
     split.record.wait_for(starts=1)
     with RedisServer() as empty:
@@ -59,7 +59,7 @@ def test_failover_to_a_replica_that_missed_the_write(
         until(lambda: server.info("replication")["master_link_status"] == "up")
         failed_over_at = clock.now()
         server.replicaof("NO", "ONE")
-    with pytest.raises(LockLost, match=r"does not have it any more|could not be renewed"):
+    with pytest.raises(LockLost, match=r"no longer has it|could not be renewed"):
         victim.get(timeout=LIMIT)
     assert_aborted_in_time(split, failed_over_at)
     assert split.send("waiting", "report").get(timeout=LIMIT) == "report"
@@ -68,7 +68,7 @@ def test_failover_to_a_replica_that_missed_the_write(
 def test_read_only_replica(split: Shop, server: Redis) -> None:
     victim = split.send("exclusive", "report", 60.0)
     split.record.wait_for(starts=1)
-    # Of a master that is not there, so that it keeps its data.
+    # A replica of a master that does not exist, so that it keeps its data.
     server.replicaof("127.0.0.1", "1")
     broken_at = clock.now()
     with pytest.raises(LockLost, match="could not be renewed"):
@@ -89,7 +89,7 @@ def test_no_permission_any_more(split: Shop, server: Redis) -> None:
 
 
 def test_full_memory(split: Shop, server: Redis) -> None:
-    """A holder keeps its lock, and frees it; new ones wait."""
+    """A holder keeps its lock and frees it; newcomers wait."""
     result = split.send("exclusive", "report", 2 * TTL)
     split.record.wait_for(starts=1)
     server.config_set("maxmemory", 1)
@@ -113,7 +113,7 @@ def test_killed_connections_and_forgotten_scripts(split: Shop, server: Redis) ->
 
 
 def test_restarted_empty_while_many_wait(split: Shop, own_redis: RedisServer) -> None:
-    """The waiters lose their wake-up with everything else, and look again by themselves."""
+    """The waiters lose their wake-up with all other data, and look again by themselves."""
     victim = split.send("exclusive", "report", 60.0)
     split.record.wait_for(starts=1)
     waiting = [split.send("waiting", "report", 0.1) for _ in range(3)]

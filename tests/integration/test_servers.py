@@ -1,4 +1,4 @@
-"""The groups of servers are what they say: what other tests find on them is not the groups' own doing."""
+"""The groups of servers work as described: what other tests find on them is not caused by the groups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestNodes:
         assert [nodes.holding(f"mine:{index}") for index in range(3)] == [[0], [1], [2]]
         assert [Redis.from_url(url).exists("mine:1") for url in nodes.url.split(";")] == [0, 1, 0]
 
-    def test_killed_one_comes_back_empty_at_its_address(self, nodes: Nodes) -> None:
+    def test_killed_node_comes_back_empty_at_its_address(self, nodes: Nodes) -> None:
         server, client = nodes.servers[0], nodes.clients()[0]
         port = server.port
         client.set("key", 1)
@@ -43,13 +43,13 @@ class TestNodes:
         assert server.port == port
         assert client.get("key") is None
 
-    def test_dead_one_without_proxy_refuses(self) -> None:
+    def test_dead_node_without_proxy_refuses(self) -> None:
         with Nodes(1) as nodes:
             nodes.servers[0].kill()
             with pytest.raises(ConnectionError, match="refused"):
                 nodes.clients()[0].ping()
 
-    def test_paused_one_is_silent(self, nodes: Nodes) -> None:
+    def test_paused_node_is_silent(self, nodes: Nodes) -> None:
         silent = Redis.from_url(nodes.url.split(";")[0], socket_timeout=0.2)
         silent.ping()
         nodes.servers[0].pause()
@@ -58,7 +58,7 @@ class TestNodes:
         nodes.servers[0].resume()
         assert silent.ping()
 
-    def test_slow_one_is_slow_on_open_connections(self, nodes: Nodes) -> None:
+    def test_slow_node_is_slow_on_open_connections(self, nodes: Nodes) -> None:
         clients = nodes.clients()
         assert all(took(client) < 2.0 for client in clients)
         nodes.slow(1, 2.0)
@@ -73,7 +73,7 @@ class TestNodes:
 
 
 def took(client: Redis) -> float:
-    """Seconds that an answer takes."""
+    """The seconds that an answer takes."""
     start = clock.now()
     client.ping()
     return clock.now() - start
@@ -120,7 +120,7 @@ class TestSentinelGroup:
 
     @pytest.mark.slow
     def test_new_master_is_not_replaced(self, group: SentinelGroup) -> None:
-        """As it is where Sentinels take a server for dead that they had no time to connect to."""
+        """Sentinels would replace it if they considered it dead because they had no time to connect to it."""
         group.fail_over()
         new, end = group.master(), clock.now() + 4.0
         while clock.now() < end:
@@ -138,7 +138,7 @@ class TestSentinelGroup:
 
 
 class TestCluster:
-    def test_keys_are_all_over_it(self, cluster: Cluster) -> None:
+    def test_keys_are_spread_over_it(self, cluster: Cluster) -> None:
         keys = [f"key:{index}" for index in range(50)]
         with cluster.client() as client:
             for key in keys:
@@ -148,13 +148,13 @@ class TestCluster:
         assert all(cluster.master_of(key).client().get(key) == key for key in keys)
         assert {port for _, port in cluster.startup} == {server.port for server in cluster.servers}
 
-    def test_slot_moves_with_its_keys_and_asks_meanwhile(self, cluster: Cluster) -> None:
+    def test_slot_moves_with_its_keys_and_redirects_meanwhile(self, cluster: Cluster) -> None:
         old = cluster.master_of(KEY)
         old.client().set(KEY, "value")
         asked: list[int] = []
 
         def during() -> None:
-            # What has not moved yet is answered, and what is not there might have moved.
+            # Keys that have not moved yet are answered; keys that are not there might have moved.
             assert old.client().get(KEY) == "value"
             asked.append(sent_to(old.client(), "{job}:none"))
             with cluster.client() as client:
@@ -198,7 +198,7 @@ class TestCluster:
 
 @pytest.fixture
 def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of all servers that are started."""
+    """The process ids of all servers that are started."""
     started: list[int] = []
     run = RedisServer._run
 
@@ -221,7 +221,7 @@ class TestEnd:
         assert not any(map(is_alive, pids))
         assert not any(os.path.exists(server._directory) for server in group.servers)
 
-    def test_nothing_is_left_of_what_could_not_start(
+    def test_nothing_is_left_of_a_group_that_could_not_start(
         self, kind: type, pids: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls = itertools.count()
@@ -256,7 +256,7 @@ def test_taken_bus_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
             assert cluster.master_of(KEY).client().set(KEY, 1)
 
 
-def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_condition_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "LIMIT", 0.5)
     with pytest.raises(AssertionError, match=r"0\.5 s in vain until it comes: not yet"):
         servers._wait(lambda: "not yet", "it comes")

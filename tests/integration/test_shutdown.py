@@ -1,4 +1,4 @@
-"""Workers that stop, shrink, or replace their processes: no lock is left, and no task is cut in two."""
+"""Workers that stop, shrink, or replace their processes: no lock is left, and no task is cut short."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.recording import overlaps
 
 @pytest.fixture
 def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    """Its leases are longer than any test waits: only what is freed is free."""
+    """A shop whose leases are longer than any test waits: a lock is free only if it was freed."""
     return shop_on(redis_server, singleton_lock_ttl=600.0, worker_pool_restarts=True)
 
 
 def quit_at_work(shop: Shop, worker: Worker) -> None:
-    """A cold shutdown of a worker that names its task as active.
+    """Shut down coldly a worker that lists its task as active.
 
-    Celery (seen in 5.7, without this package) waits for a child forever if the signal comes while it is reading from
-    that child that a task has begun. Once it names the task, it has read that.
+    Celery (seen in 5.7, without this package) waits for a child forever if the signal comes while it reads from that
+    child that a task has begun. Once it lists the task, it has read that.
     """
     inspect = shop.app.control.inspect(destination=[worker.name], timeout=1.0, limit=1)
     until(lambda: (inspect.active() or {}).get(worker.name))
@@ -78,7 +78,7 @@ def test_cold_shutdown_frees_the_lock(shop: Shop, pool: str) -> None:
     quit_at_work(shop, worker)
     assert not is_alive(run.pid)
     if pool == "gevent" and celery.VERSION[:2] < (5, 5):
-        # It ends without a `finally` in its greenlets: the next that meets the lock frees it.
+        # Its greenlets end without a `finally`: the next task that meets the lock frees it.
         shop.start("two", pool=pool)
         shop.send("exclusive", "report")
         shop.record.wait_for(starts=2, job="report")

@@ -1,7 +1,7 @@
-"""The lock server stalls for a while: every message ends all the same, none is run twice, and none ends late.
+"""The lock server stalls for a while: every message still ends, none runs twice, and none ends late.
 
-Whatever was asked for in front of the stall is carried out behind it, when the callers have long given up. The ttl
-is longer than any test waits, so that what is left behind by mistake would be held forever.
+Requests from before the stall are carried out after it, when the callers have long given up. The ttl is longer than
+any test waits, so that a lock left behind by mistake would be held forever.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.stalling import KINDS, Place, StallingProxy
 
-#: Of the locks, in seconds.
+#: Seconds of the leases.
 TTL = 600.0
 
-#: Of the locks that are renewed while a test looks on, in seconds.
+#: Seconds of the leases that are renewed while a test watches.
 RENEWED_TTL = 24.0
 
-#: Seconds after the end of a stall in which everything has ended: more than any of our own delays, on a busy machine.
+#: Seconds after a stall within which everything has ended: more than any of our own delays, on a busy machine.
 SOON = 60.0
 
 #: Children or threads of the worker.
@@ -36,7 +36,7 @@ POOLS = ("prefork", "threads", "solo", "gevent")
 
 @pytest.fixture
 def silent(redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    """A shop whose lock server is one that the test stops."""
+    """A shop with a lock server that the test stops."""
     return shop_on(redis_server, locks=own_redis, singleton_lock_ttl=TTL)
 
 
@@ -60,7 +60,7 @@ def proxied(
 
 
 def warm(shop: Shop) -> None:
-    """Have each child connect, and the server know the scripts."""
+    """Let each child connect, and the server learn the scripts."""
     results = [shop.send("exclusive", f"warm-{number}", 0.2) for number in range(2 * SLOTS)]
     results += [shop.send("waiting", "warm", 0.01) for _ in range(2)]
     for result in results:
@@ -68,9 +68,9 @@ def warm(shop: Shop) -> None:
 
 
 def send_all(shop: Shop, name: str, seconds: float) -> dict[str, AsyncResult]:
-    """Messages of each kind: acknowledged early and late, on locks of their own, and one after the other on one."""
+    """Send messages of each kind: acknowledged early and late, with separate locks, and in line for one lock."""
     return {
-        # Long enough that the second one waits.
+        # Long enough that the second message waits.
         **{f"{name}-{n}": shop.send("waiting", name, 0.5) for n in range(2)},
         **{f"{name}-early-{n}": shop.send("exclusive", f"{name}-early-{n}", seconds) for n in range(3)},
         **{f"{name}-late-{n}": shop.send("late", f"{name}-late-{n}", seconds) for n in range(3)},
@@ -78,7 +78,7 @@ def send_all(shop: Shop, name: str, seconds: float) -> dict[str, AsyncResult]:
 
 
 def not_as_promised(shop: Shop, results: dict[str, AsyncResult], back_at: float) -> list[str]:
-    """What did not end soon after the server is back."""
+    """The messages that did not succeed soon after the server was back."""
     deadline = max(back_at, clock.now()) + SOON
     open_ones = dict(results)
     while open_ones and clock.now() < deadline:
@@ -110,7 +110,9 @@ def test_nothing_is_lost_in_a_stall_while_many_ask(silent: Shop, own_redis: Redi
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1, 2, 3, 7, 10])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_nothing_is_lost_however_long_it_is(silent: Shop, own_redis: RedisServer, pool: str, seconds: float) -> None:
+def test_nothing_is_lost_however_long_the_stall_is(
+    silent: Shop, own_redis: RedisServer, pool: str, seconds: float
+) -> None:
     silent.start("one", pool=pool, concurrency=SLOTS)
     warm(silent)
     own_redis.pause()
@@ -123,10 +125,10 @@ def test_nothing_is_lost_however_long_it_is(silent: Shop, own_redis: RedisServer
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["exclusive", "late"])
-def test_nothing_is_lost_where_each_answer_takes_long(
+def test_nothing_is_lost_when_each_answer_takes_long(
     redis_server: RedisServer, own_redis: RedisServer, proxy: StallingProxy, shop_on: Callable[..., Shop], task: str
 ) -> None:
-    """Longer than a third of the ttl: too late to begin with what was granted."""
+    """Longer than a third of the ttl: too late to start under the granted lock."""
     slow = shop_on(
         redis_server,
         locks=own_redis,
@@ -137,7 +139,7 @@ def test_nothing_is_lost_where_each_answer_takes_long(
     warm(slow)
     proxy.delay(0.75)
     results = {f"job-{number}": slow.send(task, f"job-{number}") for number in range(10)}
-    # Each is put back again and again: their copies meet what was granted too late.
+    # Each is put back over and over: their copies meet locks that were granted too late.
     until(lambda: sum(worker.log.count("put back, due in") for worker in slow.workers) >= 2 * len(results))
     proxy.delay(0)
     assert not_as_promised(slow, results, clock.now()) == []
@@ -156,7 +158,7 @@ def test_stall_at_a_command(proxied: Shop, proxy: StallingProxy, kind: str, plac
 @pytest.mark.parametrize("place", ["front", "within", "behind"])
 @pytest.mark.parametrize("pool", POOLS)
 def test_stall_at_each_command(proxied: Shop, proxy: StallingProxy, pool: str, place: Place, seconds: float) -> None:
-    """In front of, within and behind each command that we send; one place each, as they wait most of the time."""
+    """In front of, within and behind each command that we send; one place each, since these tests mostly wait."""
     proxied.start("one", pool=pool, concurrency=SLOTS)
     assert stalls(proxied, proxy, list(KINDS), place, seconds) == {}
 
@@ -165,7 +167,7 @@ def test_stall_at_each_command(proxied: Shop, proxy: StallingProxy, pool: str, p
 @pytest.mark.parametrize("place", ["front", "within", "behind"])
 @pytest.mark.parametrize("pool", POOLS)
 def test_stall_at_a_renewal(proxied: Shop, proxy: StallingProxy, pool: str, place: Place) -> None:
-    """Over before the last third of the lease, in which tasks are stopped."""
+    """It ends before the last third of the lease, in which tasks are stopped."""
     proxied.start("one", pool=pool, concurrency=SLOTS)
     warm(proxied)
     call = {"ttl": RENEWED_TTL}
@@ -181,7 +183,7 @@ def test_stall_at_a_renewal(proxied: Shop, proxy: StallingProxy, pool: str, plac
 
 
 def stalls(shop: Shop, proxy: StallingProxy, kinds: list[str], place: Place, seconds: float) -> dict[str, object]:
-    """What is not as promised, for each stall."""
+    """The broken promises of each stall."""
     warm(shop)
     proxy.seen.clear()
     for result in send_all(shop, "first", 0.05).values():

@@ -1,4 +1,4 @@
-"""The harness behind docs/compared.md sees what each way to lock a task does."""
+"""The harness behind docs/compared.md sees what each kind of task lock does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def course() -> Iterator[Callable[[str], Course]]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From then on, what happens at all has time that a busy machine cannot take."""
+    """Call this to give every event, from then on, more time than a busy machine takes."""
     return lambda: monkeypatch.setattr(task_race, "MOMENT", 60.0)
 
 
@@ -46,11 +46,11 @@ def test_harness_sees_what_celery_singleton_does(course: Callable[[str], Course]
 
 
 @pytest.mark.slow
-def test_harness_sees_what_is_locked_as_it_is_sent(course: Callable[[str], Course]) -> None:
+def test_harness_sees_what_a_lock_at_send_time_does(course: Callable[[str], Course]) -> None:
     ours = course(SENT)
     job = Job(ours, "killed", "work", LONG)
     ours.send_and_die(job)
     with ours.locks.client() as locks:
-        assert [*locks.scan_iter("*:queue*")], "its sender has left its lock"
+        assert [*locks.scan_iter("*:queue*")], "the sender has left its lock behind"
     assert job.runs == []
     assert task_race.queued(ours) == "1"

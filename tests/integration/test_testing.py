@@ -1,4 +1,4 @@
-"""The Redis server for tests: nothing of it is left behind."""
+"""The Redis server for tests leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -47,13 +47,13 @@ def taken(store: Store, key: str = KEY, **options: object) -> Lease:
 
 
 def sent_on(server: RedisServer) -> int:
-    """How often it has said that what it was asked for is at another server."""
+    """How often it has redirected a request to another server."""
     errors = server.client().info("errorstats")
     return sum(int(errors.get(f"errorstat_{kind}", {}).get("count", 0)) for kind in ("MOVED", "ASK"))
 
 
 def patiently_taken(store: Store, key: str = KEY) -> Lease:
-    """As a task does whose message is put back while the lock server is away."""
+    """Acquire like a task whose message is put back while the lock server is away."""
     found: list[object] = []
 
     def is_taken() -> bool:
@@ -63,7 +63,7 @@ def patiently_taken(store: Store, key: str = KEY) -> Lease:
             return False
         return isinstance(found[-1], Lease)
 
-    until(is_taken, "the lock can be had")
+    until(is_taken, "the lock is available")
     lease = found[-1]
     assert isinstance(lease, Lease)
     return lease
@@ -108,7 +108,7 @@ class TestSentinel:
             hang_up.start()
             store = open_url(f"sentinel://127.0.0.1:{gone.getsockname()[1]};{sentinels.url}", sentinels.options)
             assert store.free(taken(store))
-            assert len(asked) == 1, "and not again and again, with pauses"
+            assert len(asked) == 1, "not over and over, with pauses"
             socket.create_connection(gone.getsockname()).close()
             hang_up.join(LIMIT)
         store.close()
@@ -132,7 +132,7 @@ class TestSentinel:
 class TestFailover:
     @pytest.fixture
     def sentinels(self) -> Iterator[SentinelGroup]:
-        """One for each test, which breaks it."""
+        """A group for each test, which breaks it."""
         with SentinelGroup() as group:
             yield group
 
@@ -155,12 +155,12 @@ class TestFailover:
         assert store.free(lease)
 
     def test_old_connections_find_the_new_master(self, sentinels: SentinelGroup, store: Store) -> None:
-        """The old one lives, and refuses to write."""
+        """The old master lives, and refuses to write."""
         store.free(taken(store))
         old = sentinels.master()
         sentinels.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", sentinels.NAME)
         until(lambda: sentinels.master() is not old, "another one is master")
-        # As the Sentinels do a few seconds later.
+        # The Sentinels do this a few seconds later.
         old.client().replicaof("127.0.0.1", sentinels.master().port)
         lease = patiently_taken(store)
         assert sentinels.master().client().exists(f"{KEY}:run")
@@ -189,9 +189,9 @@ class TestFailover:
 
 
 def replicated(master: RedisServer, replicas: int, *, key: str = "replicated") -> bool:
-    """Wait until that many have all that was written."""
+    """Wait until that many replicas have all writes."""
     with master.client() as client:
-        client.set(key, 1, px=1)  # WAIT looks at what its own connection has written.
+        client.set(key, 1, px=1)  # WAIT considers only writes of its own connection.
         return int(client.wait(replicas, 5000)) == replicas
 
 
@@ -236,7 +236,7 @@ class TestReplicas:
         assert pair[1].client().exists(f"{KEY}:run")
         assert store.free(lease)
 
-    def test_lock_that_did_not_is_taken_back(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_lock_that_did_not_reach_the_replica_is_taken_back(self, pair: tuple[RedisServer, RedisServer]) -> None:
         store = open_url(pair[0].url, replicas=1)
         store.free(taken(store))
         pair[1].pause()
@@ -252,7 +252,7 @@ class TestReplicas:
         pair[1].resume()
 
     def test_end_of_a_message_is_on_the_replica_when_it_is_reported(self) -> None:
-        """Else a failover would forget that it was carried out, when its message is acknowledged already."""
+        """Otherwise a failover would forget that a message was carried out that is already acknowledged."""
         with ExitStack() as exits:
             master = exits.enter_context(RedisServer())
             link = exits.enter_context(LossyProxy(master.port))
@@ -269,7 +269,7 @@ class TestReplicas:
             store.remember(KEY, record_of(remembered))
             assert keeps_record_of(replica, remembered)
 
-    def test_end_that_did_not_reach_it_is_repeated(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_end_that_did_not_reach_the_replica_is_repeated(self, pair: tuple[RedisServer, RedisServer]) -> None:
         master, replica = pair
         store, ran, refused = open_url(master.url, replicas=1), Holder("ran"), Holder("refused")
         lease = taken(store)
@@ -282,10 +282,10 @@ class TestReplicas:
         store.remember(KEY, record_of(Holder("remembered")))
         replica.resume()
         until(lambda: keeps_record_of(replica, ran), "it has the record")
-        assert store.refuse(KEY, refused, record_of(refused)) is None, "what it finds is its own"
+        assert store.refuse(KEY, refused, record_of(refused)) is None, "it finds its own record"
 
     def test_new_master_learns_of_the_end(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """The old one lives on without its replicas, and takes it from clients that are still connected to it."""
+        """The old master lives on without its replicas, and accepts the end from clients that are still connected."""
         old, new = pair
         master = old
 
@@ -304,7 +304,7 @@ class TestReplicas:
             assert isinstance(acquire(store), Lease)
 
     def test_end_is_repeated_until_a_replica_has_it(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """Also where the primary has carried it out long ago: it may be a deposed one."""
+        """Even if the primary carried it out long ago: it may be a deposed primary."""
         master, replica = pair
         store, message = open_url(master.url, replicas=1), Holder("ran")
         lease = taken(store)
@@ -314,13 +314,13 @@ class TestReplicas:
         done = f"{KEY}:done:{message.message}"
         for _ in range(2):
             assert master.client().delete(done)
-            until(lambda: keeps_record_of(master, message), "it is said again")
+            until(lambda: keeps_record_of(master, message), "it is repeated")
         replica.client().replicaof("127.0.0.1", master.port)
-        until(lambda: not store._pending, "nothing is left to be said")
+        until(lambda: not store._pending, "nothing is pending")
         assert keeps_record_of(replica, message)
 
     def test_lock_without_a_message_is_freed_at_once(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """A failover that forgets it costs no more than a ttl."""
+        """If a failover forgets that, it costs no more than a ttl."""
         store = open_url(pair[0].url, replicas=1)
         lease = taken(store)
         pair[1].pause()
@@ -328,7 +328,7 @@ class TestReplicas:
         pair[1].resume()
 
     def test_two_holders_after_a_failover_without_it(self) -> None:
-        """What the rest of this class is about."""
+        """The problem that the rest of this class is about."""
         with ExitStack() as exits:
             master = exits.enter_context(RedisServer())
             link = exits.enter_context(LossyProxy(master.port))
@@ -340,7 +340,7 @@ class TestReplicas:
             assert isinstance(acquire(open_url(replica.url)), Lease)
             assert lease.held
 
-    def test_redlock_has_none(self) -> None:
+    def test_redlock_has_no_replicas(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
             open_url("redis://a;redis://b;redis://c", replicas=1)
 
@@ -352,7 +352,7 @@ class TestCluster:
         yield store
         store.close()
 
-    def test_locks_are_all_over_it(self, cluster: Cluster, store: Store) -> None:
+    def test_locks_are_spread_over_it(self, cluster: Cluster, store: Store) -> None:
         leases = [taken(store, f"many:{{job:{number}}}", waiting=True) for number in range(60)]
         masters = {cluster.master_of(lease.key).port for lease in leases}
         assert len(masters) == 3
@@ -389,7 +389,7 @@ class TestCluster:
         assert store.renew([lease], timeout=1.0) == [True]
         assert store.free(lease)
 
-    def test_slot_that_has_moved_is_asked_for_in_vain_once(self, cluster: Cluster, store: Store) -> None:
+    def test_moved_slot_costs_one_redirect(self, cluster: Cluster, store: Store) -> None:
         store.free(taken(store))
         old = cluster.master_of(KEY)
         cluster.migrate_slot(KEY)
@@ -399,7 +399,7 @@ class TestCluster:
         assert sent_on(old) - moved == 1
 
     def test_lock_is_kept_while_its_slot_moves(self, cluster: Cluster, store: Store) -> None:
-        """Its keys are at the old place, and those that are not there yet would be made at the new one."""
+        """Its keys are on the old master, and missing keys would be created on the new one."""
         lease, other, released_ = taken(store), [taken(store, f"other:{{job:{number}}}") for number in range(20)], []
         releasing = threading.Thread(target=lambda: released_.append(store.free(lease)))
 
@@ -444,14 +444,14 @@ class TestCluster:
             assert journal.counts() == {"runs": 1}
         assert store.free(lease)
 
-    def test_calls_to_stop_follow_a_slot_that_moves(self, cluster: Cluster, store: Store) -> None:
+    def test_stop_requests_follow_a_slot_that_moves(self, cluster: Cluster, store: Store) -> None:
         own = store.stops("followed", PROCESS)
         assert own is not None
         heard = list[Stop]()
 
         def listen() -> None:
             while len(heard) < 2:
-                with suppress(LockUnavailable):  # It has moved; the next call is to where it is.
+                with suppress(LockUnavailable):  # The slot has moved; the next call goes to its new master.
                     if (stop := own.wait()) is not None:
                         heard.append(stop)
 
@@ -459,7 +459,7 @@ class TestCluster:
             listening = threads.submit(listen)
             calls = [Stop(new_owner(), "first"), Stop(new_owner(), "second")]
             store.tell("followed", PROCESS, calls[0])
-            until(lambda: heard, "the first is heard, and the next one is waited for")
+            until(lambda: heard, "the first call has arrived, and it waits for the next")
             cluster.migrate_slot(keyspace.stops_key("followed", PROCESS))
             store.tell("followed", PROCESS, calls[1])
             listening.result(LIMIT)
@@ -532,9 +532,9 @@ class TestCluster:
         lease = patiently_taken(store)
         assert lease.fence > fence
         assert store.free(lease)
-        until(lambda: all(released(store, other) or other.reason for other in others), "the others are freed")
+        until(lambda: all(released(store, other) or other.reason for other in others), "the others get freed")
         dead.start()
-        until(lambda: dead.client().info("replication")["role"] == "slave", "the dead one is a replica now")
+        until(lambda: dead.client().info("replication")["role"] == "slave", "the dead master is now a replica")
 
     def test_leases_on_other_nodes_are_renewed_when_one_is_dead(self, cluster: Cluster, store: Store) -> None:
         leases = [taken(store, f"many:{{job:{number}}}") for number in range(30)]
@@ -552,7 +552,7 @@ class TestCluster:
         with pytest.raises(InvalidOption, match="database 0 only"):
             open_url("redis+cluster://h:6379/1")
 
-    def test_any_node_will_do_to_begin_with(self, cluster: Cluster) -> None:
+    def test_any_reachable_node_will_do_to_start_with(self, cluster: Cluster) -> None:
         store = open_url(f"redis+cluster://127.0.0.1:1;{cluster.url}")
         assert store.free(taken(store))
         store.close()
@@ -562,7 +562,7 @@ class TestCluster:
             acquire(open_url("redis+cluster://127.0.0.1:1"))
 
 
-#: Of the times of beat's entries.
+#: Highest time of beat's entries.
 CEILING = 1_000_000
 
 

@@ -25,7 +25,7 @@ from tests.web.scenes import entry, hold, with_task, write
 
 TOKEN = "a-token-of-these-tests"
 
-#: The text about a lock whose holder is alive; what follows is about the command line.
+#: The text about a lock whose holder is alive; the rest of it is about the command line.
 NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
@@ -46,7 +46,7 @@ def test_page_shows_what_is_held_and_what_was_refused(shop: Shop) -> None:
         assert 'singleton_lock_held_now{lock="job"} 1.0' in page.read("/metrics")[1]
 
 
-def test_page_goes_on_when_the_lock_server_is_gone_and_comes_back(
+def test_page_survives_an_outage_of_the_lock_server(
     own_redis: RedisServer, redis_server: RedisServer, shop_on: Callable[..., Shop]
 ) -> None:
     shop = shop_on(redis_server, locks=own_redis)
@@ -75,7 +75,7 @@ def test_read_only_user_of_the_lock_server_is_enough(own_redis: RedisServer) -> 
     assert snapshot.lasts == {"nightly": 10}
 
 
-def test_program_ends_at_once_while_somebody_looks(shop: Shop) -> None:
+def test_program_ends_at_once_while_somebody_watches(shop: Shop) -> None:
     with httpx.Client(timeout=LIMIT) as client, ExitStack() as exits:
         with site(shop) as page:
             answer = exits.enter_context(client.stream("GET", f"{page.url}/stream?at=locks"))
@@ -100,7 +100,7 @@ def test_locks_in_memory_cannot_be_shown_by_another_process(shop: Shop) -> None:
 
 @contextmanager
 def signed_in(shop: Shop) -> Iterator[Callable[..., str]]:
-    """Press a button on the page of the one lock that is held; the answer."""
+    """Press a button on the page of the only lock that is held; returns the answer."""
     with site(shop, "--allow-release", CELERY_SINGLETON_LOCK_WEB_TOKEN=TOKEN) as page:
         assert TOKEN not in page.told
         with httpx.Client(base_url=page.url, headers={"origin": page.url}, timeout=LIMIT) as client:
@@ -120,7 +120,7 @@ def signed_in(shop: Shop) -> Iterator[Callable[..., str]]:
             yield press
 
 
-def test_task_of_a_live_worker_is_not_released_but_stopped(shop: Shop) -> None:
+def test_lock_of_a_live_worker_is_not_released_but_its_task_is_stopped(shop: Shop) -> None:
     (worker,) = shop.start("one")
     until(lambda: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
     running = shop.send("exclusive", "report", LONG)
@@ -143,7 +143,7 @@ def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer,
         assert press("release") == f"Released: {Verdict.OVER.value}."
 
 
-def test_new_token_is_printed_and_others_need_it_from_elsewhere(shop: Shop) -> None:
+def test_new_token_is_printed_and_needed_from_other_hosts(shop: Shop) -> None:
     with site(shop, "--allow-release") as page:
         (token,) = re.findall(r"token to sign in with: (\S{32})\n", page.told)
         assert "Sign in" in page.read("/")[1]

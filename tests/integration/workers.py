@@ -27,11 +27,11 @@ class Process:
     """A program of Celery's in a process group of its own, which is killed at the end of `with`.
 
     Args:
-        name: of its log.
+        name: of its log file.
         app: the module of its app.
         command: the program, and its arguments.
         directory: where the log is.
-        environment: beside that of the tests.
+        environment: variables beyond those of the tests.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class Process:
         return self._log.read_bytes()[self._log_begins :].decode(errors="replace")
 
     def forget_log(self) -> None:
-        """Have the log begin here."""
+        """Let the log begin here."""
         self._log_begins = self._log.stat().st_size
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it runs, and nobody has sent it a signal."""
+        """Whether it runs and got no signal."""
         return not self._is_touched and self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL to it and all its children at once, as when the host goes."""
+        """Send SIGKILL to it and all its children at once, as if the host had died."""
         self._signal(signal.SIGKILL)
         self.process.wait()
 
@@ -76,7 +76,7 @@ class Process:
         self._signal(signal.SIGCONT)
 
     def terminate(self) -> int:
-        """A warm shutdown; the exit status."""
+        """Shut it down warmly; returns the exit status."""
         self._is_touched = True
         self.process.terminate()
         try:
@@ -90,7 +90,7 @@ class Process:
         self._is_touched = True
         try:
             os.killpg(self.process.pid, number)
-        except ProcessLookupError:  # It has ended, or was started a moment ago and has no group of its own yet.
+        except ProcessLookupError:  # It has ended, or has just started and does not have its own group yet.
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
@@ -118,7 +118,7 @@ class Worker(Process):
         self.name = f"{name}@test"
 
     def wait_until_ready(self) -> Worker:
-        """Wait for the worker to say that it is."""
+        """Wait until the worker reports that it is ready."""
         with Redis.from_url(self._events) as client:
             for _ in range(LIMIT):
                 if client.blpop([f"ready:{self.name}"], timeout=1):
@@ -130,18 +130,18 @@ class Worker(Process):
         raise AssertionError(f"{self.name} did not start:\n{self.log[-4000:]}")
 
     def _wait_until_it_hears(self) -> None:
-        """Greenlets listen to remote control in one of their own, which begins when the worker is ready."""
+        """With greenlets, remote control runs in its own greenlet, which starts when the worker is ready."""
         app = Celery(set_as_current=False)
         app.conf.update(json.loads(self._conf or "{}"))
         until(lambda: self._answers(app))
 
     def _answers(self, app: Celery) -> object:
-        # A storm may take the broker away meanwhile.
+        # Meanwhile a storm may take the broker away.
         with suppress(OSError, RedisError, OperationalError):
             return app.control.inspect([self.name], limit=1).ping()
         return None
 
 
 def environment(conf: Mapping[str, Any], *, events: str, record: Path) -> dict[str, str]:
-    """What a worker's app is set up by."""
+    """The variables that configure a worker's app."""
     return {"TEST_CONF": json.dumps(conf), "TEST_EVENTS": events, "SINGLETON_LOCK_RECORD": str(record)}

@@ -11,7 +11,7 @@ from tests.model.spin import Check, Found, NotChecked, is_here, run
 
 
 def main() -> int:
-    """Run what is asked for; the exit status."""
+    """Run the checks; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("--only", default="", help="those whose name has this in it")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")

@@ -1,4 +1,4 @@
-"""What is checked: each model as the code is, and variants of which each leaves one thing out."""
+"""The checks: each model as the code is, and variants that each leave one thing out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import partial
 
 from tests.model.spin import Check
 
-#: Restarts and late requests multiply the states: what needs neither does without.
+#: Restarts and late requests multiply the states: checks that need neither do without.
 _CALM = ("RESTARTS=0", "LATE=0")
 _FENCES = ("FENCES", "SEEDS=3", "SLOW=0")
-#: Nobody comes while a wake-up is passed on.
+#: No newcomer arrives while a wake-up is passed on.
 _IN_ORDER = ("FAULTS=0", "COMING=3", "OVERTAKEN=0")
 
 SOUND = (

@@ -1,11 +1,11 @@
 /* One lock on one server, and owners whose requests arrive late, or never.
  *
- * Time is what is left of each time to live; a tick counts all of them down at once. What was sent is carried out at
- * some moment, or lost when its sender dies; an answer is read at some moment, or given up. Nothing here bounds how
- * often anything happens: owners go on for ever, with a fresh token for each delivery.
+ * Time is the rest of each time to live; a tick counts all of them down at once. A request is carried out at some
+ * moment, or lost when its sender dies; an answer is read at some moment, or given up. Nothing here bounds how often
+ * anything happens: owners go on forever, with a fresh token for each delivery.
  *
- * An owner has two tokens: NOW(i) is that of its delivery, PAST(i) that of which something is still on its way, or held.
- * When it asks anew, what is left of NOW(i) is called PAST(i) from then on, and NOW(i) is fresh, as random ones are.
+ * An owner has two tokens: NOW(i) belongs to its delivery; PAST(i) still has requests on their way, or is held. When the
+ * owner asks again, the rest of NOW(i) is renamed PAST(i), and NOW(i) is fresh, as random tokens are.
  */
 
 #ifndef OWNERS
@@ -14,7 +14,7 @@
 #ifndef TTL
 #define TTL 3
 #endif
-/* What the clocks of a holder and of the server may differ in, over a ttl; and what trust leaves for that. */
+/* By how much the clocks of a holder and of the server may differ over a ttl, and the margin that trust leaves for it. */
 #ifndef SLOW
 #define SLOW 1
 #endif
@@ -22,7 +22,7 @@
 #define DRIFT 1
 #endif
 #define TRUST (TTL - DRIFT)
-/* Successful renewals of one body at most: each body ends some time. */
+/* The maximum number of successful renewals of one body: each body ends at some time. */
 #ifndef RENEWALS
 #define RENEWALS 1
 #endif
@@ -46,24 +46,24 @@ bit renewal[TOKENS];
 
 /* The owners. */
 bit body[OWNERS];
-byte trusted[OWNERS], trusted_by_answer[OWNERS];    /* ticks left; the second, if the answer that is awaited is a yes */
-byte lag[OWNERS], lag_by_answer[OWNERS];            /* ticks that its clock has missed since */
+byte trusted[OWNERS], trusted_by_answer[OWNERS];    /* ticks left; the second, if the awaited answer is a yes */
+byte lag[OWNERS], lag_by_answer[OWNERS];            /* ticks that its clock has missed since then */
 mtype awaited[OWNERS] = NOTHING;
 mtype answer[OWNERS] = NOTHING;
 
-/* Nothing that was given up, or freed, may hold the lock later. */
+/* A token that was given up, or freed, may not hold the lock later. */
 bit is_over[TOKENS];
 
 #define IS_ON_ITS_WAY(t) (first[t] || second[t] || release[t] || abandon[t] || renewal[t])
 #define OWNER_OF(t) ((t - 1) / 2)
 
-/* Whether anything of a token is left. */
+/* Whether a token still has requests on their way, or the lock. */
 #define IS_LEFT(t) (IS_ON_ITS_WAY(t) || key == t)
 
 inline forget(t) { over[t] = 0; over_first[t] = 0; is_over[t] = 0 }
 
-/* What can do nothing any more, and is waited for by nobody, need not arrive: fewer states, and no step is lost. The
- * variants in which it could do harm keep it.
+/* Requests that have no effect any more, and whose answers nobody awaits, need not arrive: fewer states, and no step is
+ * lost. The variants in which they could do harm keep them.
  */
 inline tidy(t) {
 #if !defined(FREE_UNCHECKED) && !defined(RENEW_CREATES)
@@ -109,7 +109,7 @@ inline no_longer(i) {
   body[i] = 0; awaited[i] = NOTHING; answer[i] = NOTHING
 }
 
-/* The answer to what token `t` was asked, if its owner still waits for that one. */
+/* The answer to a request of token `t`, if its owner still awaits it. */
 inline say(t, what, said) {
   if
   :: t % 2 == 1 && awaited[OWNER_OF(t)] == what ->
@@ -149,7 +149,7 @@ inline take(t, what) {
 
 inline clear() { key = 0; left = 0; has_no_ttl = 0 }
 
-/* The network and the server: carries out, in any order, what one owner has sent. */
+/* The network and the server: carry out the requests of one owner in any order. */
 proctype Wire(byte i) {
   byte t;
   do
@@ -203,7 +203,7 @@ proctype Wire(byte i) {
   od
 }
 
-/* Its process dies, and what it has sent arrives, or does not. Its main process gives the token up, or has died with it. */
+/* Its process dies, and its requests arrive, or do not. Its main process gives the token up, or dies with it. */
 inline die(i) {
   no_longer(i);
   if
@@ -291,7 +291,7 @@ inline count_down(i) {
 #ifdef PAUSE
 #define IN_TIME(i) true
 #else
-/* A body that is not trusted any more has been killed by then. */
+/* A body whose lease is not trusted any more has been killed by then. */
 #define IN_TIME(i) (!body[i] || trusted[i] > 1)
 #endif
 
@@ -322,7 +322,7 @@ proctype Time() {
   od
 }
 
-/* Trusted no longer than the server keeps the owner's key; hence never two of them. */
+/* A lease is trusted no longer than the server keeps the owner's key; hence never two of them. */
 #define KEPT(i) (!trusted[i] || key == NOW(i))
 
 proctype Watch() {

@@ -1,27 +1,27 @@
-/* One lock on one server, and processes each of which has a copy of a message that waits for it, in no slot.
+/* One lock on one server, and processes that each have a copy of a message, which waits for the lock without a slot.
  *
- * A process blocks on a list, and now and then takes its place anew, and looks. Who is woken passes that on where
- * somebody has an older place; else its copy begins, and asks as any other does: somebody may come in between. Time is
- * that of waiters.pml. A process with another name comes when nothing is left of the last one.
+ * A process blocks on a list, and now and then takes its place again, and looks. A process that is woken passes the
+ * wake-up on if another has an older place; otherwise its copy begins, and asks like any other: another may come in
+ * between. Time is as in waiters.pml. A process with another name comes when nothing is left of the last one.
  */
 
 #define PROCESSES 3
-/* Ticks: a second is one. */
+/* Ticks: one is a second. */
 #define REFRESH 2
 #define WAITING 3
 #define WAKE 1
 #define TTL 2
-/* How often what somebody was woken for is passed on to one with an older place. */
+/* How often a wake-up is passed on to a process with an older place. */
 #define MAX_PASSED_ON 3
-/* How many processes die, freeze, or have no slot; and how many come. 9: any number. */
+/* How many processes may die, freeze, or have no slot; and how many may come. 9: any number. */
 #ifndef FAULTS
 #define FAULTS 9
 #endif
 #ifndef COMING
 #define COMING 9
 #endif
-/* With PATIENT or OVERTAKEN, the copy of process 0 waits as long as it takes, without a fault. OVERTAKEN: so many that are
- * woken behind it in line begin before it, at most.
+/* With PATIENT or OVERTAKEN, the copy of process 0 waits as long as it takes, without a fault. OVERTAKEN: the maximum
+ * number of copies behind it in line that are woken, and begin before it.
  */
 #if defined(PATIENT) || defined(OVERTAKEN)
 #define IS_PATIENT(i) (i == 0)
@@ -37,23 +37,23 @@ mtype = { AWAY, BEGINS, PARKED, LISTENS, BLOCKS, HOLDS };
 
 /* The server. */
 byte key, left;
-mtype noted[PROCESSES] = NONE;      /* in `:waiting`: with its place, or as one that counts no more */
-byte waiting, wake_left;            /* ticks that it lives, and `:wake` */
-chan wake = [PROCESSES] of { byte };    /* by how many each element was passed on */
+mtype noted[PROCESSES] = NONE;      /* in `:waiting`: with its place, or as one that does not count any more */
+byte waiting, wake_left;            /* ticks that `:waiting` and `:wake` still live */
+chan wake = [PROCESSES] of { byte };    /* how often each element was passed on */
 chan blocked = [PROCESSES] of { byte };
 
 /* The processes. */
-mtype is[PROCESSES] = AWAY;         /* its copy: parked, begun; or the process, which listens for it */
-byte rank[PROCESSES];               /* of its place: 1 is the oldest one; 0: it has met no conflict */
-bit heard[PROCESSES];               /* it was woken, and has not read that yet, */
-byte passed_on[PROCESSES];          /* for what was passed on so often */
-byte due[PROCESSES];                /* ticks until it takes its place anew, and looks */
+mtype is[PROCESSES] = AWAY;         /* its copy is parked or begun; or the process listens for it */
+byte rank[PROCESSES];               /* the rank of its place: 1 is the oldest; 0: it has met no conflict */
+bit heard[PROCESSES];               /* it was woken, and has not read that yet */
+byte passed_on[PROCESSES];          /* how often its wake-up was passed on */
+byte due[PROCESSES];                /* ticks until it takes its place again, and looks */
 bit frozen[PROCESSES], no_slot[PROCESSES], dead[PROCESSES], lasted[PROCESSES];
 byte faults, came;
 
 /* What is watched. */
-byte idle;                          /* ticks for which the lock is free, and wanted */
-bit unheard;                        /* nobody was woken by the end of the last hold, or who was did not hear it */
+byte idle;                          /* ticks during which the lock is free, and wanted */
+bit unheard;                        /* the end of the last hold woke nobody, or a process that did not hear it */
 byte overtaken;
 
 #define STANDS(i) (noted[i] == PLACE || heard[i] || blocked??[eval(i)])
@@ -76,12 +76,12 @@ byte overtaken;
 #endif
 
 #ifdef OVERTAKEN
-#define CAN_BE_REVOKED false        /* Whoever is woken instead begins, whatever its place. */
+#define CAN_BE_REVOKED false        /* The process that is woken instead would begin, whatever its place. */
 #else
 #define CAN_BE_REVOKED true
 #endif
 
-/* Redis gives an element to who has blocked longest. */
+/* Redis gives an element to the client that has blocked longest. */
 inline serve() {
   do
   :: len(blocked) && len(wake) ->
@@ -107,7 +107,7 @@ inline clear_wake() {
 inline push(count) {
   if
   :: len(wake) < PROCESSES -> wake!count
-  :: else               /* There are more than enough. */
+  :: else               /* There are already enough. */
   fi;
   wake_left = WAKE; serve()
 }
@@ -129,7 +129,7 @@ inline unblock(i) {
   fi
 }
 
-/* Its place is given to nobody else meanwhile: those behind it move up. */
+/* Nobody else gets its place: the others behind it move up. */
 inline drop_rank(i) {
   for (y : 0 .. PROCESSES - 1) {
     if
@@ -140,7 +140,7 @@ inline drop_rank(i) {
   y = 0; rank[i] = 0
 }
 
-/* Nothing is left of it. */
+/* If nothing is left of it, its name is free. */
 inline tidy(i) {
   if
   :: (is[i] == AWAY || is[i] == HOLDS) && !STANDS(i) -> drop_rank(i); dead[i] = 0
@@ -189,7 +189,7 @@ here:
         is[i] = (heard[i] || blocked??[eval(i)] -> BLOCKS : PARKED);
         printf("process %d: its copy is parked: held by %d\n", i, key)
       fi }; goto here
-  /* Begun, it has no use for the lock: it was revoked. */
+  /* It has begun, but does not need the lock: it was revoked. */
   :: atomic { is[i] == BEGINS && LIVES(i) && rank[i] && !IS_PATIENT(i) && CAN_BE_REVOKED ->
       printf("process %d: its copy was revoked, and gives back\n", i); is[i] = AWAY;
 #ifndef NOT_GIVEN_BACK
@@ -208,7 +208,7 @@ here:
 #endif
       serve();
       printf("process %d takes its place: held by %d\n", i, key) }; goto here
-  /* It blocks again, and does not look. */
+  /* It blocks again without a look. */
   :: atomic { is[i] == LISTENS && LIVES(i) -> is[i] = BLOCKS; blocked!i; serve() }; goto here
   :: atomic { is[i] == BLOCKS && heard[i] && LIVES(i) ->
       oldest = NOBODY;
@@ -244,7 +244,7 @@ here:
   :: atomic { no_slot[i] -> no_slot[i] = 0 }; goto here
   :: atomic { is[i] == HOLDS && lasted[i] -> is[i] = AWAY; lasted[i] = 0; due[i] = 0; free(i); tidy(i); printf("process %d frees: held by %d\n", i, key) };
     goto away
-  /* A warm shutdown; or what is parked has expired. */
+  /* A warm shutdown; or its copy has expired. */
   :: atomic { (is[i] == PARKED || is[i] == LISTENS || is[i] == BLOCKS) && LIVES(i) && !IS_PATIENT(i) ->
       is[i] = AWAY; tidy(i); printf("process %d leaves\n", i) }; goto away
   :: atomic { MAY_FAIL(i) -> FAIL;
@@ -258,7 +258,7 @@ here:
   fi
 }
 
-/* Its copy is in the timer no more: the thread leaves the line, and gives on what it was given meanwhile. */
+/* Its copy is not in the timer any more: the thread leaves the line, and passes on a wake-up that came meanwhile. */
 #define IS_TO_LEAVE(i) (LIVES(i) && STANDS(i) && (is[i] == BEGINS || is[i] == HOLDS || is[i] == AWAY))
 
 proctype Thread(byte i) {
@@ -297,8 +297,8 @@ proctype Time() {
   :: atomic { !IS_BUSY(0) && !IS_BUSY(1) && !IS_BUSY(2) ->
       printf("a tick: held by %d, %d left\n", key, left);
       idle = (key == 0 && (WAITS(0) || WAITS(1) || WAITS(2)) -> idle + 1 : 0);
-      assert(!idle || unheard);         /* What is freed is taken at once. */
-      assert(idle <= REFRESH);          /* What ends by itself, or wakes who does not hear, is found. */
+      assert(!idle || unheard);         /* A freed lock is taken at once. */
+      assert(idle <= REFRESH);          /* A lock that ended by itself, or whose wake-up was not heard, is found. */
       for (i : 0 .. PROCESSES - 1) {
         lasted[i] = (is[i] == HOLDS -> 1 : 0);
         due[i] = (due[i] -> due[i] - 1 : 0)

@@ -1,8 +1,8 @@
-/* One message that a broker delivers again, its copies, and another task that wants the same lock.
+/* One message that a broker redelivers, its copies, and another task that wants the same lock.
  *
- * The message is acknowledged late, and skipped where the other task has the lock. A lease that is trusted is held: that
- * is shown in lease.pml, and so a hold ends here only after its body. The end of a lock that is not answered is repeated,
- * and arrives before the hold ends by itself. A worker may die at any step; the broker delivers what it had again.
+ * The message is acknowledged late, and skipped if the other task has the lock. lease.pml shows that a trusted lease is
+ * held, so a hold ends here only after its body. An unanswered release is repeated, and arrives before the hold ends by
+ * itself. A worker may die at any step; the broker redelivers its messages.
  */
 
 #define WORKERS 2
@@ -21,7 +21,7 @@
 #define FAILURE 2
 #define REVOKED 3
 
-/* Who has the lock. */
+/* The holder of the lock. */
 #define FREE 0
 #define OTHER 1
 #define COPY(w) (2 + w)
@@ -29,15 +29,15 @@
 
 byte holder, record;                /* on the lock server */
 byte queued = 1;                    /* copies in the queue */
-bit in_hand[WORKERS];               /* a copy that is not acknowledged */
-bit freeing[WORKERS];               /* the end of a lock that was not answered */
-byte told;                          /* the end that the result backend, the chain and the callers know */
+bit in_hand[WORKERS];               /* an unacknowledged copy */
+bit freeing[WORKERS];               /* an unanswered release */
+byte told;                          /* the end that the result backend, the chain and the callers know of */
 bit done;                           /* whether a body has come to its end */
 byte redeliveries, deaths, silences;
 
 inline tell(w, end) {
   printf("worker %d: the message has ended: %d\n", w, end);
-  assert(told == NOTHING || told == end);       /* One message has one end. */
+  assert(told == NOTHING || told == end);       /* A message has one end. */
   assert(end != SUCCESS || done);
   told = end
 }
@@ -49,7 +49,7 @@ inline acknowledge(w) {
 
 inline begin(w) {
   printf("worker %d has the lock, and begins the body\n", w);
-  assert(told == NOTHING);                      /* What was refused, or has ended, is not carried out. */
+  assert(told == NOTHING);                      /* A message that was refused, or has ended, is not carried out. */
 #ifdef RECORD_BEFORE_BODY
   record = SUCCESS
 #endif
@@ -66,7 +66,7 @@ inline begin(w) {
 #define FINDS_COPY(w) (IS_COPY(holder) && holder != COPY(w))
 #endif
 
-/* The script that records that a message is not carried out; `found` is what it answers, or `copy`. */
+/* The script that records that a message is not carried out; it answers with `found` or `copy`. */
 inline refuse(w, end) {
   if
   :: FINDS_RECORD -> found = record
@@ -102,7 +102,7 @@ asking:
       :: record == NOTHING && holder == FREE -> holder = COPY(w); begin(w)
 #endif
       fi }; goto body
-  /* No answer in time: given up, under a token that takes nothing later. */
+  /* No answer in time: it gives up a token that cannot take the lock later. */
   :: atomic { silences < SILENCES -> silences++; printf("worker %d gets no answer\n", w); goto standing_by }
   :: atomic { deaths < DEATHS -> goto dying }
   fi;
@@ -170,8 +170,8 @@ dying:
   atomic {
     deaths++; found = NOTHING; copy = 0;
     printf("worker %d dies\n", w);
-    /* Its main process, another worker of its host, or the end of the lease frees the lock, before the message goes back;
-     * what was not answered is said by nobody any more. */
+    /* Its main process, another worker of its host, or the end of the lease frees the lock before the message goes back;
+     * nobody repeats an unanswered request any more. */
     freeing[w] = 0;
 #ifndef HOLD_OUTLIVES_WORKER
     if

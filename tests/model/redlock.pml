@@ -1,13 +1,13 @@
-/* One lock on a majority of nodes that do not know each other, and one of which may come back empty.
+/* One lock on a majority of nodes that do not know each other, and of which one may come back empty.
  *
- * What a client sends is carried out by each node at some moment; when the client waits for it no longer, it is lost, or
- * arrives late, in any order: LATE times at most. A node that is down or cut off is one that nothing reaches for a while,
- * and one that comes back with its data has merely been slow: only the loss of what a node knew is a step of its own.
- * What is repeated until it is answered (the undoing of an attempt, the end of a hold) is carried out by each node at
+ * Each node carries out a client's request at some moment; once the client stops waiting for it, the request is lost, or
+ * arrives late, in any order, at most LATE times. A node that is down or cut off is one that nothing reaches for a
+ * while, and a node that comes back with its data has merely been slow: only the loss of a node's data is a separate
+ * step. Each node carries out a request that is repeated until it is answered (the undoing of an attempt, a release) at
  * some moment, or never.
  *
- * Client 0 takes the lock once, in two attempts, renews, and frees; its clock may be slow. Client 1 takes what it can get.
- * With FENCES the counters of fencing tokens are there as well, seeded by clocks that say anything at all.
+ * Client 0 takes the lock once, in two attempts, renews, and frees; its clock may be slow. Client 1 takes all it gets.
+ * With FENCES, the model also has the counters of fencing tokens, seeded by clocks that may say anything.
  */
 
 #define NODES 3
@@ -29,7 +29,7 @@
 #define LATE 1
 #endif
 
-/* A node's hold: free, or a client's, with the name of the attempt; 0 is the name of what was renewed, or put back. */
+/* A node's hold: free, or a client's, with the name of the attempt; the name is 0 once it was renewed, or put back. */
 #define FREE 0
 #define HOLD(i, attempt) (1 + 3 * i + attempt)
 #define IS_OF(i, hold) (hold && (hold - 1) / 3 == i)
@@ -38,10 +38,10 @@
 #else
 #define IS_OF_ATTEMPT(i, hold, attempt) (hold == HOLD(i, attempt))
 #endif
-/* A node that has not been asked since it forgot. */
+/* A node that has not been asked since it lost its data. */
 #define UNASKED (TTL + 1)
 
-/* What a client waits for, and for what an answer was. */
+/* The request that a client waits for, and to which an answer belongs. */
 #define NOTHING 0
 #define ATTEMPT_1 1
 #define ATTEMPT_2 2
@@ -63,7 +63,7 @@ byte restarts, late;
 /* The network, and the clients. */
 byte sent[6];
 mtype answer[6] = SILENCE;
-byte awaited[2], failed[2];             /* so many attempts have failed */
+byte awaited[2], failed[2];             /* the number of failed attempts */
 bit ended[2];
 byte trusted[2], trusted_by_answer[2], lag, lag_by_answer;
 
@@ -73,7 +73,7 @@ byte counter[NODES], fence_of[6], last_fence;
 
 #define COUNT(i, what) ((answer[AT(i, 0)] == what) + (answer[AT(i, 1)] == what) + (answer[AT(i, 2)] == what))
 
-/* What can do nothing any more need not be known: fewer states, and no step is lost. */
+/* Data without any further effect need not be kept: fewer states, and no step is lost. */
 inline tidy(i, n) {
   over_1[AT(i, n)] = over_1[AT(i, n)] && (sent[AT(i, n)] & BIT(ATTEMPT_1));
   over_2[AT(i, n)] = over_2[AT(i, n)] && (sent[AT(i, n)] & BIT(ATTEMPT_2));
@@ -84,7 +84,7 @@ inline tidy(i, n) {
   fi
 }
 
-/* Nobody waits any longer for what was sent: it is lost, or late. */
+/* The client waits no longer for its request: it is lost, or late. */
 inline turn_away(i) {
   for (n : 0 .. NODES - 1) {
     if
@@ -137,7 +137,7 @@ inline finish(i) {
   n = 0
 }
 
-/* What a node does. */
+/* The steps of a node. */
 
 inline clear(n) { hold[n] = FREE; left[n] = 0 }
 
@@ -212,7 +212,7 @@ inline carry_out(i, n) {
      if
      :: IS_OF(i, hold[n]) -> left[n] = TTL; say(i, n, RENEWAL, OURS);
 #ifndef RENEWED_UNDER_ITS_NAME
-        hold[n] = HOLD(i, 0)    /* What undoes an attempt does not touch it any more. */
+        hold[n] = HOLD(i, 0)    /* The undoing of an attempt does not touch it any more. */
 #endif
      :: else -> say(i, n, RENEWAL, NOT_OURS)
      fi;
@@ -224,7 +224,7 @@ inline carry_out(i, n) {
 #else
      :: hold[n] == FREE && !over[AT(i, n)] ->
 #endif
-        assert(!over[AT(i, n)]);        /* What was freed is not put back. */
+        assert(!over[AT(i, n)]);        /* A freed hold is not put back. */
         hold[n] = HOLD(i, 0); left[n] = TTL;
         printf("node %d: the hold of client %d is put back\n", n, i)
      :: else

@@ -1,4 +1,4 @@
-"""Spin: has a model checked, and shows the way to what is wrong with it."""
+"""Spin: checks a model, and shows the path to an error."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-#: Megabytes that a check may take.
+#: Megabytes of memory that a check may use.
 MEMORY = 6000
 
-#: What is printed by Spin, and not by the model.
+#: Lines that Spin prints, and not the model.
 _NOISE = ("spin:", "ltl ", "#processes", "Never claim")
 
 
 class NotChecked(Exception):
-    """Spin did not come to an end."""
+    """Spin did not finish."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A model and what is asked about it.
+    """A model and what to check of it.
 
     Attributes:
         model: the file's name.
-        about: what is checked; of a broken variant, what is broken.
+        about: what is checked, or what a broken variant leaves out.
         switches: macros of the model.
-        liveness: whether its `ltl` is checked, under weak fairness; else assertions and ends.
-        broken: whether an error is to be found.
-        shortest: whether to look for the shortest way to it first, which takes more memory.
-        depth: steps of a way at most.
+        liveness: whether to check its `ltl`, under weak fairness, instead of assertions and end states.
+        broken: whether Spin must find an error.
+        shortest: whether to look for the shortest path to it first, which takes more memory.
+        depth: the maximum number of steps of a path.
         long: whether it takes minutes or gigabytes, so that only `make model` runs it.
     """
 
@@ -54,7 +54,7 @@ class Check:
 
 @dataclass
 class Found:
-    """What Spin found: how many states there are, and the way to an error where there is one."""
+    """What Spin found: the number of states, and the path to an error if there is one."""
 
     states: int
     seconds: float
@@ -68,10 +68,10 @@ def is_here() -> bool:
 
 
 def run(check: Check) -> Found:
-    """Have it checked.
+    """Check the model.
 
     Raises:
-        NotChecked: it takes too much memory, or too many steps.
+        NotChecked: the check takes too much memory, or too many steps.
     """
     with tempfile.TemporaryDirectory(prefix="spin-") as place:
         return _run(check, Path(place))

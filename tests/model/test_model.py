@@ -1,4 +1,4 @@
-"""The protocol's models hold, and each variant in which something is left out does not."""
+"""The protocol's models hold, and each variant that leaves something out does not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.model.spin import HERE, Check, is_here, run
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "proof.md").read_text()
 
-with_spin = pytest.mark.skipif(not is_here(), reason="Spin is not here: apt-get install spin gcc")
-#: In one process: some take two gigabytes.
+with_spin = pytest.mark.skipif(not is_here(), reason="Spin is not installed: apt-get install spin gcc")
+#: All in one process, since some take two gigabytes.
 one_by_one = pytest.mark.xdist_group("spin")
 by_name = {"ids": lambda check: check.name}
 
@@ -37,20 +37,20 @@ def test_model_holds(check: Check) -> None:
 @one_by_one
 @pytest.mark.slow
 @pytest.mark.parametrize("check", short(BROKEN), **by_name)
-def test_what_is_left_out_is_missed(check: Check) -> None:
+def test_variant_that_leaves_something_out_fails(check: Check) -> None:
     found = run(check)
     assert found.errors == 1
-    assert found.trace, "the way to it can be shown"
+    assert found.trace, "the path to the error can be shown"
 
 
-def test_switches_are_in_the_models() -> None:
+def test_every_switch_is_in_its_model() -> None:
     for check in (*SOUND, *BROKEN):
         text = (HERE / f"{check.model}.pml").read_text()
         for switch in check.switches:
             assert re.search(rf"#(el)?if.*\b{switch.partition('=')[0]}\b", text), check.name
 
 
-def test_page_names_what_is_checked() -> None:
+def test_page_names_every_check() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
     for check in (*SOUND, *BROKEN):
         assert any(f"| {check.model} | {check.about} |" in row for row in rows), check.about

@@ -1,17 +1,17 @@
-/* One lock on one server, and who waits for it.
+/* One lock on one server, and its waiters.
  *
- * Whoever comes asks, and takes the lock where it is free; or goes; or stands in line: it blocks on a list, and its
- * acquire stands behind that. Time goes on only when everybody has done what is to be done: whoever has not is frozen,
- * gone, or was not heard. That a lease which is trusted is held, and renewed in time, is shown in lease.pml; here a
- * holder keeps its hold until it frees or dies.
+ * A newcomer asks, and takes the lock if it is free; or goes; or lines up: it blocks on a list, and its acquire follows
+ * that command. Time advances only when everybody has done its work: those that have not are frozen, gone, or were not
+ * heard. lease.pml shows that a trusted lease is held, and renewed in time; here a holder keeps its hold until it frees
+ * or dies.
  *
- * A place is that of one delivery, with a token of its own. It is taken again when nothing is left of the last one.
+ * A place belongs to one delivery, with its own token. It is taken again when nothing is left of the last one.
  */
 
 #ifndef PLACES
 #define PLACES 3
 #endif
-/* A second is SECOND ticks: as long as a waiter sleeps at most, and what is handed over lasts until it is confirmed. */
+/* A second is SECOND ticks: a waiter sleeps no longer, and a lock that is handed over lasts so long unless confirmed. */
 #ifndef SECOND
 #define SECOND 2
 #endif
@@ -21,19 +21,20 @@
 #define PROVISIONAL SECOND
 #endif
 #define TTL (SECOND + 1)
-/* For how long it is known that somebody waits, and that the lock was freed. */
+/* How long the server knows that somebody waits, and that the lock was freed. */
 #ifndef WAITING
 #define WAITING (SECOND + 1)
 #endif
 #ifndef WAKE
 #define WAKE SECOND
 #endif
-/* How many processes die, freeze, or are not heard; 9: any number. */
+/* How many processes may die, freeze, or not be heard. 9: any number. */
 #ifndef FAULTS
 #define FAULTS 9
 #endif
-/* With PATIENT or OVERTAKEN, who is in place 0 waits as long as it takes, without a fault. OVERTAKEN: so many who come when
- * it blocks already have the lock before it, at most. PATIENT: each place is taken once a tick, so that time goes on.
+/* With PATIENT or OVERTAKEN, the waiter in place 0 waits as long as it takes, without a fault. OVERTAKEN: the maximum
+ * number of newcomers that get the lock before it while it blocks. PATIENT: each place is taken once a tick, so that time
+ * advances.
  */
 #if defined(PATIENT) || defined(OVERTAKEN)
 #define IS_PATIENT(i) (i == 0)
@@ -47,31 +48,31 @@ mtype = { NOTHING, GIVEN, HELD, GIVEN_UP };
 mtype = { AWAY, ASKS, LINES_UP, BLOCKS, CONFIRMS, LEAVES_LINE, HOLDS };
 
 /* The server. */
-byte key, left;                     /* the token that holds the lock, and for how long */
-byte waiting, wake;                 /* ticks that `:waiting` lives, and the element of `:wake` */
-chan blocked = [PLACES] of { byte };    /* who blocks on `:wake`, the longest-waiting first */
-bit behind[PLACES];                 /* whose acquire is next, as it was woken */
-bit over[PLACES];                   /* :over:<place>: what it left behind takes nothing */
+byte key, left;                     /* the token that holds the lock, and its remaining ticks */
+byte waiting, wake;                 /* ticks that `:waiting` and the element of `:wake` still live */
+chan blocked = [PLACES] of { byte };    /* the waiters that block on `:wake`, the longest first */
+bit behind[PLACES];                 /* it was woken, and its acquire is next */
+bit over[PLACES];                   /* :over:<place>: its late requests take nothing */
 
 /* On the way. */
-mtype said[PLACES] = NOTHING;       /* the answer to what stood behind */
-bit late[PLACES];                   /* an acquire that was not answered */
-bit ending[PLACES], leaving[PLACES];    /* the end of a place that was not answered; that has the lock elsewise */
+mtype said[PLACES] = NOTHING;       /* the answer to the acquire behind the blocking command */
+bit late[PLACES];                   /* an unanswered acquire */
+bit ending[PLACES], leaving[PLACES];    /* the unanswered end of a place; of one that got the lock otherwise */
 
 /* The processes. */
 mtype is[PLACES] = AWAY;
 byte sleeps[PLACES];                /* ticks until it looks */
 bit frozen[PLACES];
-bit rested[PLACES];                 /* a tick has passed since it went */
+bit rested[PLACES];                 /* a tick has passed since it left */
 byte faults;
 
 /* What is watched. */
-bit unheard;                        /* nobody was woken: the hold ended by itself, or the element did */
+bit unheard;                        /* nobody was woken: the hold or the element ended by itself */
 bit handed_over;                    /* the hold is not confirmed */
-bit was_frozen[PLACES];             /* and has not asked since: it may have come too late to be woken */
-byte idle, unattended;              /* ticks that somebody blocks while the lock is free; is kept for who is not there */
+bit was_frozen[PLACES];             /* it has not asked since: it may have come too late to be woken */
+byte idle, unattended;              /* ticks that somebody blocks while the lock is free; is kept for a gone waiter */
 #ifdef OVERTAKEN
-bit later[PLACES];                  /* came when place 0 blocked already */
+bit later[PLACES];                  /* it came when place 0 already blocked */
 byte overtaken;
 #endif
 
@@ -88,7 +89,7 @@ byte overtaken;
 #endif
 
 inline give(i, ticks) {
-  assert(!(is[i] == AWAY && over[i]));  /* Who has left, and was heard, gets nothing. */
+  assert(!(is[i] == AWAY && over[i]));  /* A waiter that has left, and was heard, gets nothing. */
   key = TOKEN(i); left = ticks; unheard = 0; handed_over = 0; idle = 0; unattended = 0;
 #ifndef WAKE_UP_STAYS
   wake = 0
@@ -103,7 +104,7 @@ inline give(i, ticks) {
 #define IS_GIVEN_UP(i) (over[i] || key == TOKEN(i))
 #endif
 
-/* What stands behind the command of who was woken; `ringing`: another one is to be woken. */
+/* The acquire behind the blocking command of a woken waiter; `ringing`: another one must be woken. */
 inline hand_over(i) {
   behind[i] = 0;
   if
@@ -127,7 +128,7 @@ inline hand_over(i) {
 #define WOKEN(i) hand_over(i)
 #endif
 
-/* Push an element to `:wake`, where somebody waits; Redis gives it to who blocks. */
+/* Push an element to `:wake` if somebody waits; Redis gives it to a client that blocks. */
 inline ring() {
   do
   :: ringing && waiting && len(blocked) > 0 -> ringing = 0; blocked?x; WOKEN(x)
@@ -155,7 +156,7 @@ inline free(i) {
   fi
 }
 
-/* Nothing that this place has asked, or is still woken for, takes anything from now on. */
+/* From now on, no request or wake-up of this place takes the lock. */
 inline end_place(i) {
   over[i] = 1; ending[i] = 0;
 #ifndef LATE_NOT_NAMED
@@ -165,7 +166,7 @@ inline end_place(i) {
   printf("server: the end of place %d: held by %d\n", i, key)
 }
 
-/* Nothing is left of it that could take anything. */
+/* If nothing is left of it that could take the lock, it may be forgotten. */
 inline tidy(i) {
   if
   :: is[i] == AWAY && !IS_LEFT(i) -> over[i] = 0
@@ -186,7 +187,7 @@ inline begin(i) {
 
 inline go(i) { is[i] = AWAY; said[i] = NOTHING; sleeps[i] = 0; frozen[i] = 0; was_frozen[i] = 0 }
 
-/* A step of a process that is not frozen; and one of which the server does not hear. */
+/* A step of a process that is not frozen; and a step of which the server does not hear. */
 #define STEP(i, what) is[i] == what && !frozen[i]
 #define FAULT(i, what) is[i] == what && !frozen[i] && MAY_FAIL(i)
 
@@ -259,7 +260,7 @@ here:
       :: else -> is[i] = ASKS
       fi;
       printf("place %d confirms: held by %d\n", i, key) }; goto here
-  /* It has the lock, and what may still be done for it is to take nothing. */
+  /* It has the lock, and pending requests must not take it again. */
   :: atomic { STEP(i, LEAVES_LINE) ->
       over[i] = 1;
 #ifdef LEAVING_FREES
@@ -287,7 +288,7 @@ here:
   fi
 }
 
-/* What the server carries out late, or hears late. */
+/* Requests that the server carries out late, or hears late. */
 proctype Wire(byte i) {
   byte x;
   bit ringing;
@@ -329,8 +330,8 @@ proctype Time() {
       printf("a tick: held by %d, %d left\n", key, left);
       COUNT(idle, ANY(WAITS) && key == 0);
       COUNT(unattended, ANY(WAITS) && handed_over);
-      assert(!idle || unheard);         /* What is freed is taken at once. */
-      assert(idle <= SECOND);           /* What ends by itself, or goes to who is gone or frozen, costs a second. */
+      assert(!idle || unheard);         /* A freed lock is taken at once. */
+      assert(idle <= SECOND);           /* A hold that ends by itself, or of a gone or frozen waiter, costs a second. */
       assert(unattended <= SECOND);
       for (i : 0 .. PLACES - 1) {
         rested[i] = (is[i] == AWAY -> 1 : 0);
@@ -361,7 +362,7 @@ proctype Time() {
   od
 }
 
-/* Who runs its body has the lock, for its whole ttl; hence never two of them. */
+/* A process that runs its body has the lock for its whole ttl; hence never two of them. */
 #define KEPT(i) (is[i] != HOLDS || (key == TOKEN(i) && left == TTL))
 
 proctype Watch() {

@@ -1,4 +1,4 @@
-"""Do the tests see what the code does? Small changes to the protocol's files, drawn at random from all that there are.
+"""Do the tests notice changes of the code? Small random changes to the protocol's files.
 
-`tests/simulation/mutants` are faults that somebody thought of; these are those that nobody did.
+`tests/simulation/mutants` has faults that somebody thought of; these are faults that nobody thought of.
 """

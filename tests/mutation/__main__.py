@@ -1,4 +1,4 @@
-"""`python -m tests.mutation [--count 150] [--seed 1]`: the share of changes, drawn at random, that something sees."""
+"""`python -m tests.mutation [--count 150] [--seed 1]`: the share of random changes that some test notices."""
 
 from __future__ import annotations
 

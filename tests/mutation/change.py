@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Edit(NamedTuple):
-    """A new text for what is between two offsets of a file."""
+    """A new text for the part of a file between two offsets."""
 
     start: int
     end: int
@@ -18,10 +18,10 @@ class Change(NamedTuple):
     """An edit of a file, as the simulator's runner takes it.
 
     Attributes:
-        file: from the project's folder.
-        text: of the file, unchanged.
-        edit_of: what is changed.
-        nodes, kind: plans as they are drawn.
+        file: its path in the project's folder.
+        text: the unchanged text of the file.
+        edit_of: the edit.
+        nodes, kind: as in any plan.
     """
 
     file: str
@@ -43,5 +43,5 @@ class Change(NamedTuple):
         return self.text[:start] + new + self.text[end:]
 
     def edit(self, path: str, text: str) -> str:
-        """The text of a file as it is after the change."""
+        """The text of a file after the change."""
         return self.changed if path == self.file else text

@@ -1,4 +1,4 @@
-"""What is changed: the scripts of locks, and the protocol's Python."""
+"""The files to change: the scripts of locks, and the protocol's Python modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = (
 
 
 def changes() -> list[Change]:
-    """All that can be made, in the order of the files."""
+    """All possible changes, in the order of the files."""
     return [
         Change(file, text, edit)
         for file in FILES

@@ -22,7 +22,7 @@ _INSTEAD = {
     "true": "false",
     "false": "true",
 }
-#: Comments, texts, positions of keys and arguments, and what begins a number or a word are no operators.
+#: Comments, texts, indexes of keys and arguments, and signs before a number or a word are not operators.
 _TOKEN = re.compile(
     r"(?P<skip>--[^\n]*|'[^']*'|\b(?:KEYS|ARGV)\[[^]]*\])"
     r"|(?P<operator>==|~=|<=|>=|\.\.|[<>+]|(?<= )-(?= )|\b(?:and|or|not|true|false)\b)"
@@ -32,7 +32,7 @@ _CALL = re.compile(r"^[ ]*(?P<call>redis\.p?call\([^\n]*\)|\w+\([^\n]*\))$", re.
 
 
 def edits(text: str) -> Iterator[Edit]:
-    """What can be changed in a script, one by one."""
+    """All possible edits of a script, one by one."""
     for token in _TOKEN.finditer(text):
         old = token.group()
         if token.lastgroup == "number":

@@ -26,12 +26,12 @@ _INSTEAD: dict[type[ast.AST], str] = {
     ast.Mult: "/",
     ast.Div: "*",
 }
-#: What is only said, and what only types read.
+#: Calls that only log, or only matter to type checkers.
 _SAID = {"debug", "info", "warning", "error", "exception", "critical", "log", "cast"}
 
 
 def edits(text: str) -> Iterator[Edit]:
-    """What can be changed in a module, one by one."""
+    """All possible edits of a module, one by one."""
     module = _Module(text)
     yield from module.of(module.tree)
 
@@ -78,7 +78,7 @@ class _Module:
                 yield Edit(self._span(first)[0], self._span(second)[1], swapped, "arguments swapped")
 
     def _between(self, left: ast.AST, right: ast.AST, new: str | None) -> Iterator[Edit]:
-        """The operator between two operands; of what stands in brackets, nothing."""
+        """Replace the operator between two operands, unless there are brackets or comments between them."""
         start, end = self._span(left)[1], self._span(right)[0]
         if new is not None and not set(self.text[start:end]) & set("()#"):
             yield Edit(start, end, f" {new} ", "operator")
@@ -91,7 +91,7 @@ class _Module:
         return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
     def _offset(self, line: int, column: int) -> int:
-        """`column` counts bytes."""
+        """The offset in characters; `column` counts bytes."""
         start = self._starts[line - 1]
         begun = self.text[start:].encode()[:column]
         return start + len(begun.decode())

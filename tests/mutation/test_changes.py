@@ -1,4 +1,4 @@
-"""What is changed is still a program, and another one."""
+"""A changed file is still a program, and a different one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_each_file_can_be_changed() -> None:
 
 
 @pytest.mark.parametrize("change", random.Random(1).sample(EVERY, 60), ids=lambda change: change.name)
-def test_change_is_another_program(change: Change) -> None:
+def test_change_makes_a_different_program(change: Change) -> None:
     assert change.changed != change.text
     if change.file.endswith(".lua"):
         lua51.LuaRuntime().compile(change.changed)
@@ -29,13 +29,13 @@ def test_change_is_another_program(change: Change) -> None:
         assert ast.dump(ast.parse(change.changed)) != ast.dump(ast.parse(change.text))
 
 
-def test_rules_of_lua() -> None:
+def test_rules_for_lua() -> None:
     text = "-- 1 == 2\nif a <= 3 and KEYS[1] then\n  wake('1 < 2')\nend\n"
     found = [(text[edit.start : edit.end], edit.new) for edit in lua.edits(text)]
     assert found == [("<=", "<"), ("3", "4"), ("and", "or"), ("wake('1 < 2')", "")]
 
 
-def test_rules_of_python() -> None:
+def test_rules_for_python() -> None:
     text = '"""1 < 2"""\nlogger.info("a", 1 + 2)\nif not a < 3:\n    begin(b, "ä", 1)\n'
     changed = {edit.rule: text[: edit.start] + edit.new + text[edit.end :] for edit in python.edits(text)}
     begun = text.splitlines()[:2]

@@ -1,4 +1,4 @@
-"""Has the project's tests run on a changed copy of it."""
+"""Runs the project's tests on changed copies of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_COPIED = shutil.ignore_patterns(".venv", ".git", ".nox", "__pycache__", "_b
 
 
 def tested(changes: Sequence[Change], folders: Sequence[str], *, jobs: int) -> Iterator[tuple[Change, str]]:
-    """The first test that fails, for each change; empty if none does."""
+    """For each change the first test that fails; empty if none does."""
     with _copies(jobs) as copies, ThreadPoolExecutor(jobs) as pool:
 
         def test(change: Change) -> str:

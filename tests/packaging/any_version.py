@@ -1,4 +1,4 @@
-"""A shop that old and new versions of the package run alike: its worker, its beat, and a program that sends to it."""
+"""A shop that old and new versions of the package can run: its worker, its beat, and a program that sends to it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_transport_options={"visibility_timeout": 3600},
 )
-# A body waits for longer than a client of Redis does unless it is told to.
+# A body waits for longer than the default timeout of a Redis client.
 record = Redis.from_url(f"{SERVER}/3", decode_responses=True, socket_timeout=None)
 
 
 def work(task: Any, job: str) -> str:
-    """Say that it has begun, and end when it is told to."""
+    """Record the start, and end on request."""
     side = os.environ["SIDE"]
     record.rpush("record", json.dumps(["start", job, side, task.request.id, time.monotonic()]))
     told = record.blpop([f"end:{job}"], timeout=60)
@@ -59,11 +59,11 @@ latest = exclusive("latest", lock_scope="until_executing", on_duplicate="replace
 
 @app.task(name="shop.tick")
 def tick() -> None:
-    """Is sent by beat, and run by nobody."""
+    """Sent by beat, and run by nobody."""
 
 
 def send(name: str, job: str, queue: str) -> str:
-    """The id of the message, or of the one that is there already."""
+    """The id of the message, or of the message that is already there."""
     try:
         result = app.tasks[f"shop.{name}"].apply_async([job], queue=queue)
     except DuplicateTask as duplicate:

@@ -27,7 +27,7 @@ def test_two_workers_and_two_beats_share_one_image_that_one_of_them_builds() -> 
 
 
 @pytest.mark.parametrize("file", [BASE, *OVERRIDES], ids=lambda file: file.name)
-def test_everything_that_is_waited_for_has_a_health_check(file: Path) -> None:
+def test_every_dependency_has_a_health_check(file: Path) -> None:
     known = services(BASE) | services(file)
     for service in services(file).values():
         for needed, how in service.get("depends_on", {}).items():
@@ -36,14 +36,14 @@ def test_everything_that_is_waited_for_has_a_health_check(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", OVERRIDES, ids=lambda file: file.name)
-def test_override_is_for_all_programs_and_adds_servers_only(file: Path) -> None:
+def test_override_changes_all_programs_and_adds_only_servers(file: Path) -> None:
     changed = services(BASE).keys() & services(file).keys()
     assert changed == {"beat-one", "beat-two", "worker-one", "worker-two"}
     for name, service in services(file).items():
         assert (name in changed) != ("image" in service)
 
 
-def test_apps_that_are_run_exist() -> None:
+def test_apps_that_the_files_run_exist() -> None:
     text = BASE.read_text() + (ROOT / "docker" / "Dockerfile").read_text()
     apps = set(re.findall(r"--app\W+([\w.]+)", text))
     assert apps
@@ -51,7 +51,7 @@ def test_apps_that_are_run_exist() -> None:
         assert (ROOT / f"{app.replace('.', '/')}.py").is_file()
 
 
-def test_what_the_image_is_made_of_is_there_and_not_ignored() -> None:
+def test_files_that_the_image_copies_exist_and_are_not_ignored() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     lines = [
         line.split()[1:-1] for line in dockerfile.splitlines() if line.startswith("COPY ") and "--from" not in line
@@ -62,7 +62,7 @@ def test_what_the_image_is_made_of_is_there_and_not_ignored() -> None:
         assert (ROOT / name).exists()
 
 
-def test_image_runs_as_nobody_in_particular_on_pinned_bases() -> None:
+def test_image_runs_as_an_unprivileged_user_on_pinned_bases() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     last_stage = dockerfile.rpartition("FROM ")[2]
     assert "\nUSER celery\n" in last_stage

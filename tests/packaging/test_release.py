@@ -1,4 +1,4 @@
-"""What a release and the workflows need is there, and says the same everywhere."""
+"""Everything that a release and the workflows need exists, and says the same everywhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commands(workflow: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_what_a_workflow_calls_is_there(workflow: Path) -> None:
+def test_everything_that_a_workflow_calls_exists(workflow: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
     text = "\n".join(commands(workflow))
@@ -41,15 +41,15 @@ def test_what_a_workflow_calls_is_there(workflow: Path) -> None:
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflow_may_read_and_each_job_ends(workflow: Path) -> None:
+def test_workflow_may_only_read_and_each_job_has_a_time_limit(workflow: Path) -> None:
     assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
     for name, job in jobs(workflow).items():
         assert "uses" in job or job["timeout-minutes"] <= 60, name
     writing = {name for name, job in jobs(workflow).items() if "permissions" in job}
-    assert writing <= {"publish"}, "which publishes without a password"
+    assert writing <= {"publish"}, "only the job that publishes without a password may write"
 
 
-def test_tests_run_on_every_python_and_celery_that_is_claimed() -> None:
+def test_tests_run_on_every_supported_python_and_celery() -> None:
     found = jobs(ROOT / ".github" / "workflows" / "tests.yml")
     nox = (ROOT / "noxfile.py").read_text()
     assert found["tests"]["strategy"]["matrix"]["python"] == PYTHONS == listed(nox, "PYTHONS")
@@ -63,13 +63,13 @@ def listed(text: str, name: str) -> list[str]:
     return list(ast.literal_eval(found[1]))
 
 
-def test_site_is_built_from_what_is_there() -> None:
+def test_site_is_built_from_existing_files() -> None:
     built = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
     assert (ROOT / built["sphinx"]["configuration"]).is_file()
     assert built["build"]["tools"]["python"] in PYTHONS
 
 
-def test_issue_forms_ask_for_something() -> None:
+def test_issue_forms_have_labels_and_distinct_ids() -> None:
     forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
     assert {form.stem for form in forms} == {"bug", "config", "feature"}
     for form in forms:
@@ -87,13 +87,13 @@ def test_issue_forms_ask_for_something() -> None:
         ("v0.2.0", "## 0.2.0 - 2026-12-01\n", ["the tag is v0.2.0, and pyproject.toml has version 0.1.0"]),
     ],
 )
-def test_tag_package_and_changelog_name_one_version(tag: str, changelog: str, expected: list[str]) -> None:
+def test_tag_package_and_changelog_must_name_one_version(tag: str, changelog: str, expected: list[str]) -> None:
     problems = runpy.run_path(str(ROOT / ".github" / "version.py"))["problems"]
     found = problems(tag, 'name = "x"\nversion = "0.1.0"\n', changelog)
     assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
 
 
-def test_changelog_begins_with_this_version() -> None:
+def test_changelog_starts_with_this_version() -> None:
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert first is not None
     assert f'\nversion = "{first[1]}"\n' in PYPROJECT

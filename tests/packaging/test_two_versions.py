@@ -27,7 +27,7 @@ from tests.patience import LIMIT, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("two_versions")]
 
-#: What the head is deployed beside: the version before holders had labels.
+#: The version that the current one is deployed beside: the last one whose holders had no labels.
 OLD = "6558b59f5ac4c4dcd734e752f978598d0363f44e"
 
 SIDES = ("old", "new")
@@ -59,7 +59,7 @@ class Deploy:
         self._exits.close()
 
     def start(self, side: str, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """Start a program of Celery's that ends with this deploy."""
+        """Start a Celery program that ends with this deploy."""
         log = self._exits.enter_context((self._directory / f"{name}.log").open("wb"))
         arguments = [sys.executable, "-m", "celery", "-A", "any_version", *command, "-l", "INFO"]
         program = subprocess.Popen(
@@ -74,7 +74,7 @@ class Deploy:
         return program
 
     def worker(self, side: str, name: str = "", *queues: str) -> subprocess.Popen[bytes]:
-        """A worker that takes from queues of its own, ready."""
+        """A worker with its own queues, as soon as it is ready."""
         name = name or side
         program = self.start(
             side, name, "worker", "-n", f"{name}@here", "-Q", ",".join(queues or (name,)), "-c", "4", "--without-mingle"
@@ -84,7 +84,7 @@ class Deploy:
 
     @contextmanager
     def beat(self, side: str, name: str, says: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A beat, as soon as it says so."""
+        """A beat, as soon as its log has this text."""
         program = self.start(side, name, "beat", "-S", "exclusive", "--pidfile", "")
         try:
             until(lambda: says in self.log(name), f"beat {name}: {says}")
@@ -96,15 +96,15 @@ class Deploy:
         return (self._directory / f"{name}.log").read_text(errors="replace")
 
     def run(self, side: str, *command: str) -> str:
-        """Run a program of this version; what it has printed."""
+        """Run a program of this version; returns what it printed."""
         return run(sys.executable, *command, cwd=self._directory, **self._environment(side, "program"))
 
     def send(self, side: str, task: str, job: str, queue: str) -> str:
-        """Send by a program of this version; the type of its answer, and an id."""
+        """Send with a program of this version; returns the type of its answer, and an id."""
         return self.run(side, "-m", "any_version", task, job, queue).strip()
 
     def sent(self, side: str, task: str, job: str, queue: str) -> AsyncResult:
-        """The result of what is really sent."""
+        """The result of a message that must really be sent."""
         kind, _, task_id = self.send(side, task, job, queue).partition(" ")
         assert kind == "AsyncResult"
         return self.result(task_id)
@@ -136,7 +136,7 @@ class Deploy:
 
 
 def kill(program: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to it and its children, as when the host goes."""
+    """Send SIGKILL to it and its children, as if the host had died."""
     with suppress(ProcessLookupError):
         os.killpg(program.pid, signal.SIGKILL)
     program.wait()
@@ -147,7 +147,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where each version is imported from; the old one is built from its commit, and installed as a wheel."""
     known = subprocess.run(["git", "cat-file", "-e", OLD], cwd=ROOT, capture_output=True, check=False, timeout=LIMIT)
     if known.returncode:
-        pytest.skip("the old version is in the project's history only, which is not whole here")
+        pytest.skip("the old version is only in the project's history, which is incomplete here")
     folder = tmp_path_factory.mktemp("old")
     archive = subprocess.run(["git", "archive", OLD], cwd=ROOT, capture_output=True, check=True, timeout=LIMIT).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as source:
@@ -160,7 +160,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def deploy(paths: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
-    """A worker of each version, which takes from the queue of that name."""
+    """A worker of each version, each with the queue of that name."""
     directory = tmp_path_factory.mktemp("deploy")
     (directory / "any_version.py").write_text(Path(__file__).with_name("any_version.py").read_text())
     with RedisServer() as server, Deploy(directory, server, paths) as deploy:
@@ -176,11 +176,11 @@ def order(request: pytest.FixtureRequest) -> Sequence[str]:
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest, order: Sequence[str]) -> str:
-    """A job of the test's own."""
+    """A job for this test alone."""
     return f"{request.node.name.partition('[')[0]}-{'-'.join(order)}"
 
 
-def test_each_side_is_what_it_says(deploy: Deploy, paths: dict[str, str]) -> None:
+def test_each_side_imports_its_own_version(deploy: Deploy, paths: dict[str, str]) -> None:
     for side in SIDES:
         code = "import celery_singleton_lock as it; print(it.__file__)"
         assert deploy.run(side, "-c", code).startswith(paths[side])
@@ -266,7 +266,7 @@ def test_lock_of_a_worker_that_was_killed_is_taken_over(deploy: Deploy, order: S
     assert next_one.get(timeout=LIMIT) == f"{job} by {second}"
 
 
-def test_message_that_one_side_has_carried_out_is_not_run_by_the_other(
+def test_message_that_one_side_has_carried_out_does_not_run_on_the_other(
     deploy: Deploy, order: Sequence[str], job: str
 ) -> None:
     """The broker delivers it again, to a worker of the other version."""
@@ -286,7 +286,7 @@ def test_message_that_one_side_has_carried_out_is_not_run_by_the_other(
 
 
 @pytest.mark.parametrize("task", ["queued", "starts"])
-def test_lock_of_a_message_counts_for_both(deploy: Deploy, order: Sequence[str], job: str, task: str) -> None:
+def test_lock_of_a_message_counts_for_both_sides(deploy: Deploy, order: Sequence[str], job: str, task: str) -> None:
     first, second = order
     job = f"{job}-{task}"
     name = f"later-{job}"
@@ -323,14 +323,14 @@ def test_commands_know_the_holders_of_the_other_side(deploy: Deploy, order: Sequ
     (entry,) = [entry for entry in map(json.loads, shown) if entry.get("task_id") == holder.id]
     assert (entry["name"], entry["node"]) == ("shop.skips", f"{first}@here")
     command = ["-m", "celery", "-A", "any_version", "locks", "release", "--yes", "shop.skips", job]
-    with pytest.raises(AssertionError, match="renew"):  # It lives, so it is not freed.
+    with pytest.raises(AssertionError, match="renew"):  # Its holder is alive, so it is not freed.
         deploy.run(second, *command)
     deploy.let_end(job)
     assert holder.get(timeout=LIMIT) == f"{job} by {first}"
 
 
 def test_one_beat_leads(deploy: Deploy, order: Sequence[str]) -> None:
-    """The other takes over when that one is killed, and sends nothing that was sent."""
+    """When the leader is killed, the other one takes over, and sends no tick again."""
     first, second = order
     deploy.broker.delete("ticks")
     leads, standby = f"first-{first}", f"second-{second}"

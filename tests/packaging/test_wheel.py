@@ -1,4 +1,4 @@
-"""What is published: built, looked through, installed where nothing else is, and run."""
+"""The published files: built, inspected, installed in an empty environment, and run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 PACKAGE = "celery_singleton_lock"
 
-#: pytest's plugin, which is beside it.
+#: The pytest plugin, a module beside the package.
 PLUGIN = "_celery_singleton_lock_pytest.py"
 
 APP = """
@@ -44,7 +44,7 @@ def rebuild(self, tenant_id):
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a program that has to succeed; what it has printed."""
+    """Run a program that must succeed; returns what it printed."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     ended = subprocess.run(
         list(map(str, command)),
@@ -62,7 +62,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built from it."""
+    """The sdist, and the wheel built from it."""
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "uv", "build", "--out-dir", folder, ROOT, cwd=folder)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
@@ -71,7 +71,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment in which there is the wheel, and what it asks for."""
+    """The programs of an environment that has only the wheel and its requirements."""
     folder = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
@@ -80,12 +80,12 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def sources() -> set[str]:
-    """What belongs to the package."""
+    """The files of the package."""
     found = (path for path in (ROOT / PACKAGE).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {PLUGIN, *(str(path.relative_to(ROOT)) for path in found)}
 
 
-def test_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
+def test_wheel_contains_only_the_package(built: tuple[Path, Path]) -> None:
     names = set(zipfile.ZipFile(built[1]).namelist())
     about = {name for name in names if ".dist-info/" in name}
     assert names - about == sources()
@@ -99,7 +99,7 @@ def test_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> N
     assert {Path(name).suffix for name in names - about} == {".css", ".html", ".js", ".lua", ".py", ".typed"}
 
 
-def test_sdist_holds_what_is_under_version_control(built: tuple[Path, Path]) -> None:
+def test_sdist_contains_the_files_under_version_control(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= sources()
@@ -110,7 +110,7 @@ def test_sdist_holds_what_is_under_version_control(built: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize("command", ["check-wheel-contents", "twine check --strict", "validate-pyproject"])
-def test_nothing_is_wrong_by_the_rules_of_packaging(built: tuple[Path, Path], command: str, tmp_path: Path) -> None:
+def test_packaging_tools_find_no_fault(built: tuple[Path, Path], command: str, tmp_path: Path) -> None:
     program, *options = command.split()
     path = Path(sys.executable).with_name(program)
     if not path.exists():
@@ -141,7 +141,7 @@ def test_every_module_that_needs_no_extra_can_be_imported(installed: Path, tmp_p
 
 @pytest.fixture
 def celery(installed: Path, tmp_path: Path, own_redis: RedisServer) -> Callable[..., str]:
-    """Run Celery's program for an app that was written with only the wheel."""
+    """Run Celery's program for an app, with only the wheel installed."""
     (tmp_path / "shop.py").write_text(APP)
     return lambda *arguments: run(
         installed / "celery", "-A", "shop", *arguments, cwd=tmp_path, SHOP=own_redis.url, PYTHONPATH=str(tmp_path)
@@ -174,8 +174,8 @@ def test_entry_points_are_found(celery: Callable[..., str]) -> None:
     assert "--singleton-lock-backend" in celery("worker", "--help")
 
 
-def test_types_are_found(installed: Path, tmp_path: Path) -> None:
-    """As a user's mypy sees them: there is the wheel, and not the source."""
+def test_type_hints_are_found(installed: Path, tmp_path: Path) -> None:
+    """As a user's mypy sees them: with the wheel, and without the source."""
     mypy = Path(sys.executable).with_name("mypy")
     if not mypy.exists():
         pytest.skip("no mypy here (dependency group: lint)")

@@ -1,5 +1,5 @@
-"""A deterministic simulator: the package's own code, on hosts, processes, networks and servers that one seed decides.
+"""A deterministic simulator: the package's own code on hosts, processes, networks and servers decided by one seed.
 
-Begin with `scheduler.py`; `fakes.py` is what the package imports in place of the standard library, `loading.py` loads
-it so, `world.py` has the servers and the broker, `worker.py` Celery's part of a worker.
+Start with `scheduler.py`. `fakes.py` replaces the standard library for the package, `loading.py` loads the package that
+way, `world.py` has the servers and the broker, and `worker.py` has Celery's part of a worker.
 """

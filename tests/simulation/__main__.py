@@ -16,7 +16,7 @@ from tests.simulation.shrinking import shrink
 if TYPE_CHECKING:
     from tests.simulation.simulate import Result
 
-#: Failures of one kind that are printed as they come.
+#: How many failures of one kind are printed when they come.
 PRINTED = 3
 
 
@@ -91,7 +91,7 @@ def _many(options: argparse.Namespace) -> int:
 
 
 def _shrink_each(figures: Figures, nodes: int | None) -> None:
-    """The first seed of each kind of failure."""
+    """Shrink the plan of the first seed of each kind of failure."""
     from tests.simulation.simulate import prepare, simulate
 
     prepare()
@@ -103,7 +103,7 @@ def _shrink_each(figures: Figures, nodes: int | None) -> None:
 
 
 if __name__ == "__main__":
-    # The order of a set of strings is of the hash seed.
+    # The order of a set of strings depends on the hash seed.
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])

@@ -1,7 +1,7 @@
-"""Messages that end as another one does, and what must hold of them: as the task that they joined, or as the message
+"""Messages that end as another message, and what must hold: they end as the task that they joined, or as the message
 that they follow.
 
-Which one that is can be seen of each end: a body returns its message's number, or names it in what it raises.
+Each end shows which message that is: a body returns its message's number, or names it in its error.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from tests.simulation.world import Running
 #: Seconds of the simulation between two looks.
 OFTEN = 0.2
 
-#: Seconds in which a copy in line hears that the other one has ended; and those that each one before it may take.
+#: Seconds within which a copy in line learns that the other message has ended; and more for each copy before it.
 HEARD, EACH = 1.5, 0.3
 
-#: Seconds after the end of an attempt in which the lock server may not know of it yet.
+#: Seconds after the end of an attempt in which the lock server may not know it yet.
 BETWEEN = 0.05
 
-#: What delays no end.
+#: Faults that delay no end.
 NO_DELAY = (*HARMLESS, "results slow")
 
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """Whose end a message is to have.
+    """The message whose end another message must have.
 
     Attributes:
-        number: of that message.
-        group: what this message has in common with the others that wait for the same end.
-        since: when that was said.
+        number: of the message.
+        group: the same for all messages that wait for the same end.
+        since: when a copy said so.
     """
 
     number: int
@@ -51,14 +51,14 @@ class _Other:
 
 @dataclass(eq=False)
 class Answers:
-    """All of them."""
+    """The checker of these messages."""
 
     world: Any
-    #: By number of a message: as which message it has ended.
+    #: By number of a message: the message as which it has ended.
     ended_as: dict[int, int] = field(default_factory=dict)
-    #: By number and attempt: whose end it waits for, as its last copy says.
+    #: By number and attempt: the message whose end it waits for, according to its last copy.
     _others: dict[tuple[int, int], _Other] = field(default_factory=dict)
-    #: By group: those of it that have run themselves.
+    #: By group: the messages that have run themselves.
     _heirs: dict[tuple[Any, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
     _next_look: float = 0.0
 
@@ -87,7 +87,7 @@ class Answers:
             self._is_another(own, number, state)
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
-        """A copy says whose end its message waits for."""
+        """A copy is put back, and says whose end its message waits for."""
         headers: Mapping[str, Any] = message.get("headers") or {}
         own, header = number_of(headers.get("id")), headers.get(PUT_BACK_HEADER) or {}
         if not is_taken or own is None:
@@ -108,16 +108,16 @@ class Answers:
             self._others[own, attempt] = _Other(number, group, self.run.now)
 
     def _body_begins(self, body: Running, request: Any) -> None:
-        """A message runs itself: whose end it waited for has none."""
+        """Check a message that runs itself: the message that it waited for must be without an end."""
         if not isinstance(body.number, int):
             return
         other = self._others.get((body.number, body.attempt))
         if other is None or body.attempt != self._first_attempt(body.number):
             return
         if self.world.bodies.begun[body.number] > 1:
-            return  # Whoever ran in its place as it had died may have ended meanwhile.
+            return  # A message that ran in its place after it died may have ended meanwhile.
         if other.group[0] == "joins" and PUT_BACK_HEADER not in (request.headers or {}):
-            return  # The message as it was sent, delivered again: it has joined nobody yet.
+            return  # This is the original message, delivered again: it has not joined anything yet.
         for number in (other.number, *self._heirs[other.group]):
             if number != body.number and self._had_ended(number, other.since):
                 self.run.fail(f"message {body.number} runs, and message {number}, as which it is to end, has ended")
@@ -126,7 +126,7 @@ class Answers:
         self._heirs[other.group].append(body.number)
 
     def _goes_on(self, value: Any, number: int) -> None:
-        """What follows on a message runs, and was given what that has returned."""
+        """Check the task after a message, which runs with the message's return value."""
         given, ended_as = number_in(states.SUCCESS, value), self.ended_as.get(number)
         if ended_as is not None and given != ended_as and self._is_sure(number):
             self.run.fail(f"message {number} ends as message {ended_as}, and what follows goes on with {given}")
@@ -134,7 +134,7 @@ class Answers:
     # What must hold
 
     def _is_another(self, own: int, number: int, state: str) -> None:
-        """It is the end of a run of the same job, which was not over before this was asked for."""
+        """Check that it ends as a run of the same job that was not over before it was sent."""
         _, message = self.world.sent[own]
         _, other = self.world.sent.get(number, ("", None))
         if other is None or (other.task, other.key) != (message.task, message.key):
@@ -157,7 +157,7 @@ class Answers:
         return float(AT_ONCE + self._more + kept)
 
     def _ends_of(self, message: Message, state: str) -> Iterator[float]:
-        """When bodies of a message have come to such an end."""
+        """The times at which bodies of a message ended in that state."""
         words = _words_of(message)
         if (state == states.FAILURE) == ("fails" in words):
             for (number, attempt), (_, at) in self.world.bodies.ended.items():
@@ -165,7 +165,7 @@ class Answers:
                     yield at
 
     def _had_ended(self, number: int, since: float) -> bool:
-        """Whether this message has come to an end since then, of which the lock server has heard."""
+        """Whether this message has ended since then, and the lock server knows it."""
         bodies, (_, message) = self.world.bodies, self.world.sent.get(number, ("", None))
         if message is None:  # Its sender died before it was sent.
             return False
@@ -174,7 +174,7 @@ class Answers:
         ended, at = bodies.ended.get((number, last), (None, 0.0))
         if ended is None or at < since or at not in [*self._ends_of(message, state)]:
             return False
-        # Celery may make another end of it, as its process dies before it has stored that.
+        # Celery may store another end if its process died before it had stored this one.
         is_another = number not in self.ended_as and self.world.ends.get(f"m{number}")
         if (number, last) in bodies.unknown or self.world.plan.forgets or is_another:
             return False
@@ -182,7 +182,7 @@ class Answers:
         return not (was_over or self._is_excused(min(at, since) - AT_ONCE))
 
     def _is_alone(self, body: Running, other: _Other) -> None:
-        """The one whose end it waited for does not go on."""
+        """Check that the message that it waited for does not go on."""
         task_id, message = self.world.sent.get(other.number, ("", None))
         if message is None or self._is_excused(other.since - AT_ONCE):
             return
@@ -197,13 +197,13 @@ class Answers:
             return
         claim = self._claim_of(task_id)
         waits = claim is not None and claim.over_at is None and self._is_there(claim)
-        # What lasts for its time may end before its message has begun.
+        # With this scope, the lock may expire before its message has begun.
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
         if waits or runs:
             self.run.fail(f"message {body.number} runs, and message {other.number}, which it follows, is not over")
 
     def _leads(self, body: Running, request: Any) -> None:
-        """One that runs in a leader's place keeps others from being sent, as any message of its scope."""
+        """Check that a message that runs in its leader's place keeps others from being sent, as its scope says."""
         header = (request.headers or {}).get(QUEUED_HEADER)
         if header is None or not follows(header) or header[6] != "until_executed":
             return
@@ -222,12 +222,12 @@ class Answers:
         return bool(queued._waits(claim) and queued._hold(claim.key)[0] == claim.stem)
 
     def _runs(self, number: int) -> bool:
-        """Whether a body of this message runs, in a process that is well, and keeps its lock."""
+        """Whether a body of this message runs in a process that is well, and holds its lock."""
         running = (body for bodies in self.world.bodies.running.values() for body in bodies if body.number == number)
         return any(body.process.alive and body.process.runs and body.lease.held for body in running)
 
     def look(self) -> None:
-        """As the time is about to go on: every waiter hears of the end."""
+        """Check, whenever time is about to advance, that every waiter learns of the end."""
         if self.run.now < self._next_look or not self._others:
             return
         self._next_look = self.run.now + OFTEN
@@ -242,7 +242,7 @@ class Answers:
             if (ended_at := self._heard_at(other)) is None or not self.world.parked.has_room(copy):
                 continue
             if self._runs(other.number):
-                continue  # Once more: its process was gone before anybody had heard of the end of an attempt.
+                continue  # It runs again: its process was gone before anybody knew of the end of an attempt.
             since = max(ended_at, copy.at, trouble_ends)
             if self.run.now - since > HEARD + EACH * len(waits) + self._more:
                 self.run.fail(
@@ -255,7 +255,7 @@ class Answers:
         return float(20 * self.world.plan.latency)
 
     def _heard_at(self, other: _Other) -> float | None:
-        """When the end of a message was stored that has come since somebody waits for it."""
+        """When a message ended since somebody waits for it; None if it has not."""
         _, message = self.world.sent.get(other.number, ("", None))
         if message is None or self.ended_as.get(other.number) != other.number:
             return None
@@ -267,7 +267,7 @@ class Answers:
         return min((attempt for of, attempt in self._others if of == number), default=0)
 
     def _is_sure(self, own: int) -> bool:
-        """Whether no fault of its process or of a lock server may have told it twice."""
+        """Whether no fault of its process or of a lock server may have caused two reports of its end."""
         return not self._is_excused(self.world.asked_at.get(own, 0.0)) and self.world.bodies.succeeded[own] < 2
 
     def _is_excused(self, since: float) -> bool:
@@ -280,13 +280,13 @@ class Answers:
 
 
 def number_of(task_id: object) -> int | None:
-    """The number of the message with this id; None for what is none of the plan's."""
+    """The number of the message with this id; None if it is not a message of the plan."""
     number = str(task_id).removeprefix("m")
     return int(number) if str(task_id).startswith("m") and number.isdigit() else None
 
 
 def number_in(state: str, result: Any) -> int | None:
-    """The message of whose body this is the end; None where it is of none."""
+    """The number of the message whose body ended like this; None if no body did."""
     if state == states.SUCCESS:
         return result[0] if isinstance(result, list) else result if isinstance(result, int) else None
     if state == states.FAILURE and isinstance(result, Mapping) and result.get("exc_type") == "ValueError":

@@ -1,4 +1,4 @@
-"""The app of the simulated workers: tasks of each kind, whose bodies say when they begin and end."""
+"""The app of the simulated workers: tasks of each kind, whose bodies report when they begin and end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "shop.keeps_early": {"on_conflict": "retry", "max_retries": 2, "lock_retain_on_retry": True},
 }
 
-#: Of those that lock as they are sent: how they come back, and how long one keeps the others out (`until_expired`).
+#: Options of tasks that lock when sent, so that their messages come back; and the seconds of `until_expired`.
 _LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 _ONCE, _BEHIND = {"lock_scope": "until_executed"}, {"lock_scope": "until_and_while_executing"}
 KEEPS_OUT = 8.0
@@ -58,7 +58,7 @@ SENT: dict[str, dict[str, Any]] = {
 }
 TASKS |= SENT
 
-#: Of those that end as the task does that has their lock, and of those of which only the newest runs.
+#: Tasks that end as the task that has their lock, and tasks of which only the newest message runs.
 _AGAIN: dict[str, Any] = {"max_retries": 2}
 JOINS: dict[str, dict[str, Any]] = {
     "shop.joins": {"on_conflict": "join", **_LATE, **_AGAIN},
@@ -77,18 +77,18 @@ NEWEST: dict[str, dict[str, Any]] = {
 }
 TASKS |= JOINS | NEWEST
 
-#: Scopes of which several messages may run at once.
+#: Scopes with which several messages may run at once.
 OF_EACH_MESSAGE = ("until_executing", "until_expired")
 
-#: Characters of a return value that is not kept beside the lock.
+#: Length of a return value that is too large to be kept beside the lock.
 TOO_LARGE = 5000
 
-#: Of the task that beats send.
+#: The task that beats send.
 TICK: dict[str, Any] = {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True}
 
 
 class App(Celery):
-    """Celery's, on simulated time."""
+    """Celery's app, on simulated time."""
 
     def now(self) -> datetime:
         return _now().astimezone(self.timezone)
@@ -103,7 +103,7 @@ def _now() -> datetime:
 
 
 class _Datetime:
-    """In the place of the class, for code that only asks the time."""
+    """Replaces the class for code that only asks for the time."""
 
     @staticmethod
     def now(zone: Any = None) -> datetime:
@@ -111,7 +111,7 @@ class _Datetime:
 
 
 class _Traceback:
-    """In the place of billiard's copies, which take as long as all the rest."""
+    """Replaces billiard's copies of tracebacks, which would take as long as everything else."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.tb_frame = self.tb_next = None
@@ -119,17 +119,17 @@ class _Traceback:
 
 
 def patch_celery() -> None:
-    """Leave out what costs time and is of no use here."""
+    """Leave out what costs time and is useless here."""
     billiard.einfo.Traceback = _Traceback
     billiard.einfo.traceback = SimpleNamespace(format_exception=lambda *_: [""])
     celery_trace.traceback_clear = lambda _error=None: None
     celery_trace._does_info = False
-    request.datetime = _Datetime  # Of what expires.
-    strategy.to_timestamp = lambda eta, *_: eta.timestamp()  # Celery's looks at the clock that nobody simulates.
-    ScheduleEntry.__lt__ = lambda self, other: self.name < other.name  # Celery's goes by where they are in memory.
+    request.datetime = _Datetime  # For expiring messages.
+    strategy.to_timestamp = lambda eta, *_: eta.timestamp()  # Celery's own looks at the real clock.
+    ScheduleEntry.__lt__ = lambda self, other: self.name < other.name  # Celery's own depends on memory addresses.
     logging.getLogger("celery").setLevel(logging.CRITICAL)
     logging.getLogger("celery").propagate = False
-    logging.lastResort = None  # Of loggers that nobody has configured: those of the copies.
+    logging.lastResort = None  # For loggers that nobody has configured: those of the copies.
 
 
 def app_of(package: Any, settings: dict[str, Any]) -> Celery:
@@ -139,7 +139,7 @@ def app_of(package: Any, settings: dict[str, Any]) -> Celery:
         if app is None:
             app = package.kept["app"] = _app(package)
             package.kept["settings"] = dict(app.conf.maps[0])
-        # As it was made: whatever another simulation has set is gone.
+        # As it was made: settings of another simulation are gone.
         changes = app.conf.maps[0]
         changes.clear()
         changes.update(package.kept["settings"])

@@ -1,6 +1,6 @@
-"""Beats with the exclusive scheduler, a worker for what they send, and what must hold of both.
+"""Beats with the exclusive scheduler, a worker for their messages, and what must hold for both.
 
-The loop of a beat is that of `celery.beat.Service`; the schedule is in the settings, and Celery's own scheduler within.
+The loop of a beat is that of `celery.beat.Service`; the schedule is in the settings, and the scheduler wraps Celery's.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from tests.simulation.scheduler import Process
 from tests.simulation.worker import Worker
 from tests.simulation.world import World, must_be_kept
 
-#: Seconds that a beat on standby has, beyond the ttl, to lead: it asks once in 4 s, a step may take one, and where the
-#: server did not answer it tries again after one.
+#: Seconds beyond the ttl within which a beat on standby leads: it asks every 4 s, a step may take 1 s, and if the
+#: server did not answer it tries again after 1 s.
 FOLLOWS = 8.0
 
-#: Seconds that a claim keeps others from sending a tick, at most.
+#: Most seconds that a claim keeps others from sending a tick.
 CLAIMED = 5.0
 
 #: Seconds by which a tick may be late while nothing goes wrong.
 LATE = 0.5
 
-#: Seconds by which the clock of a beat is wrong, at most.
+#: Most seconds by which the clock of a beat is wrong.
 AHEAD = 0.2
 
-#: Seconds in which another beat leads after one that has ended in order, where nothing else goes wrong.
+#: Seconds within which another beat leads after the leader was shut down, if nothing else goes wrong.
 AT_ONCE = 1.5
 
 #: Seconds for which all must go well at the end.
 CALM = 10.0
 
-#: Seconds that a look at the schedule takes at least.
+#: Least seconds that a look at the schedule takes.
 TICK = 0.001
 
-#: Faults that befall one beat alone, so that another one follows as soon as it begins.
+#: Faults that strike only one beat, so that another one can take over from their beginning.
 _OF_ONE = frozenset({"worker killed", "worker stopped", "host suspended", "beat ended"})
 
-#: Those in which a beat can end in order.
+#: Faults during which a beat can still shut down properly.
 _ENDS = (*trouble.BRIEF, "beat ended", "broker refuses")
 
 
 def begin(world: World) -> BeatsChecker:
-    """Start the beats and a worker; what must hold then."""
+    """Start the beats and a worker; returns the checker."""
     plan = world.plan
     world.settings |= {
         "singleton_lock_beat_scheduler": "celery.beat:Scheduler",
@@ -65,25 +65,25 @@ def begin(world: World) -> BeatsChecker:
         beat = Program(world, host, f"beat{number}", checker.live)
         world.workers.append(beat)
         beat.start()
-    # Not one of the workers that faults befall.
+    # No fault strikes this worker.
     Worker(world, world.host("works"), 0, pool=plan.pool, concurrency=plan.concurrency).start()
     return checker
 
 
 class BeatsChecker:
-    """What the beats do, and what must hold."""
+    """What the beats do, and what must hold for them."""
 
     def __init__(self, world: World) -> None:
         self.world, self.run, self.plan = world, world.run, world.plan
         self._intervals = dict(world.plan.entries)
         self._schedulers: dict[Any, Any] = {}
-        #: By id, the tick; by tick, its id; by entry, when which tick was sent.
+        #: The tick of each id; the id of each tick; by entry, the sent ticks and their times.
         self._ticks: dict[str, tuple[str, str]] = {}
         self._ids: dict[tuple[str, str], str] = {}
         self._sent: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         self._not_taken: set[tuple[str, str]] = set()
         self._led_at = 0.0
-        #: When it was last so that nobody led.
+        #: When there was last no leader.
         self._not_led_at = 0.0
         self._patience = world.plan.ttl + FOLLOWS
         self._calm_from = max((self._calm_after(fault) for fault in world.plan.faults), default=0.0)
@@ -103,7 +103,7 @@ class BeatsChecker:
         try:
             while True:
                 seconds = scheduler.tick()
-                # Celery looks again and again in the last 10 ms before a tick is due, which takes time.
+                # Celery polls in the last 10 ms before a tick is due, which takes time.
                 fakes.sleep(seconds if seconds and seconds > 0.0 else TICK)
         except SystemExit:
             scheduler.close()
@@ -151,7 +151,7 @@ class BeatsChecker:
             self._follows_on_the_last(entry)
 
     def _may_be_killed(self, process: Process) -> None:
-        """Between the sending of a tick and its record."""
+        """Perhaps kill a beat between the send of a tick and its record."""
         if self.world.doomed_beats:
             seconds = self.world.doomed_beats.pop(0)
             beat = next(beat for beat in self.world.workers if beat.process is process)
@@ -159,7 +159,7 @@ class BeatsChecker:
             self.run.after(seconds + 0.01, beat.start)
 
     def _follows_on_the_last(self, entry: str) -> None:
-        """Each tick is one interval after the last one; only after a gap it follows on the moment of the sending."""
+        """Check that each tick is due an interval after the previous one; after a gap, an interval after its send."""
         interval, ticks = self._intervals[entry], self._sent[entry][-2:]
         (_, last, wall), (_, due, _) = ticks[0], ticks[-1]
         is_next = abs(due - last - interval) < 0.001
@@ -167,19 +167,19 @@ class BeatsChecker:
             self.run.fail(f"{entry}: a tick is due {due - last:.6f} s after the one before, every {interval:g} s")
 
     def _must_lead_no_more(self, process: Any) -> None:
-        """Or nobody would lead until its lease ends."""
+        """Check that it gave up its lease: otherwise nobody would lead until the lease ends."""
         leads = [value for key, value in holds.on_most(self.world.servers).items() if "{beat:" in key]
         if any(holds.pid_in(it) == process.pid for it in leads) and not trouble.is_there(self.world, but=_ENDS):
             self.run.fail(f"{process.name} has ended in order, and keeps its lease")
 
     def _calm_after(self, fault: Fault) -> float:
-        """From when on a beat is there that nothing keeps from leading."""
+        """From when on there is a beat that nothing keeps from leading."""
         is_one = fault.kind in _OF_ONE and self.plan.workers > 1 and len(self.plan.faults) == 1
         self._patience = AT_ONCE if is_one and fault.kind == "beat ended" else self._patience
         return fault.at + (0.0 if is_one else fault.seconds)
 
     def look(self) -> None:
-        """As the time is about to go on."""
+        """Check, whenever time is about to advance."""
         run, leaders = self.run, []
         for process, scheduler in self._schedulers.items():
             leadership = scheduler._leadership
@@ -195,24 +195,24 @@ class BeatsChecker:
             self._not_led_at = run.now
         if leaders or run.now < self._calm_from:
             self._led_at = run.now
-        # While the only beat is stopped, nothing happens, and nobody looks.
+        # While the only beat is stopped, nothing happens, and no check runs.
         elif self.plan.mode == "leader" and run.now > max(self._led_at, self._calm_from) + self._patience:
             run.fail(f"nobody leads since {run.now - self._led_at:.3f} s")
         if run.now > self._well_from() + CALM:
             run.is_finished = True
 
     def _well_from(self) -> float:
-        """When each tick must be sent in time: somebody leads, or all may send, and claims of the dead are over."""
+        """From when each tick must be sent in time: a beat leads, or all may send, and no dead beat has a claim."""
         latest = self._calm_from_all + self.plan.ttl + FOLLOWS
         is_led = self.plan.mode == "leader"
         return (min(max(self._calm_from_all, self._not_led_at), latest) if is_led else latest) + CLAIMED
 
     def look_at_the_end(self) -> None:
-        """When everything has been well for a while."""
+        """Check, when everything has been well for a while."""
         since = self._well_from()
         for entry, interval in self._intervals.items():
             ticks = [at for at, _, _ in self._sent[entry] if at > since]
-            # One may be just before, and the beat's clock may be slow.
+            # One tick may be just before, and the beat's clock may be slow.
             if len(ticks) < CALM // interval - 1:
                 self.run.fail(f"{entry}: {len(ticks)} ticks in the last {CALM:g} s, every {interval:g} s")
             for earlier, at in pairwise(ticks):

@@ -1,4 +1,4 @@
-"""What the guarantees assume, each taken away: how a plan and a world are without it, and what is to be seen then."""
+"""The assumptions of the guarantees, each taken away: a plan and a world without it, and what must be seen then."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 from tests.simulation.plan import FIRST, Fault, Message, Plan, Use, draw
 from tests.simulation.servers import Server
 
-#: Two at once, of tasks, of locks outside of tasks, and of beats.
+#: Two at once: bodies of tasks, holders of locks outside of tasks, or leading beats.
 TWICE = r"runs beside|has the lock beside|believe that they lead"
 
 
 class Assumption(NamedTuple):
-    """One of `docs/guarantees.md`.
+    """An assumption of `docs/guarantees.md`.
 
     Attributes:
-        name: by which plans know it.
-        without: what is the case without it.
-        shows: what is seen then; other promises are not looked at.
+        name: its name in plans.
+        without: what happens without it.
+        shows: the broken promises that are seen then; others do not count.
         kind, nodes: of the plans.
-        plan: of a plan, one in which it does not hold.
-        world: of a world in which nothing has begun, one in which it does not hold.
+        plan: changes a plan so that the assumption does not hold.
+        world: changes a world, before anything starts, so that the assumption does not hold.
     """
 
     name: str
@@ -44,7 +44,7 @@ def draw_without(assumption: Assumption, seed: int) -> Plan:
 
 
 def take_away(world: Any) -> None:
-    """From a world in which nothing has begun yet, what its plan does not assume."""
+    """Take away from a world, before anything starts, the assumption that its plan lacks."""
     assumption, run = BY_NAME[world.plan.beyond], world.run
     fail = run.fail
     run.fail = lambda what: fail(what) if re.search(assumption.shows, what) else run.note("beside", what)
@@ -52,7 +52,7 @@ def take_away(world: Any) -> None:
 
 
 def _with(*kinds: str, seconds: float = 0.3) -> Callable[[random.Random, Plan], Plan]:
-    """Plans with such faults."""
+    """Add faults of these kinds to a plan."""
 
     def plan(rng: random.Random, plan: Plan) -> Plan:
         until = max(sent.at for sent in (*plan.messages, *plan.uses)) + plan.ttl
@@ -66,7 +66,7 @@ def _with(*kinds: str, seconds: float = 0.3) -> Callable[[random.Random, Plan], 
 
 
 def _on_two_nodes(kind: str) -> Callable[[random.Random, Plan], Plan]:
-    """Plans in which it happens to two of three nodes, at any time, before a renewal has given one its holds back."""
+    """Let it happen to two of three nodes, at any time, before a renewal has given the holds back to the first."""
 
     def plan(rng: random.Random, plan: Plan) -> Plan:
         at = rng.choice([sent.at for sent in (*plan.messages, *plan.uses)]) + rng.uniform(0.05, 1.0)
@@ -78,7 +78,7 @@ def _on_two_nodes(kind: str) -> Callable[[random.Random, Plan], Plan]:
 
 
 def _asked_for_beside(rng: random.Random, plan: Plan) -> Plan:
-    """A lock that is held for long, as others ask for it; two nodes forget it meanwhile."""
+    """A lock is held for long while others ask for it; two nodes forget it meanwhile."""
     held = Use(13.0, 0, 0, "a", 2, None, 9.0)
     others = [Use(round(rng.uniform(13.5, 17.0), 3), 1, 0, "a", number, None, 0.3) for number in (3, 5)]
     plan = replace(plan, workers=2, ttl=10.0, uses=(plan.uses[0], held, *others), faults=())
@@ -88,7 +88,7 @@ def _asked_for_beside(rng: random.Random, plan: Plan) -> Plan:
 
 
 def _taken_before_it_is_gone(rng: random.Random, plan: Plan) -> Plan:
-    """A lock is taken while the way to the replica is cut, which takes over just then; somebody else asks for it."""
+    """A lock is taken while the replica is cut off, and the replica takes over just then; somebody else asks for it."""
     task, taken = rng.choice(("shop.again", "shop.late")), round(rng.uniform(0.2, 0.4), 3)
     messages = (
         Message(taken, task, "a", 0, f"takes={plan.ttl:g}"),
@@ -100,7 +100,7 @@ def _taken_before_it_is_gone(rng: random.Random, plan: Plan) -> Plan:
 
 
 def _by_other_majorities(rng: random.Random, plan: Plan) -> Plan:
-    """Of three nodes one forgets, and the two that took a lock last do not both see the client that takes it next."""
+    """One of three nodes forgets, and the client that takes the lock next cannot reach both nodes that gave it last."""
     times = ((0.0, 0, FIRST), (5.0, 0, 2), (9.0, 1, 3), (13.0 + rng.uniform(0, 1), 1, 5))
     uses = tuple(Use(at, program, 0, "a", number, None if at else 0.0, 0.3) for at, program, number in times)
     faults = (Fault(4.0, "cut", 2, 3.0), Fault(6.5, "server restarted empty", 0, 0.1), Fault(8.0, "cut", 1, 12.0))
@@ -127,7 +127,7 @@ def _held_back_for_long(rng: random.Random, plan: Plan) -> Plan:
 
 
 def _held_to_the_end(_: random.Random, plan: Plan) -> Plan:
-    """Leases that are not renewed, and are kept until they are over."""
+    """Leases that are not renewed, and are held beyond their end."""
     uses = [
         replace(use, takes=1.2 * plan.ttl, ways=("fixed",)) if use.number % 2 else replace(use, patience=None)
         for use in plan.uses
@@ -152,7 +152,7 @@ def _set(**settings: Any) -> Callable[[Any], None]:
 
 
 def _of_hosts(**attributes: Any) -> Callable[[Any], None]:
-    """Of hosts that are made from now on, which are those of clients."""
+    """Set attributes of hosts that are made from now on, which are the clients' hosts."""
     return lambda world: vars(world).update(attributes)
 
 

@@ -1,5 +1,5 @@
-"""A broker that keeps a message until it is acknowledged, and delivers it again where that did not come in time; and
-Celery's way to it, as one of kombu's virtual transports.
+"""A broker that keeps a message until it is acknowledged, and redelivers it if that does not happen in time; and
+Celery's access to it, as a virtual transport of kombu.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Delivery:
 
 
 class Consumer:
-    """A worker, as the broker sees it.
+    """A worker as the broker sees it.
 
     Args:
         take: called with each delivery.
-        prefetch: unacknowledged messages that it takes at most, beside those that wait for their time.
-        on_cut: called when its connection is gone, with the seconds until it can have another.
+        prefetch: most unacknowledged messages that it takes, besides those that wait for their time.
+        on_cut: called when its connection is gone, with the seconds until it can get a new one.
 
     Attributes:
-        connections: how many it has had before.
+        connections: number of its previous connections.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Consumer:
         self.connections = 0
 
     def ack(self, tag: int) -> None:
-        """Acknowledge a message: what the broker hears of it, and when, is the network's."""
+        """Acknowledge a message: whether and when the broker gets that depends on the network."""
         self.broker.acknowledge(self, tag, None)
 
     def reject(self, tag: int, requeue: bool) -> None:
@@ -63,56 +63,56 @@ class Consumer:
         self.broker.acknowledge(self, tag, requeue)
 
     def close(self) -> None:
-        """Its connection is gone: its messages are delivered again."""
+        """Its connection is gone for good: its messages are redelivered."""
         self.alive = False
         self.broker.lost(self)
 
     def cut(self, seconds: float) -> None:
-        """Its connection is gone, and for some seconds it has no other."""
+        """Its connection is gone, and for some seconds it cannot get a new one."""
         self.connections += 1
         self.broker.lost(self)
         self.on_cut(seconds)
 
     def prefetch_more(self, count: int) -> None:
-        """Take this many more at most; the broker hears of it a moment later."""
+        """Take up to this many more; the broker gets that a moment later."""
         self.prefetch += count
         if count > 0:
             self.broker.look_again()
 
     def cancel(self) -> None:
-        """Take no more; what it has, it keeps."""
+        """Take no more messages, but keep those that it has."""
         self.broker.unsubscribe(self)
 
 
 class Broker:
-    """Queues, and the consumer of each message.
+    """The queues, and the consumer of each message.
 
     Attributes:
-        visibility: seconds after which a message that nobody acknowledged is delivered again.
-        deaf_until: until when it does not say that it has what is put back; it may have it all the same.
-        lose_acks: how many of the next acknowledgements do not arrive.
+        visibility: seconds after which an unacknowledged message is redelivered.
+        deaf_until: until when it does not confirm messages that are put back; it may have them all the same.
+        lose_acks: how many of the next acknowledgements are lost.
     """
 
     def __init__(self, run: Simulation, *, visibility: float = 60.0) -> None:
         self.run, self.visibility = run, visibility
         self.queues: dict[str, deque[tuple[dict[str, Any], bool]]] = {}
         self.consumers: list[Consumer] = []
-        #: Those that take no more.
+        #: Consumers that take no more messages.
         self._leaving: list[Consumer] = []
         self.lose_acks = 0
         self.deaf_until = 0.0
         self.shuffle = False
-        #: How often messages of an id were sent.
+        #: By id: how often a message was sent.
         self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
         self.refuses = False
-        #: Between a program that sends a message and the broker: given the queue and the message, puts it there.
+        #: Stands between sending programs and the broker: gets a queue and a message, and puts the message there.
         self.entrance: Callable[[str, dict[str, Any]], None] | None = None
-        #: Called with each message that is sent, and whether it is taken: for the checker.
+        #: Called, for the checkers, with each message that is sent, and whether the broker takes it.
         self.on_put: list[Callable[[dict[str, Any], bool], None]] = []
 
     def put(self, queue: str, message: dict[str, Any]) -> None:
-        """Somebody sends a message."""
+        """Take a message that somebody sends."""
         for on_put in self.on_put:
             on_put(message, not self.refuses)
         if self.refuses:
@@ -135,7 +135,7 @@ class Broker:
             self._leaving.append(consumer)
 
     def look_again(self) -> None:
-        """Deliver what can be delivered now."""
+        """Deliver what can be delivered."""
         self.run.after(self._delay(), self._deliver)
 
     def acknowledge(self, consumer: Consumer, tag: int, requeue: bool | None) -> None:
@@ -155,7 +155,7 @@ class Broker:
         self.look_again()
 
     def lose(self, number: int | None = None) -> list[dict[str, Any]]:
-        """Lose what waits in the queues, or one of these messages; what is lost."""
+        """Lose all messages in the queues, or one of them; returns the lost messages."""
         places = [(queue, at) for queue in self.queues.values() for at in range(len(queue))]
         chosen = places if number is None else places[number % len(places) :][:1] if places else []
         lost = [queue[at][0] for queue, at in chosen]
@@ -164,13 +164,13 @@ class Broker:
         return lost
 
     def ids(self) -> set[str]:
-        """Of the messages that are anywhere."""
+        """The ids of all messages in queues and workers."""
         held = [it.message for consumer in (*self.consumers, *self._leaving) for it in consumer.unacked.values()]
         waiting = [message for queue in self.queues.values() for message, _ in queue]
         return {str(message["headers"].get("id")) for message in (*held, *waiting)}
 
     def is_empty(self) -> bool:
-        """Whether no message is anywhere."""
+        """Whether there is no message in any queue or worker."""
         held = any(consumer.unacked for consumer in (*self.consumers, *self._leaving))
         return not held and not any(self.queues.values())
 
@@ -209,7 +209,7 @@ class Broker:
         self.run.after(self._delay(), arrive)
 
     def deliver_again(self, delivery: Delivery) -> None:
-        """The message is delivered again though its consumer may still have it."""
+        """Redeliver a message, though its consumer may still have it."""
         if delivery.consumer.unacked.pop(delivery.tag, None) is not None:
             self.run.note("delivers again", str(delivery.message["headers"].get("id")), by="broker")
             self._queue(delivery.queue).append((delivery.message, True))
@@ -217,12 +217,12 @@ class Broker:
 
 
 def _is_put_back(headers: Mapping[str, Any]) -> bool:
-    """By the package. An attempt that Celery sends has the header of the one before it."""
+    """Whether the package has put it back. An attempt that Celery sends has the header of the attempt before it."""
     return (headers.get(PUT_BACK_HEADER) or {}).get("retries") == headers.get("retries")
 
 
 class Channel(virtual.Channel):
-    """Of a simulated connection; `consumer` is set by a worker."""
+    """A channel of a simulated connection; a worker sets `consumer`."""
 
     do_restore = False
     consumer: Consumer | None = None
@@ -256,7 +256,7 @@ class Channel(virtual.Channel):
             self.consumer.reject(delivery_tag, requeue)
 
     def basic_qos(self, *_: Any, **__: Any) -> None:
-        """As the consumer has it."""
+        """Do nothing: the consumer knows its prefetch."""
 
 
 class Transport(virtual.Transport):

@@ -1,4 +1,4 @@
-"""Many seeds, dealt out to processes one by one. One that crashes or hangs fails with the seed that it had."""
+"""Many seeds, distributed to processes one by one. If a process crashes or hangs, its seed fails."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from tests.simulation.figures import Figures, Outcome
 from tests.simulation.plan import draw
 
-#: Seconds of real time after which a simulation hangs: a hundred times what the slowest takes.
+#: Seconds of real time after which a simulation counts as hanging: a hundred times what the slowest one takes.
 HANGS = 120.0
 
-#: What a process says before it takes a seed.
+#: What a process sends before it takes a seed.
 READY = None
 
-#: Processes begin anew, without the code and the patches of this one.
+#: Processes start afresh, without the code and the patches of this process.
 _processes = get_context("spawn")
 
 
@@ -27,8 +27,8 @@ class _Hand:
     """A process that simulates.
 
     Attributes:
-        seed: what it has, or has next; None after the last.
-        since: when it was given that; None while it gets ready.
+        seed: its present or next seed; None after the last one.
+        since: when it got the seed; None while it gets ready.
     """
 
     process: Any
@@ -50,7 +50,7 @@ def carry_out(
     hangs: float = HANGS,
     on_outcome: Callable[[Outcome], None] = lambda _: None,
 ) -> Figures:
-    """Simulate seeds, until they or the minutes are over."""
+    """Simulate seeds until there are no more, or the minutes are over."""
     began, figures = time.monotonic(), Figures(jobs=jobs)
     left = _until(iter(seeds), None if minutes is None else began + minutes * 60)
     hands = [_hire(seed, nodes) for seed in islice(left, jobs)]
@@ -87,7 +87,7 @@ def _hire(seed: int, nodes: int | None) -> _Hand:
 
 
 def _heard(hand: _Hand, hangs: float, *, has_said: bool) -> Outcome | None:
-    """What has come of its seed, if anything."""
+    """The outcome of its seed, if there is one."""
     assert hand.seed is not None
     if has_said:
         try:
@@ -106,7 +106,7 @@ def _heard(hand: _Hand, hangs: float, *, has_said: bool) -> Outcome | None:
 
 
 def _go_on(hands: list[_Hand], hand: _Hand, seed: int | None, nodes: int | None) -> None:
-    """With the next seed: in the same process, or in another where that is over."""
+    """Go on with the next seed, in the same process, or in another one if that has ended."""
     is_over = hand.process.exitcode is not None
     if is_over or seed is None:
         hands.remove(hand)
@@ -117,7 +117,7 @@ def _go_on(hands: list[_Hand], hand: _Hand, seed: int | None, nodes: int | None)
 
 
 def _simulate(pipe: Any, nodes: int | None) -> None:
-    """What each process does, until it is given no seed."""
+    """The main function of each process: simulate until there is no seed."""
     from tests.simulation import simulate
 
     simulate.prepare()

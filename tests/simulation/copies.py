@@ -1,5 +1,5 @@
-"""Copies of messages that share the locks of a Redlock with its other users: each is carried out, refused, or answered
-by what is known of its message. What Celery and the package's tasks do beyond that is left out.
+"""Copies of messages that share the locks of a Redlock with other users: each is carried out, refused, or answered by
+the record of its message. What else Celery and the package's tasks do is left out.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from tests.simulation.locks import Turn
     from tests.simulation.nodes import NodesChecker
 
-#: What is remembered of a message, and for how many seconds.
+#: The contents of a message's record, and its seconds to live.
 DONE, REFUSED, LIFE = b"done", b"refused", 600.0
 
-#: Seconds of a step of a body.
+#: Seconds of a body's step.
 STEP = 0.2
 
 
 class Copies:
-    """What became of the messages, and what must hold."""
+    """What happened to the messages, and what must hold."""
 
     def __init__(self, checker: NodesChecker) -> None:
         self._checker, self.run = checker, checker.run
-        #: By message: the ends that somebody was told.
+        #: By message: its reported ends.
         self._ends: dict[str, set[bytes]] = defaultdict(set)
 
     def deliver(self, turn: Turn, message: str) -> None:
-        """A copy of a message arrives in a process."""
+        """Deliver a copy of a message to a process."""
         package, store, lock = turn.process.package, turn.lock._keeper.store, turn.lock
         holder = package("holder").Holder(message, process=package("process_identity").own())
         owner = package("holder").new_owner()
@@ -106,6 +106,6 @@ class Copies:
             self._fails(f"message {message} has several ends: {sorted(self._ends[message])}")
 
     def _fails(self, what: str) -> None:
-        """Where a majority can have forgotten it, an end is not one."""
+        """Fail, unless a majority may have forgotten the end."""
         if not self._checker.forgets:
             self.run.fail(what)

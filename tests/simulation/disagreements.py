@@ -1,5 +1,5 @@
 """Plans of a Redlock whose nodes disagree: programs with locks, and with copies of messages, while each node is cut
-off, slow, late or forgetful for another client. Nothing of Celery's is there, and a plan costs little.
+off, slow, late or forgetful for another client. They run without Celery, and cost little.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from tests.simulation.plan import FIRST, LATE, Fault, Plan, Use
 
-#: Of the plans, how many have copies of messages; what a use that is one does begins so.
+#: Share of the plans that have copies of messages; and the beginning of a use's way that makes it a copy.
 HAVE_COPIES, COPY_OF = 0.5, "copy of "
 
-#: Faults of any kind, beside those of the theme, with the longest that they last in ttls.
+#: Faults besides those of the theme, with their longest duration in ttls.
 OTHERS = {
     "worker killed": 0.5,
     "worker stopped": 1.5,
@@ -27,7 +27,7 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What a theme makes its faults for."""
+    """The setting for which a theme makes its faults."""
 
     rng: random.Random
     nodes: int
@@ -38,11 +38,11 @@ class _Setting:
     uses: Sequence[Use]
 
     def asks(self) -> Use:
-        """One of the uses."""
+        """A random use."""
         return self.rng.choice(self.uses)
 
     def of_each(self) -> Iterator[tuple[int, int]]:
-        """Of each program, or nearly, a node that no other one has, if there are enough."""
+        """Pairs of (nearly) each program and a node that no other program has, if there are enough nodes."""
         order = self.rng.sample(range(self.nodes), self.nodes)
         for program in range(self.programs):
             if self.rng.random() < 0.8:
@@ -50,7 +50,7 @@ class _Setting:
 
 
 def way(program: int, node: int, *, passes: int = 0) -> int:
-    """The target of a fault on the way from a program to a node; where something is held back, so much passes first."""
+    """The target of a fault on the way from a program to a node; `passes` messages pass before others are held back."""
     return passes * 100 + program * 10 + node
 
 
@@ -59,10 +59,10 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
     rng = random.Random(f"nodes that disagree of {seed}")
     nodes = nodes if nodes is not None else rng.choice((3, 3, 3, 5))
     theme = rng.choices([*THEMES], [*THEMES.values()])[0]
-    # What is left on a node that was away is looked at some time later: it must still be there.
+    # Leftovers on a node that was away are checked some time later: they must still be there.
     ttl = 20.0 if theme is _away else rng.choice((1.0, 3.0, 6.0, 15.0))
     programs, threads = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
-    # A new node of a Redlock has no vote for one ttl: somebody asks, and the others come then.
+    # A new node of a Redlock has no vote for one ttl: one use asks first, and the others come later.
     begins, until = 1.1 * ttl, rng.uniform(1.0, 2.5) * ttl
     uses = [Use(0.0, 0, 0, "a", FIRST, 0.0, 0.0)]
     messages = rng.randint(1, 2) if theme is not _slow and rng.random() < HAVE_COPIES else 0
@@ -103,7 +103,7 @@ def _ways(rng: random.Random, theme: Theme, messages: int) -> tuple[str, ...]:
 
 
 def _partitions(it: _Setting) -> Iterator[Fault]:
-    """In one phase after another, each program is cut off from another node."""
+    """In consecutive phases, each program is cut off from another node."""
     rng, at = it.rng, it.begins + it.rng.uniform(-0.2, 0.5) * it.ttl
     for _ in range(rng.randint(1, 4)):
         seconds = rng.choice((rng.uniform(0.05, 0.4), rng.uniform(0.4, 1.5))) * it.ttl
@@ -116,7 +116,7 @@ def _partitions(it: _Setting) -> Iterator[Fault]:
 
 
 def _forgets(it: _Setting) -> Iterator[Fault]:
-    """Nodes come back empty, as they have just voted, or while a lock is held that they know of and others do not."""
+    """Nodes come back empty just after their vote, or while a lock is held that they know and others do not."""
     rng = it.rng
     for _ in range(rng.randint(1, 3)):
         at = it.asks().at + rng.choice((rng.uniform(0, 0.02), rng.uniform(0, 0.5 * it.ttl)))
@@ -130,7 +130,7 @@ def _forgets(it: _Setting) -> Iterator[Fault]:
 
 
 def _held_back(it: _Setting) -> Iterator[Fault]:
-    """What is asked of some nodes arrives late; the connection may have broken by then."""
+    """Requests to some nodes arrive late; the connection may have broken by then."""
     rng = it.rng
     for _ in range(rng.randint(1, 3)):
         use = it.asks()
@@ -142,7 +142,7 @@ def _held_back(it: _Setting) -> Iterator[Fault]:
 
 
 def _put_back(it: _Setting) -> Iterator[Fault]:
-    """A node loses what the others have, and is given it back late: when it was freed, or is another's."""
+    """A node loses a hold that others have, and gets it back late: after the lock was freed, or has another holder."""
     rng = it.rng
     for _ in range(rng.randint(1, 2)):
         passes, node = rng.choice((1, 1, 1, 2)), rng.randrange(it.nodes)
@@ -152,7 +152,7 @@ def _put_back(it: _Setting) -> Iterator[Fault]:
 
 
 def _swapped(it: _Setting) -> Iterator[Fault]:
-    """The holder loses one node after the other, and a client that asks for the lock sees just these."""
+    """The holder loses one node after the other, and a client that asks for the lock sees only these."""
     one, other, third = it.rng.sample(range(3), 3)
     turns = it.begins + it.rng.uniform(1.4, 1.7) * it.ttl
     yield Fault(round(it.begins, 3), "way cut", way(0, one), round(turns - it.begins - 0.001, 3))
@@ -162,7 +162,7 @@ def _swapped(it: _Setting) -> Iterator[Fault]:
 
 
 def _one_has_it(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
-    """One has the lock for long, and many ask for it."""
+    """One use has the lock for long, and many ask for it."""
     yield Use(round(begins + 0.3 * ttl, 3), 0, 0, "a", 0, None, 3 * ttl)
     for number in range(1, rng.randint(4, 7)):
         at = begins + rng.uniform(0.8, 1.6) * ttl
@@ -170,7 +170,7 @@ def _one_has_it(rng: random.Random, programs: int, begins: float, ttl: float) ->
 
 
 def _given_back_to_few(it: _Setting) -> Iterator[Fault]:
-    """The only node that can be reached as a lock is given back could not be as it was taken."""
+    """The only node that can be reached for the release could not be reached for the acquire."""
     one, *others = it.rng.sample(range(it.nodes), it.nodes)
     turns = it.begins + it.rng.uniform(0.35, 0.5) * it.ttl
     yield Fault(round(it.begins, 3), "way cut", way(0, one), round(turns - it.begins - 0.001, 3))
@@ -180,7 +180,7 @@ def _given_back_to_few(it: _Setting) -> Iterator[Fault]:
 
 
 def _away(it: _Setting) -> Iterator[Fault]:
-    """A node is away as locks are given back, and as attempts for them fail."""
+    """A node is away during releases, and during attempts that fail."""
     rng = it.rng
     for _ in range(rng.randint(1, 2)):
         use = it.asks()
@@ -190,14 +190,14 @@ def _away(it: _Setting) -> Iterator[Fault]:
 
 
 def _refusals(it: _Setting) -> Iterator[Fault]:
-    """What is asked of the nodes arrives in another order at each."""
+    """Requests arrive at each node in another order."""
     for program in range(it.programs):
         for node in range(it.nodes):
             yield Fault(round(it.begins, 3), "way slow", way(program, node), round(3 * it.ttl, 3))
 
 
 def _copies(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
-    """Copies of a message, some of which find that somebody has the lock, who frees it just then; others come later."""
+    """Copies of a message: some meet a holder that frees the lock just then, others come later."""
     takes = rng.uniform(0.2, 1.0) * ttl
     yield Use(round(begins + 0.1 * ttl, 3), 0, 0, "a", 0, None, round(takes, 2))
     for number in range(1, rng.randint(6, 9)):
@@ -227,7 +227,7 @@ def _other(it: _Setting) -> Fault:
 
 Theme = Callable[[_Setting], Iterator[Fault]]
 
-#: What goes wrong, with weights.
+#: What goes wrong, and its weight.
 THEMES: dict[Theme, int] = {
     _partitions: 5,
     _forgets: 3,

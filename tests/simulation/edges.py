@@ -1,4 +1,4 @@
-"""`python -m tests.simulation.edges [name …]`: how soon a promise is broken without each of its assumptions."""
+"""`python -m tests.simulation.edges [name …]`: how soon a promise breaks without each of its assumptions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import NamedTuple
 from tests.simulation.beyond import BY_NAME, Assumption, draw_without
 from tests.simulation.plan import draw
 
-#: Seeds after which an assumption is taken for one that nothing depends on.
+#: Seeds after which an assumption counts as unnecessary.
 ENOUGH = 2000
 
 
 class Broken(NamedTuple):
-    """What came of an assumption that was taken away: after how many seeds what was seen."""
+    """The result of taking an assumption away: what was seen, after how many seeds."""
 
     assumption: Assumption
     seeds: int
@@ -55,7 +55,7 @@ def report(found: Sequence[Broken]) -> str:
 
 
 def _found(name: str, *, seeds: int, kept: bool) -> Broken:
-    """By a process of its own, which is changed by what it simulates."""
+    """Search in a separate process, since a simulation changes its process."""
     command = [sys.executable, "-m", "tests.simulation.edges", name, "--search", "--seeds", str(seeds)]
     command += ["--kept"] if kept else []
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -1,8 +1,8 @@
-"""What the package imports in place of the standard library: threads, clocks, sockets, pipes and signals of the
+"""What the package imports instead of the standard library: threads, clocks, sockets, pipes and signals of the
 simulation.
 
-Each module here is made once, and asks `simulation()` for the run that is under way. Outside of any task (while the
-package is loaded, and where a test looks at something) the plain thing happens at once.
+Each module here is made once, and asks `simulation()` for the present run. Outside of any task (while the package is
+loaded, or when a test inspects something), operations complete at once without waiting.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.simulation.scheduler import Deadlock, Ended, Process, Task, active, s
 
 
 def _task() -> Task | None:
-    """The task that runs here; None outside of any."""
+    """The task that runs here; None outside of any task."""
     run = active()
     if run is None:
         return None
@@ -124,7 +124,7 @@ class RLock:
             self._lock.release()
 
     def let_go(self) -> int:
-        """Release it altogether; how often it was taken."""
+        """Release it completely; returns how often it was taken."""
         count, self._count, self._owner = self._count, 0, None
         self._lock.release()
         return count
@@ -301,7 +301,7 @@ def get_ident() -> int:
 
 
 class local:
-    """`threading.local`: it has another `__dict__` in each task."""
+    """`threading.local`: it has a separate `__dict__` for each task."""
 
     __slots__ = ("__dict__", "_made_with")
 
@@ -311,7 +311,7 @@ class local:
         return self
 
     def _turn(self) -> None:
-        # On the greenlet: one of a module outlives simulations, and would keep their threads.
+        # Stored on the greenlet: a module's `local` outlives simulations, and would keep their threads.
         its = vars(getcurrent()).setdefault("locals", {})
         is_new = self not in its
         object.__setattr__(self, "__dict__", its.setdefault(self, {}))
@@ -360,7 +360,7 @@ class SimpleQueue:
 
 
 class finalize(weakref.finalize):  # type: ignore[type-arg]
-    """`weakref.finalize`. Its registry is the interpreter's: it would keep whole simulations when they are over."""
+    """`weakref.finalize`. Its registry belongs to the interpreter: it would keep whole simulations alive."""
 
     __slots__ = ()
 
@@ -372,7 +372,7 @@ class finalize(weakref.finalize):  # type: ignore[type-arg]
 
 
 def _module(name: str, of: ModuleType | None = None, **parts: Any) -> ModuleType:
-    """A module as `of`, with other parts."""
+    """A module like `of`, with some parts replaced."""
     made = ModuleType(name)
     if of is not None:
         made.__dict__.update({name: part for name, part in vars(of).items() if not name.startswith("__")})
@@ -491,9 +491,9 @@ class _Selector:
         return self._there()
 
     def _there(self) -> list[tuple[selectors.SelectorKey, int]]:
-        found = []
+        found, its = [], descriptors()
         for fd, key in self._keys.items():
-            it = descriptors().get(fd)
+            it = its.get(fd)
             events = 0
             if it is None or it.readable:
                 events |= key.events & selectors.EVENT_READ
@@ -505,7 +505,7 @@ class _Selector:
 
 
 def wait_for(fds: list[int], timeout: float | None, is_there: Callable[[], bool]) -> None:
-    """Wait until that is so; whatever happens to the descriptors is a reason to look."""
+    """Wait until a condition is true; look again whenever something happens to the descriptors."""
     run = simulation()
     if is_there() or timeout == 0:
         return
@@ -528,7 +528,7 @@ def wait_for(fds: list[int], timeout: float | None, is_there: Callable[[], bool]
 
 
 class _Poll:
-    """`select.poll`, for what becomes readable."""
+    """`select.poll`, for descriptors that become readable."""
 
     def __init__(self) -> None:
         self._fds: list[int] = []
@@ -547,7 +547,7 @@ class _Poll:
 
 
 class Pipe:
-    """The reading end of a pipe, and what is in it."""
+    """The reading end of a pipe, and its contents."""
 
     def __init__(self) -> None:
         self.content = b""
@@ -564,7 +564,7 @@ class Pipe:
             simulation().wake(task)
 
 
-#: Bytes that a pipe takes.
+#: Bytes that fit into a pipe.
 PIPE = 65536
 
 
@@ -665,7 +665,7 @@ MODULES: dict[str, ModuleType] = {
     "socket": _module("socket", socket, gethostname=lambda: _process().host.name, socket=Socket),
     "weakref": _module("weakref", weakref, finalize=finalize),
     "queue": _module("queue", None, SimpleQueue=SimpleQueue, Empty=Empty),
-    # A process of the simulation does not end with the interpreter.
+    # A simulated process does not end with the interpreter.
     "atexit": _module("atexit", None, register=lambda it, *_, **__: it, unregister=lambda _: None),
 }
 MODULES["ctypes"] = _module(

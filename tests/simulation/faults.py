@@ -1,4 +1,4 @@
-"""What each kind of fault does to a world, and how it ends."""
+"""The effect of each kind of fault on a world, and its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.world import look_at_the_last
 
 
 def befall(world: Any, fault: Fault) -> None:
-    """Have a fault happen now."""
+    """Let a fault happen now."""
     world.run.note("FAULT", f"{fault.kind} #{fault.target} for {fault.seconds:.3f} s", by="nemesis")
     (_BY_KIND | ways.BY_KIND | senders.BY_KIND)[fault.kind](world, fault)
 
@@ -36,7 +36,7 @@ def _server(world: Any, fault: Fault) -> Any:
 
 
 def _way(world: Any, fault: Fault) -> Link:
-    """Between a worker's host and a server, which is troubled from now on."""
+    """The link between a worker's host and a server, which is in trouble from now on."""
     link: Link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
     link.troubled_until = max(link.troubled_until, world.run.now + max(fault.seconds, HOLDS_BACK))
     return link
@@ -59,10 +59,10 @@ def _worker_killed(world: Any, fault: Fault) -> None:
 
 
 def _ended(world: Any, fault: Fault) -> None:
-    """In order, by SIGTERM."""
+    """Shut it down with SIGTERM."""
     worker = _worker(world, fault)
     if worker.process is not None and worker.process.alive:
-        # It may take its time to end: to be started before that would be of no use.
+        # It may take its time to end: starting it earlier would be of no use.
         worker.process.at_end.append(lambda: world.run.after(fault.seconds, worker.start))
         world.run.signal(worker.process, signal.SIGTERM)
 
@@ -181,7 +181,7 @@ def _cut(there: bool, back: bool) -> Any:
 
 
 def _cut_at_an_end(there: bool, back: bool) -> Any:
-    """As the next body ends, between its host and a server."""
+    """Cut the link between a host and a server when the next body on that host ends."""
 
     def befalls(world: Any, fault: Fault) -> None:
         def cut(host: Any) -> Any:
@@ -198,7 +198,7 @@ def _cut_at_an_end(there: bool, back: bool) -> Any:
 
 
 def _child_ended(world: Any, fault: Fault) -> None:
-    """By SIGTERM: what it does is interrupted."""
+    """End a child by SIGTERM, which interrupts its work."""
     child = _child(world, fault)
     if child is not None and child.process.main is not None:
         world.run.throw(child.process.main, SystemExit)
@@ -224,7 +224,7 @@ def _slow(world: Any, fault: Fault) -> None:
     link.delay = (0.0, 2.0 if fault.target % 2 else 0.3)
 
     def fast() -> None:
-        link.delay = link.usual  # Another may be over before this one.
+        link.delay = link.usual  # Another fault may end before this one.
 
     world.run.after(fault.seconds, fast)
 

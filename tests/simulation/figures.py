@@ -1,4 +1,4 @@
-"""What came of many simulations, counted: for a person, for a page, for a program."""
+"""The counted outcomes of many simulations: for a person, for a page, for a program."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Seeds of each kind of failure that are named.
+#: How many seeds of each kind of failure are named.
 NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is counted of one simulation. A crash or a hang has a failure, and nothing else."""
+    """The counts of one simulation. A crash or a hang has only a failure."""
 
     seed: int
     failure: str | None
@@ -30,7 +30,7 @@ class Outcome:
 
 
 def kind_of(failure: str) -> str:
-    """What two failures have in common that differ in numbers, keys and tasks only."""
+    """The kind of a failure: the same for failures that differ only in numbers, keys and tasks."""
     kind = re.sub(r"\[[^\]]*\]", "[…]", failure)
     kind = re.sub(r"\{[^}]*\}", "{…}", kind)
     kind = re.sub(r"\bshop\.\w+(:\w+)?", "shop", kind)
@@ -39,7 +39,7 @@ def kind_of(failure: str) -> str:
 
 @dataclass
 class Figures:
-    """Of all simulations so far."""
+    """The figures of all simulations so far."""
 
     seeds: int = 0
     seconds: float = 0.0
@@ -49,7 +49,7 @@ class Figures:
     bodies: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     failures: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    #: Real time, which the campaign says.
+    #: Real time, from the campaign.
     minutes: float = 0.0
     jobs: int = 1
 
@@ -120,7 +120,7 @@ class Figures:
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
     def write(self, file: Path) -> None:
-        """Beside each other, as `file`.json and `file`.md."""
+        """Write `file`.json and `file`.md."""
         file.with_suffix(".json").write_text(self.as_json())
         file.with_suffix(".md").write_text(self.markdown())
 

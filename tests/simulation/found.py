@@ -1,4 +1,4 @@
-"""Plans that broke a promise once, as files of `found/`: a test carries each out again."""
+"""Plans that once broke a promise, as files in `found/`: a test carries each out again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write(plan: Plan, file: Path) -> None:
 
 
 def read(file: Path) -> Plan:
-    """A plan that was kept; what later plans have beside, it has by default."""
+    """Read a kept plan; fields that were added later have their defaults."""
     content = json.loads(file.read_text())
     unknown = set(content) - {field.name for field in fields(Plan)}
     if unknown:

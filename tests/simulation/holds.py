@@ -5,33 +5,37 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 
 def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict[str, bytes]:
-    """By key, what most servers hold: what is left on one node of a Redlock keeps nobody out."""
+    """By key, the holds on most servers: a leftover on one node of a Redlock keeps nobody out."""
+    if len(servers) == 1:
+        return dict(on(servers[0], names))
     holds = [hold for server in servers for hold in on(server, names)]
     each = Counter((key, stem(value)) for key, value in holds)
     return {key: value for key, value in holds if each[key, stem(value)] * 2 > len(servers)}
 
 
 def is_noted(server: Any, name: bytes) -> bool:
-    """Whether a message of this name is among those that are over, of which no more is known."""
+    """Whether a message with this name is among the ended messages whose contents are forgotten."""
     texts = [value for key, value in server.living_values() if ":ended" in key]
     return any(text[at : at + 8] == name for text in texts for at in range(0, len(text), 12))
 
 
 def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, bytes]]:
-    """Keys and values; locks outside of tasks have these names."""
+    """The keys and values of the holds on a server; locks outside of tasks have these names."""
     return [(key, value) for key, value in server.living_values() if ":run" in key or key in names]
 
 
 def stem(value: bytes) -> str:
-    """Whose it is, whichever attempt took it."""
+    """The beginning of the owner, the same for all its attempts."""
     return value[:28].decode(errors="replace")
 
 
+@lru_cache(maxsize=256)  # The checkers ask for the same ones at each look.
 def pid_in(value: bytes) -> int:
-    """The process that holds a lock; 0 for a reservation, and for what a node was given back."""
+    """The process that holds a lock; 0 for a reservation, and for a hold that a node got back."""
     fields = json.loads(value[32:]) if value[32:].startswith(b"[") else [""] * 8
     return int(fields[7].split("/")[1]) if fields[7] else 0

@@ -1,4 +1,4 @@
-"""What must hold of the servers' data and of the messages' ends, beyond what runs beside what."""
+"""What must hold for the servers' data and the messages' ends, apart from overlaps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.simulation.scheduler import Process
 #: Seconds of the simulation between two looks at the servers' data.
 OFTEN = 0.05
 
-#: Seconds that a free lock may take to get to its waiter, and the lock of a dead or ended process to be free.
+#: Seconds until a free lock must have reached its waiter, and the lock of a dead or ended process must be free.
 AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15, "idle": 1.5, "left": 1.6, "kept": 1.5}
 
-#: Messages to a lock server and back that this takes, where they are slow.
+#: Number of network messages to a lock server and back that this takes, if these are slow.
 SOME = 10
 
-#: Seconds within which it is known that all was sent of a message that has ended: before a copy looks.
+#: Seconds within which it is recorded that everything after an ended message was sent: before a copy looks.
 SETTLED = 5.0
 
 _OF_HOLDERS = {"dead": "is dead", "ended": "has ended its body", "idle": "runs no body under it"}
@@ -31,26 +31,26 @@ _OF_HOLDERS["left"] = "is dead, while somebody waits on its host"
 
 
 class Invariants:
-    """Looked at while a simulation goes on, and at its end."""
+    """Checked while a simulation runs, and at its end."""
 
     def __init__(self, world: Any) -> None:
         self.world, self.run = world, world.run
-        #: What some messages, one behind the other, add to that.
+        #: The additional time of several consecutive network messages.
         self._more = SOME * world.plan.latency
         self._next_look = 0.0
-        #: When the things that must not last began: by what they are.
+        #: When each state that must not last began.
         self._since: dict[Any, float] = {}
         self._dead_since: dict[int, float] = {}
-        #: Records as they were seen last: by key, their text, and what it says.
+        #: Records as last seen, by key: their text and their meaning.
         self._records: dict[str, bytes] = {}
         self._ended: dict[str, tuple[str, bool]] = {}
         self._looked_at: list[tuple[str, bytes]] | None = None
-        #: Ends that came while a lock server may have been away: their records may be missing, or come last.
+        #: Ends that came while a lock server may have been away: their records may be missing or late.
         self._unsure: set[tuple[str, str]] = set()
         world.broker.on_put.append(self._put)
 
     def look(self) -> None:
-        """As the time is about to go on."""
+        """Check, whenever time is about to advance."""
         if self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
@@ -63,11 +63,13 @@ class Invariants:
             if not process.alive:
                 self._dead_since.setdefault(process.pid, self.run.now)
         held = holds.on_most(self.world.servers)
-        now = {("dead", *it) for it in self._left_behind(held)}
-        now |= {("left", *it) for it in self._left_on_a_host(held)}
-        now |= {("kept", *it) for it in self._kept_for_the_done(held)}
-        now |= {("ended", *it) for it in self._not_freed(held)}
-        now |= {("idle", *it) for it in self._idle(held)}
+        now: set[Any] = set()
+        if held:
+            now |= {("dead", *it) for it in self._left_behind(held)}
+            now |= {("left", *it) for it in self._left_on_a_host(held)}
+            now |= {("kept", *it) for it in self._kept_for_the_done(held)}
+            now |= {("ended", *it) for it in self._not_freed(held)}
+            now |= {("idle", *it) for it in self._idle(held)}
         now |= {("free", *it) for it in self._missed(held)}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         for it, since in self._since.items():
@@ -76,9 +78,9 @@ class Invariants:
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
 
     def _must_not_change(self, values: list[tuple[str, bytes]]) -> None:
-        """What is known of the end of an attempt stays so, and so does that all of it was sent."""
+        """Check that the recorded end of an attempt does not change, nor that everything after it was sent."""
         if values is self._looked_at or any("killed" in fault.kind for fault in self.world.plan.faults):
-            return  # What Celery makes of the loss of a child comes last.
+            return  # Celery's verdict on a lost child comes last.
         self._looked_at = values
         for key, value in values:
             if ":done:m" not in key or self._records.get(key) == value:
@@ -86,10 +88,10 @@ class Invariants:
             state, _, _, settled = json.loads(value.partition(b"\n")[0])[:4]
             known, was_settled = self._ended.get(key, (state, False))
             number = int(key.partition(":done:m")[2].partition(":")[0])
-            is_one = self.world.bodies.succeeded[number] < 2  # Another run that is excused ends as well.
-            # That all was sent is noted in the background, and a replica may not have it yet.
+            is_one = self.world.bodies.succeeded[number] < 2  # Otherwise another, excused run has ended as well.
+            # That everything was sent is recorded in the background, and a replica may not have it yet.
             was_settled = was_settled and self.world.plan.replicas is None
-            # A copy of an attempt whose end was not heard of until its hold was over finds that a newer one has come.
+            # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
             newest = self.world.newest
             is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
             if is_one and (state, was_settled) != (known, was_settled and settled):
@@ -97,11 +99,11 @@ class Invariants:
             self._records[key], self._ended[key] = value, (state, settled)
 
     def _was_silent(self) -> bool:
-        """Whether a lock server may not have been heard of until now, for longer than a body takes to end."""
+        """Whether a lock server may have been silent until now, for longer than a body takes to end."""
         return trouble.was_there(self.world, self.run.now - self.world.plan.ttl, but=trouble.BRIEF)
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
-        """A message is sent: not again, while its lock is kept for it."""
+        """Check that a message is not put back while its lock is kept for it."""
         headers: Mapping[str, Any] = message.get("headers") or {}
         if not is_taken or PUT_BACK_HEADER not in headers or trouble.is_there(self.world, but=trouble.BRIEF):
             return
@@ -118,7 +120,7 @@ class Invariants:
             self._unsure.add((task_id, state))
 
     def _is_recorded_first(self, task_id: str, result: Any) -> bool:
-        """Whether an end is told only when lock servers that keep their data have it: of a run that was stopped."""
+        """Whether an end is reported only after lock servers that keep their data have it: that of a stopped run."""
         late = [message for id_, message in self.world.sent.values() if id_ == task_id]
         if not any(apps.TASKS[message.task].get("acks_late") for message in late):
             return False
@@ -126,11 +128,11 @@ class Invariants:
         return stopped and not any("restarted" in fault.kind for fault in self.world.plan.faults)
 
     def look_at_the_end(self) -> None:
-        """When everything is over."""
+        """Check, when everything is over."""
         kinds = [fault.kind for fault in self.world.plan.faults]
         for number, (task_id, message) in self.world.sent.items():
             ends = self.world.ends.get(task_id, [])
-            # Of a message that is acknowledged early, Celery ends what a dead process had sent on as a retry.
+            # Celery ends a message acknowledged early whose process is dead, even after that had sent a retry.
             is_safe = apps.TASKS[message.task].get("acks_late") or not any("killed" in kind for kind in kinds)
             is_safe = is_safe and not any(of == number for of, _ in self.world.bodies.unknown)
             if len(set(ends)) > 1 and is_safe and (task_id, states.FAILURE) not in self._unsure:
@@ -143,7 +145,7 @@ class Invariants:
             is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
             if is_brief and self.world.broker.put_as[f"{task_id}-after"] > 1:
                 self.run.fail(f"message {number}: what follows on it was sent twice")
-            # What is still to be said as a worker ends is lost where no lock server answers.
+            # What a worker still has to report when it ends is lost if no lock server answers.
             is_unsaid = "worker ended" in kinds and not {*kinds}.isdisjoint(trouble.OF_SERVERS)
             is_unsaid = is_unsaid or "server restarted empty" in kinds
             if states.SUCCESS in ends and ended_as == number and not is_unsaid:
@@ -151,24 +153,24 @@ class Invariants:
                 self._is_recorded(number, task_id, is_settled=is_sure)
 
     def _missed(self, held: dict[str, bytes]) -> set[Any]:
-        """Locks that are free while somebody waits to be woken."""
+        """Free locks for which somebody waits to be woken."""
         found: set[Any] = set()
         if trouble.is_held_back(self.world):
             return found
         for server in self.world.servers:
-            if server.model is None:
+            if server.model is None or not server.model._waiting:
                 continue
             values = dict(server.living_values())
             for (_, key), blocked in server.model._waiting.items():
                 lock, sessions = key.decode().removesuffix(":wake"), _in_slots(blocked)
                 is_lock = "shop.two" not in lock and "{stops:" not in lock
                 if sessions and f"{lock}:run" not in held and is_lock:
-                    # With the fence: it may have been another's in between.
+                    # Including the fence: another holder may have come in between.
                     found.add((lock, sessions[0].id, values.get(keyspace.shared_fence_key(keyspace.shared(lock)))))
         return found
 
     def _not_freed(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds whose body has ended, in a process that is well."""
+        """Holds whose body has ended in a process that is well."""
         ended = self.world.bodies.owners_ended
         return {
             (key, process.pid, holds.stem(value))
@@ -177,7 +179,7 @@ class Invariants:
         }
 
     def _idle(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds under which no body runs, of processes that are well."""
+        """Holds of processes that are well, without a running body."""
         bodies = self.world.bodies
         busy = {body.lease.owner[:28] for running in bodies.running.values() for body in running}
         living = {process.pid for process in self.run.processes if process.alive and process.runs}
@@ -188,7 +190,7 @@ class Invariants:
         }
 
     def _left_behind(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of processes that are dead, which a living process knows."""
+        """Holds of dead processes that a living process knows."""
         found = set()
         for key, value in held.items():
             pid = holds.pid_in(value)
@@ -197,7 +199,7 @@ class Invariants:
         return found
 
     def _left_on_a_host(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of dead processes for which somebody waits on the same host, and looks every second."""
+        """Holds of dead processes for which a waiter on the same host looks every second."""
         found = set()
         for key, value in held.items():
             pid = holds.pid_in(value)
@@ -212,7 +214,7 @@ class Invariants:
         return found
 
     def _kept_for_the_done(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds for an attempt that has an end already, so that it never comes."""
+        """Holds kept for an attempt that already has an end, so that it never comes."""
         found = set()
         for key, value in held.items():
             if "shop.keeps" in key and holds.pid_in(value) == 0 and value[32:].startswith(b"["):
@@ -223,13 +225,13 @@ class Invariants:
         return found
 
     def _knows(self, pid: int) -> bool:
-        """Whether the main process of a dead child is there, or a later one of the same worker."""
+        """Whether the main process of a dead child is alive."""
         (dead,) = [process for process in self.run.processes if process.pid == pid]
         parent: Process | None = dead.parent
         return parent is not None and parent.alive and parent.runs
 
     def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:
-        """Its end is known to most servers, and that all was sent; that may be said once more than it is heard."""
+        """Check that most servers know its end and, if `is_settled`, that everything after it was sent."""
         servers, name = self.world.servers, self.world.bodies.ended_names[number]
         known = [_ends_on(server, task_id) for server in servers]
 
@@ -247,12 +249,12 @@ class Invariants:
 
 
 def _in_slots(blocked: Iterable[Any]) -> list[Any]:
-    """Of the connections that are blocked, those of one waiter each: that of a line waits for a nudge as well."""
+    """The blocked connections of single waiters: the connection of a line waits for a nudge as well."""
     return [session for session in blocked if len(session.blocked.keys) == 1]
 
 
 def _ends_on(server: Any, task_id: str) -> list[Any]:
-    """The beginnings of the records that a server has of a message."""
+    """The first lines of a server's records of a message."""
     records = [value for key, value in server.living_values() if f":done:{task_id}:" in key]
     return [json.loads(record.partition(b"\n")[0]) for record in records]
 

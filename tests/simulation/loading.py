@@ -1,9 +1,9 @@
-"""Copies of the package, of which each simulated process has one: what they import is `fakes`, and before each
-statement of a function stands a point at which the simulation may preempt it, or end it for good.
+"""Copies of the package, one for each simulated process: they import `fakes`, and before each statement of a function
+there is a point at which the simulation may preempt it, or end it for good.
 
-The code is compiled once, and each copy runs it anew: so each has its own classes and module-level state, as processes
-have. A process that ends leaves its copy to a later one, which begins with the state that it had when it was loaded,
-and as the child of a fork does (`forks`).
+The code is compiled once, and each copy runs it anew: so each copy has its own classes and module state, like a
+process. When a process ends, a later one gets its copy, which starts with the state that it had when it was loaded, and
+like the child of a fork (`forks`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PREFIX = "simulated_"
 _OWN_TEXT = Path(__file__).read_text()
 
-#: Changes of the source, by file: mutants.
+#: Changes the source of a file: a mutant.
 Edit = Callable[[str, str], str]
 
 
 def _counter() -> tuple[Callable[[], None], Callable[[int], int]]:
-    left = 0  # In a cell: to count there takes a third of the time that an attribute of a class takes.
+    left = 0  # A closure cell: counting there takes a third of the time of a class attribute.
 
     def point() -> None:
-        """Before a statement."""
+        """Called before a statement."""
         nonlocal left
         left -= 1
         if left < 0:
@@ -56,7 +56,7 @@ def _counter() -> tuple[Callable[[], None], Callable[[int], int]]:
                 left = run.until_preempted
 
     def reset(to: int) -> int:
-        """Have this many statements go by before the next preemption; how many went by."""
+        """Let this many statements pass before the next preemption; returns how many were left."""
         nonlocal left
         previous, left = left, to
         return previous
@@ -69,7 +69,7 @@ point, _set_points_left = _counter()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """No point in here counts: for what is made once, and found ready later."""
+    """No point in this block counts: for objects that are made once, and found ready later."""
     left = _set_points_left(10**12)
     try:
         yield
@@ -123,7 +123,7 @@ def _compiled(text: str, file: str) -> tuple[CodeType, set[str]]:
 
 
 def _kept(text: str, file: str) -> tuple[CodeType, set[str]]:
-    """The same, kept from one program to the next as Python keeps its own."""
+    """The same, cached between programs as Python caches its bytecode."""
     made_of = hashlib.sha256(f"{sys.version}\0{_OWN_TEXT}\0{file}\0{text}".encode())
     kept = Path(__file__).parent / "__pycache__" / f"simulated-{made_of.hexdigest()[:32]}"
     with suppress(OSError, ValueError, EOFError, TypeError):
@@ -143,17 +143,17 @@ class _Source:
     """The package's code, compiled with points, from its files or a changed text of them."""
 
     def __init__(self) -> None:
-        self._codes: dict[str, CodeType] = {}
+        self._codes: dict[str, bytes] = {}
         self._rebound: dict[str, set[str]] = {}
         self.edit: Edit | None = None
 
     def load(self) -> None:
-        """Compile everything: for a program that forks processes, each of which changes little of it."""
+        """Compile everything: for a program that forks processes which each change little of it."""
         for file in (_ROOT / PACKAGE).rglob("*.py"):
-            self.code(str(file))
+            self._compile(str(file))
 
     def change(self, edit: Edit) -> None:
-        """Compile anew what this changes."""
+        """Recompile the files that this edit changes."""
         self.edit = edit
         for file in list(self._codes):
             text = Path(file).read_text()
@@ -161,29 +161,28 @@ class _Source:
                 del self._codes[file]
 
     def code(self, file: str) -> CodeType:
-        if file not in self._codes:
-            text = Path(file).read_text()
-            edited = text if self.edit is None else self.edit(str(Path(file).relative_to(_ROOT)), text)
-            compiled = _kept(text, file) if edited == text else _compiled(edited, file)
-            self._codes[file], self._rebound[file] = compiled
-        return self._codes[file]
+        """For one copy alone: what Python learns of types and globals, to be faster, differs by copy."""
+        self._compile(file)
+        return marshal.loads(self._codes[file])  # type: ignore[no-any-return]
 
     def rebound(self, file: str) -> set[str]:
         """The names that functions of a module assign by `global`."""
-        self.code(file)
+        self._compile(file)
         return self._rebound[file]
+
+    def _compile(self, file: str) -> None:
+        if file not in self._codes:
+            text = Path(file).read_text()
+            edited = text if self.edit is None else self.edit(str(Path(file).relative_to(_ROOT)), text)
+            code, self._rebound[file] = _kept(text, file) if edited == text else _compiled(edited, file)
+            self._codes[file] = marshal.dumps(code)
 
 
 source = _Source()
 
 
-def _own(code: CodeType) -> CodeType:
-    """The same code for one copy alone: what Python learns of types and globals, to be faster, differs by copy."""
-    return marshal.loads(marshal.dumps(code))  # type: ignore[no-any-return]
-
-
 class _Resource:
-    """A file beside the package's modules, or a folder of them."""
+    """A data file of the package, or a folder of data files."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -221,7 +220,7 @@ class _Loader:
             "__import__": _importer(own),
             "__point__": point,
         }
-        exec(_own(source.code(self._spec.origin)), module.__dict__)
+        exec(source.code(self._spec.origin), module.__dict__)
 
 
 class _Finder:
@@ -260,7 +259,7 @@ def _importer(own: str) -> Callable[..., ModuleType]:
     return import_
 
 
-#: What each process needs; what these import comes with them.
+#: The modules that each process needs; they import the others.
 _NEEDED = (
     "",
     "worker.bootstep",
@@ -281,7 +280,7 @@ class Package:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Made once, for all that use the copy: apps, for example.
+        #: Objects made once for all users of the copy: apps, for example.
         self.kept: dict[str, Any] = {}
         fixups = set(Celery.builtin_fixups)
         with _receivers_of(self):
@@ -308,11 +307,11 @@ class Package:
         self._starts_anew = list(self("forks")._all)
 
     def __call__(self, name: str) -> Any:
-        """A module of it."""
+        """A module of the copy."""
         return sys.modules[f"{self.name}.{name}"]
 
     def begin(self) -> None:
-        """Have the state of a new process."""
+        """Reset it to the state of a new process."""
         with uninterrupted():
             self._begin()
 
@@ -343,23 +342,23 @@ class Package:
         kinds = (dict, list, deque, MutableSet, WeakKeyDictionary, WeakValueDictionary)
         for module in self._modules.values():
             for name, part in vars(module).items():
-                if name.startswith("__") or name == "_all" or not isinstance(part, kinds) or id(part) in seen:
+                if name.startswith("__") or name == "_all" or not hasattr(part, "clear") or id(part) in seen:
                     continue
-                if isinstance(part, WeakSet) or not hasattr(part, "clear"):
+                if isinstance(part, WeakSet) or not isinstance(part, kinds):
                     continue
                 seen.add(id(part))
                 yield part, (list(part) if isinstance(part, (list, deque)) else part.copy())
 
 
 def _identity() -> str:
-    """In place of `process_identity.own`."""
+    """Replaces `process_identity.own`."""
     run = active()
     task = None if run is None else run.current
     return "" if task is None else f"{task.process.host.identity}/{task.process.pid}/1"
 
 
 def _is_over(process: str) -> bool:
-    """In place of `process_identity.is_over`: proven for processes of the same host only."""
+    """Replaces `process_identity.is_over`: proven only for processes of the same host."""
     run = active()
     task = None if run is None else run.current
     if run is None or task is None or process.partition("/")[0] != task.process.host.identity:
@@ -369,7 +368,7 @@ def _is_over(process: str) -> bool:
 
 
 def _is_child() -> bool:
-    """In place of `_celery.is_child_of_a_pool`."""
+    """Replaces `_celery.is_child_of_a_pool`."""
     run = active()
     task = None if run is None else run.current
     return task is not None and task.process.is_child
@@ -377,7 +376,7 @@ def _is_child() -> bool:
 
 @contextmanager
 def _receivers_of(package: Package) -> Iterator[None]:
-    """Have what it connects to Celery's signals called in its own process only."""
+    """Call the receivers that a copy connects to Celery's signals only in its own process."""
     connect = Signal.connect
 
     def guarded(signal: Signal, *args: Any, **kwargs: Any) -> Any:
@@ -425,6 +424,6 @@ def ready(count: int) -> list[Package]:
 
 
 def give_back_all() -> None:
-    """Between two simulations: all are free."""
+    """Free all copies, between two simulations."""
     _set_points_left(0)
     _free[:] = _loaded

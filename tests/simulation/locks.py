@@ -1,7 +1,7 @@
-"""Locks outside of tasks: programs whose threads take `Lock`, `Semaphore` and `Redlock`, and what must hold of them.
+"""Locks outside of tasks: programs whose threads take `Lock`, `Semaphore` and `Redlock`, and what must hold for them.
 
-A holder goes on for as long as it likes: nothing stops it when its lock is lost. So what counts is what it can know:
-while `lost` is not true, nobody else has the lock; and it is told when that is over.
+A holder goes on as long as it likes: nothing stops it when its lock is lost. So its knowledge counts: while `lost` is
+not true, nobody else has the lock; and it is notified when that is over.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from tests.simulation.program import Program
 from tests.simulation.scheduler import Process
 from tests.simulation.world import NOTICES, World, look_at_the_last, must_be_kept
 
-#: Seconds that a step of a holder takes; and steps after which it must have been told by `on_lost`.
+#: Seconds of a holder's step; and steps after which `on_lost` must have notified it.
 STEP, TOLD_AFTER = 0.2, 10
 
-#: Seconds between two tries of a release that was not answered, and how many there are.
+#: Seconds between two tries of a release without an answer, and the number of tries.
 AGAIN, TRIES = 0.5, 40
 
-#: Seconds after which a lock that was given back must be the next one's, where nothing goes wrong.
+#: Seconds after which a waiter must have a lock that was given back, if nothing goes wrong.
 HANDED_OVER = 0.3
 
-#: Seconds between two looks at the data of the servers; and for which what nobody uses may be held.
+#: Seconds between two looks at the servers' data; and for which an unused lock may be held.
 OFTEN, UNUSED = 0.05, 1.5
 
-#: The same, where nothing goes wrong.
+#: The same if nothing goes wrong.
 UNUSED_IN_CALM = 0.3
 
-#: Seconds for which a frozen waiter may be given the lock; and those that pass until that is seen.
+#: Seconds for which a frozen waiter may have the lock; and seconds until the checker sees that.
 HANDED_TO_FROZEN, SEEN = 1.0, 0.2
 
-#: The shares of a lease that are left, at least: when it was just given; when its loss is known, with two steps of a
+#: Least shares of a lease that are left when it was just granted; and when its loss is known, with two steps of a
 #: renewal under way.
 GOOD_FOR, KNOWN_BEFORE = 0.6, 0.2
 
-#: Seconds that a waiter may have waited less than the one that it is served before.
+#: Seconds by which a waiter that is served earlier may have waited less than another.
 OUT_OF_ORDER = 0.1
 
-#: Seconds by which a wait may be longer than its bound where nothing goes wrong.
+#: Seconds by which a wait may exceed its bound if nothing goes wrong.
 LATE = 0.5
 
-#: Messages to a lock server and back that each of these takes, where they are slow.
+#: Number of network messages to a lock server and back that each of these takes, if these are slow.
 SOME = 10
 
-#: Seconds by which a wait may be longer than its bound otherwise: three tries of three steps of a second each, and as
-#: much to give up.
+#: Seconds by which a wait may exceed its bound otherwise: three tries of three steps of a second each, and as much
+#: again to give up.
 OVERDUE = 20.0
 
 
 @dataclass(eq=False)
 class Turn:
-    """A use that is under way: it waits, and then it holds the lock."""
+    """A use that is under way: it waits for the lock, and then holds it."""
 
     use: Use
     process: Process
@@ -65,12 +65,12 @@ class Turn:
     lease: Any = None
     lost: list[Any] = field(default_factory=list)
     is_overlapped: bool = False
-    #: Whether the lock was free as it asked, and nobody else has asked for it since.
+    #: Whether the lock was free when it asked, and nobody else has asked for it since.
     is_alone: bool = False
 
 
 def begin(world: World) -> LocksChecker:
-    """Start the programs; what must hold then."""
+    """Start the programs; returns the checker."""
     checker = LocksChecker(world)
     for number in range(world.plan.workers):
         host = world.host(f"host{number % 2}")
@@ -81,7 +81,7 @@ def begin(world: World) -> LocksChecker:
 
 
 class LocksChecker:
-    """What the programs do, and what must hold."""
+    """What the programs do, and what must hold for them."""
 
     def __init__(self, world: World) -> None:
         self.world, self.run, self.plan = world, world.run, world.plan
@@ -93,14 +93,14 @@ class LocksChecker:
         self._left = {use.number for use in world.plan.uses}
         self._began: set[int] = set()
         self._under_way: list[Turn] = []
-        #: What somebody has asked for without an answer.
+        #: Locks that somebody has asked for without an answer.
         self._unanswered: set[str] = set()
         self._nothing_left_since: float | None = None
         self._next_look = 0.0
-        #: Seconds that it goes on when nothing is left.
+        #: Seconds for which it goes on when nothing is left.
         self._settles = 2 * world.plan.ttl + 2
         self._unused_since: dict[Any, float] = {}
-        #: Since when processes are frozen, and locks held, as far as was seen.
+        #: Since when processes are frozen, and locks are held, as far as it was seen.
         self._frozen_since: dict[int, float] = {}
         self._held_since: dict[tuple[str, str], float] = {}
         longest = sum(use.takes + (use.patience or 0.0) for use in world.plan.uses)
@@ -121,7 +121,7 @@ class LocksChecker:
     def _use_all(self, program: Program, clients: list[Redis], uses: list[Use]) -> None:
         for use in uses:
             self.run.park(max(use.at - self.run.now, 0.0))
-            # What its process has begun ends with it.
+            # A use that its process has begun ends with the process.
             self._began.add(use.number)
             assert program.process is not None
             turn = Turn(use, program.process, self.run.now)
@@ -135,7 +135,7 @@ class LocksChecker:
         lock = turn.lock = self._lock(turn, clients)
         others = [other for other in self._under_way if other is not turn and other.use.name == use.name]
         held = any(holds.on(server, frozenset((use.name,))) for server in self.world.servers)
-        # Copies of messages, which ask as well, are in plans of nodes only.
+        # Copies of messages, which ask as well, occur only in plans of nodes.
         turn.is_alone = not (others or held or self.plan.kind == "nodes" or self._may_come_late(use.name))
         for other in others:
             other.is_alone = False
@@ -184,7 +184,7 @@ class LocksChecker:
         return bool(lock.acquire(token=f"token {use.number}" if "token" in use.ways else None))
 
     def _keep(self, turn: Turn) -> None:
-        """Hold it for its time; something is asked of the lock in the middle."""
+        """Hold the lock for its time; in the middle, ask something of the lock."""
         use, errors = turn.use, turn.process.package("lock.errors")
         left, seen_lost = use.takes, 0
         verbs = [verb for verb in ("reacquire", "extend", "checks") if verb in use.ways]
@@ -247,7 +247,7 @@ class LocksChecker:
     # What must hold
 
     def _told_gone(self, turn: Turn) -> None:
-        """It gives its lock back, and hears that it was gone."""
+        """Called when a release finds that the lock was gone."""
 
     def _holds(self, turn: Turn) -> None:
         use, name = turn.use, turn.use.name
@@ -260,11 +260,11 @@ class LocksChecker:
         ]
         self.waiting[name].remove(turn)
         if not self._trusts(turn):
-            return  # It was stopped just now; what it does is its own matter.
+            return  # It was stopped just now; what it does does not matter.
         self._must_last(turn)
-        # An answer that takes a third of the ttl is none: a waiter asks again, and is behind the others.
+        # An answer that takes a third of the ttl does not count: the waiter asks again, behind the others.
         is_fast = self.plan.latency < self.plan.ttl / 20
-        # One that ends by itself wakes nobody.
+        # A lock that expires wakes nobody.
         is_freed = not any("fixed" in other.ways and other.takes > self.plan.ttl / 2 for other in self.plan.uses)
         if longer and not self.plan.faults and self.plan.nodes == 1 and is_fast and is_freed:
             self.run.fail(f"{name}: use {use.number} is served before {[other.use.number for other in longer]}")
@@ -280,9 +280,9 @@ class LocksChecker:
         self.holding[name].append(turn)
 
     def _must_last(self, turn: Turn) -> None:
-        """What was given just now lasts, but where its process was frozen meanwhile."""
+        """Check that a lease that was just granted lasts, unless its process was frozen meanwhile."""
         left, ttl = turn.lease.trusted_until - turn.process.host.clock(self.run.now), turn.lease.ttl
-        # Who has waited says so as it leaves the queue, which takes its time.
+        # A waiter has to leave the queue, which takes its time.
         least = GOOD_FOR if turn.is_alone else GOOD_FOR / 2
         if left < least * ttl and turn.process.frozen_until < turn.since:
             self.run.fail(f"{turn.use.name}: use {turn.use.number} has a lock that ends in {left:.3f} s")
@@ -290,7 +290,7 @@ class LocksChecker:
             look_at_the_last(self.world, turn.process, turn.lease)
 
     def _trusts(self, turn: Turn) -> bool:
-        """Whether its lock is not lost, as far as it can know."""
+        """Whether, as far as it can know, its lock is not lost."""
         lease = turn.lease
         return lease.reason is None and lease.trusted_until > turn.process.host.clock(self.run.now)
 
@@ -316,11 +316,11 @@ class LocksChecker:
             self.run.fail(f"{use.name}: use {use.number} has no answer, and nothing went wrong: {error}")
 
     def _may_come_late(self, name: str) -> bool:
-        """Whether somebody has asked in vain, and a server may give that the lock until it is taken back."""
+        """Whether a server may still grant the lock to an acquire that was given up, until that is undone."""
         return name in self._unanswered and trouble.is_there(self.world)
 
     def _given_back(self, name: str, began: float, count: int) -> None:
-        """Somebody that waits must have the lock at once, if nothing goes wrong; this many had one as that began."""
+        """Check, if nothing goes wrong, that a waiter gets the lock at once; `count` locks were granted before."""
         waiters = [turn for turn in self.waiting[name] if turn.since < began - OUT_OF_ORDER - self._more]
         if self.plan.faults or not waiters:
             return
@@ -340,10 +340,10 @@ class LocksChecker:
             if turn in turns:
                 turns.remove(turn)
         self._left.discard(turn.use.number)
-        self.run.after(3 * self.plan.ttl + 2, lambda: None)  # It does not end before the lease does.
+        self.run.after(3 * self.plan.ttl + 2, lambda: None)  # The simulation must not end before the lease.
 
     def look(self) -> None:
-        """As the time is about to go on."""
+        """Check, whenever time is about to advance."""
         for name, turns in self.holding.items():
             for turn in turns:
                 must_be_kept(self.world, turn.process, turn.lease, f"{name}: use {turn.use.number}")
@@ -365,7 +365,7 @@ class LocksChecker:
             self.run.is_finished = True
 
     def _must_know(self, turn: Turn) -> None:
-        """A lock that could not be renewed is known as lost well before its end."""
+        """Check that the loss of a lock that could not be renewed is known well before its end."""
         process, lease, now = turn.process, turn.lease, self.run.now
         if "fixed" in turn.use.ways or lease.reason is not None or not (process.alive and process.runs):
             return
@@ -378,7 +378,7 @@ class LocksChecker:
             self.run.fail(f"{turn.use.name}: use {turn.use.number} trusts its lock, {left:.3f} s before the end")
 
     def _must_not_be_kept_for(self, held: dict[str, bytes]) -> None:
-        """Who is frozen, and was given the lock meanwhile, does not keep it from the others for long."""
+        """Check that a frozen process that was granted a lock does not keep it from others for long."""
         now = self.run.now
         frozen = {process.pid for process in self.run.processes if process.alive and not process.runs}
         self._frozen_since = {pid: self._frozen_since.get(pid, now) for pid in frozen}
@@ -392,7 +392,7 @@ class LocksChecker:
                 self.run.fail(f"{key} was given to a process that is frozen, {now - given:.1f} s ago")
 
     def _must_be_used(self) -> None:
-        """What is held under nobody's lease, by a process that is well, is free soon."""
+        """Check that a lock held without a lease, by a process that is well, is free soon."""
         living = {process.pid for process in self.run.processes if process.alive and process.runs}
         used = {turn.lease.owner[:28] for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
@@ -410,13 +410,15 @@ class LocksChecker:
 
     def _must_not_wait_longer(self, turn: Turn) -> None:
         use = turn.use
+        if use.patience is None:
+            return
         frozen = not turn.process.runs or turn.process.frozen_until > turn.since
         late = OVERDUE if trouble.was_there(self.world, turn.since) else LATE + self._more
-        if use.patience is not None and not frozen and self.run.now > turn.since + use.patience * 1.01 + late:
+        if not frozen and self.run.now > turn.since + use.patience * 1.01 + late:
             self.run.fail(f"{use.name}: use {use.number} was to wait for {use.patience} s, and still waits")
 
     def look_at_the_end(self) -> None:
-        """When everything should be over."""
+        """Check, when everything should be over."""
         if self._left:
             self.run.fail(f"stuck: uses {sorted(self._left)}")
             return

@@ -1,4 +1,4 @@
-"""The event loop of a worker's main process: what is to be done in it, kombu's timer, and descriptors that it reads."""
+"""The event loop of a worker's main process: its events, kombu's timer, and the descriptors that it reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.scheduler import Host, Simulation, Task
 
 
 class _Numbered(Entry):  # type: ignore[misc]
-    """Of two that are due at one time, kombu takes the one that comes first in memory."""
+    """An entry with a number: of two entries due at one time, kombu would take the one that is first in memory."""
 
     __slots__ = ("number",)
 
@@ -28,7 +28,7 @@ class _Numbered(Entry):  # type: ignore[misc]
 
 
 class _Timer(Timer):  # type: ignore[misc]
-    """Kombu's, on the steady clock of a host."""
+    """Kombu's timer, on the steady clock of a host."""
 
     Entry = _Numbered
 
@@ -36,11 +36,11 @@ class _Timer(Timer):  # type: ignore[misc]
         super().__init__(on_error=_raise)
         self._run, self._host = run, host
         self._numbers = count()
-        #: Called with each entry, and when it is due on that clock.
+        #: Called with each entry and its due time on that clock.
         self.on_entry: Callable[[Any, float], None] = lambda *_: None
 
     def call_at(self, eta: float, fun: Any, args: Any = (), kwargs: Any = None, priority: int = 0) -> Any:
-        """At a time of the wall clock, as it is now."""
+        """Call at a time of the present wall clock."""
         entry = self.Entry(fun, args, kwargs)
         entry.number = next(self._numbers)
         now = self._run.now
@@ -50,15 +50,15 @@ class _Timer(Timer):  # type: ignore[misc]
 
     @property
     def entries(self) -> list[Any]:
-        """Those that are to come."""
+        """The entries that are still to come."""
         return [scheduled.entry for scheduled in self._queue if not scheduled.entry.canceled]
 
     def left(self) -> float | None:
-        """Seconds until the next one; None where there is none."""
+        """Seconds until the next entry; None if there is none."""
         return self._queue[0].eta - self._host.clock(self._run.now) if self._queue else None
 
     def due(self) -> Any:
-        """The next one that is due; None if there is none."""
+        """The next entry that is due; None if there is none."""
         while (left := self.left()) is not None and left <= 0:
             entry = heapq.heappop(self._queue).entry
             if not entry.canceled:
@@ -67,29 +67,29 @@ class _Timer(Timer):  # type: ignore[misc]
 
 
 class Loop:
-    """Goes on until it is told to end. For `Line.register`, it is the hub."""
+    """Runs until it is told to end. For `Line.register`, it is the hub."""
 
     def __init__(self, run: Simulation, host: Host) -> None:
         self.run = run
         self.timer = _Timer(run, host)
-        #: Whether what is in the timer is still to be begun.
+        #: Whether entries of the timer are still to be started.
         self.is_open = True
         self._events: deque[Callable[[], None]] = deque()
         self._readers: dict[int, Callable[[], None]] = {}
         self._asleep: Task | None = None
 
     def post(self, event: Callable[[], None]) -> None:
-        """Have it do something."""
+        """Let it handle an event."""
         self._events.append(event)
         if self._asleep is not None:
             self.run.wake(self._asleep)
 
     def add_reader(self, descriptor: int, callback: Callable[[], None]) -> None:
-        """Have it call that while there is something to read."""
+        """Let it call `callback` while there is something to read."""
         self._readers[descriptor] = callback
 
     def turn(self) -> None:
-        """Do what is to be done, or wait for it."""
+        """Handle an event, or wait for one."""
         its = descriptors()
         if self._events:
             self._events.popleft()()

@@ -1,6 +1,6 @@
-"""Sockets of simulated processes, and the ways between hosts: how long a message takes, and which are lost.
+"""Sockets of simulated processes, and the links between hosts: how long messages take, and which are lost.
 
-What was handed to the kernel outlives its process: it still arrives, and then the end of the connection.
+Data handed to the kernel outlive their process: they still arrive, and then the end of the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Descriptors(dict[int, Any]):
 
 
 def descriptors() -> Descriptors:
-    """Of the simulation that is under way."""
+    """The descriptors of the simulation that is under way."""
     run = simulation()
     found: Descriptors | None = getattr(run, "descriptors", None)
     if found is None:
@@ -38,7 +38,7 @@ class Peer(Protocol):
     """A server's side of a connection."""
 
     def receive(self, data: bytes) -> None:
-        """Bytes of the client's have arrived."""
+        """Bytes from the client have arrived."""
 
     def close(self) -> None:
         """The client is gone."""
@@ -46,16 +46,17 @@ class Peer(Protocol):
 
 @dataclass(eq=False)
 class Link:
-    """How messages get from one host to another; both ways at once. A fault changes it for a while.
+    """How messages get from one host to another, in both directions. A fault changes it for a while.
 
     Attributes:
-        delay: seconds that a message takes, at least and at most; and when nothing is wrong.
-        cut_there, cut_back: whether what is sent does not arrive: it waits until the way is open again, as TCP would
-            repeat it, or is lost with its connection.
-        holds_back: seconds for which what is sent to the server stays in between, as with a proxy, on each of the next
-            connections: it arrives then, also where its connection was closed.
+        delay: least and most seconds that a message takes.
+        usual: the same when nothing is wrong.
+        cut_there, cut_back: whether data do not arrive: they wait until the link is open again, as TCP would repeat
+            them, or are lost with their connection.
+        holds_back: seconds for which data to the server are held back, as by a proxy, on each of the next connections:
+            they arrive then, even if their connection was closed.
         passes: how many messages still pass before that.
-        on_held_back: called with each connection that is.
+        on_held_back: called with each connection that is held back.
     """
 
     delay: tuple[float, float] = (0.0001, 0.0008)
@@ -65,9 +66,9 @@ class Link:
     holds_back: deque[float] = field(default_factory=deque)
     passes: int = 0
     on_held_back: Callable[[Way], None] | None = None
-    #: Until when something delays or keeps what goes this way.
+    #: Until when something delays or keeps messages on this link.
     troubled_until: float = 0.0
-    #: Called when a way is open again.
+    #: Called when the link is open again.
     opened: list[Callable[[], None]] = field(default_factory=list)
 
     def is_cut_there(self) -> bool:
@@ -77,7 +78,7 @@ class Link:
         return self.cut_back
 
     def open(self) -> None:
-        """Have messages arrive again."""
+        """Let messages arrive again."""
         self.cut_there = self.cut_back = False
         opened, self.opened = self.opened, []
         for go_on in opened:
@@ -85,23 +86,23 @@ class Link:
 
 
 class Network:
-    """All links, and what listens where.
+    """All links, and the listening servers.
 
     Args:
-        latency: seconds that a message takes at most, where that is more than usual; some hosts are near.
+        latency: most seconds that a message takes, if that is more than usual; some hosts are near.
     """
 
     def __init__(self, run: Simulation, *, latency: float = 0.0) -> None:
         self.run = run
         self._latency = latency
         self._links: dict[tuple[str, str], Link] = {}
-        #: When connections began to be held back.
+        #: The times at which connections began to be held back.
         self.held_back_at: list[float] = []
-        #: Makes the server's side of a connection, None where it is down; by address.
+        #: By address: makes the server's side of a connection, or None if the server is down.
         self.listening: dict[tuple[str, int], Callable[[Way, Host], Peer | None]] = {}
 
     def link(self, client: str, server: str) -> Link:
-        """The way between two hosts."""
+        """The link between two hosts."""
         found = self._links.get((client, server))
         if found is None:
             found = self._links[client, server] = Link()
@@ -111,7 +112,7 @@ class Network:
 
 
 class Way:
-    """One connection: bytes arrive in the order in which they were sent, each way."""
+    """A connection: bytes arrive in the order in which they were sent, in each direction."""
 
     def __init__(self, network: Network, link: Link, its: Socket) -> None:
         self.network, self.link, self.socket = network, link, its
@@ -139,15 +140,15 @@ class Way:
         self._back = self._pass(self._back, self.link.is_cut_back, partial(self.socket.arrive, data))
 
     def client_is_gone(self, *, at_once: bool = False) -> None:
-        """The client has closed it: the server hears of it behind what was sent; with `at_once`, what is under way is
-        forgotten.
+        """The client has closed it: the server notices after it got what was sent; with `at_once`, data under way are
+        dropped.
         """
         if at_once:
             self.broken = True
         self._there = self._pass(self._there, self.link.is_cut_there, self._close_peer, always=True)
 
     def server_is_gone(self) -> None:
-        """The server's process has ended: its kernel says so."""
+        """The server's process has ended: its kernel reports that."""
         self.peer = None
         self._back = self._pass(self._back, self.link.is_cut_back, self.socket.end)
 
@@ -165,7 +166,7 @@ class Way:
     def _pass(
         self, last: float, is_cut: Callable[[], bool], arrive: Callable[[], None], *, always: bool = False
     ) -> float:
-        """Have something arrive behind what arrives at `last`; when it does."""
+        """Let something arrive after what arrives at `last`; returns when it does."""
         run = self.network.run
         low, high = self.link.delay
         when = max(last, run.now + low + (high - low) * run.rng.random())
@@ -174,7 +175,7 @@ class Way:
 
 
 class _Message:
-    """What is under way. It refers to nothing that refers to it: so it is gone as soon as it has landed."""
+    """A message under way. Nothing that it refers to refers back: so it is freed as soon as it has arrived."""
 
     __slots__ = ("_always", "_arrive", "_is_cut", "_way")
 
@@ -190,7 +191,7 @@ class _Message:
 
 
 class Socket:
-    """A client's socket, as redis-py and the package use one."""
+    """A client's socket, as redis-py and the package use it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._timeout: float | None = None
@@ -203,10 +204,10 @@ class Socket:
         self._fd = descriptors().add(self)
 
     def dial(self, network: Network, client: Host, address: tuple[str, int], timeout: float | None) -> None:
-        """Connect, waiting for the answer.
+        """Connect, and wait for the answer.
 
         Raises:
-            OSError: it is refused, or does not come in time.
+            OSError: the connection is refused, or the answer does not come in time.
         """
         run = network.run
         task = run.current
@@ -242,7 +243,7 @@ class Socket:
     # What the kernel does
 
     def arrive(self, data: bytes) -> None:
-        """Bytes are there."""
+        """Bytes have arrived."""
         if not self._closed:
             self._incoming += data
             self._wake()
@@ -335,7 +336,7 @@ class Socket:
         return self._fd
 
     def shutdown(self, _: int) -> None:
-        """As `close`, which follows."""
+        """Do nothing: `close` follows."""
 
     def close(self) -> None:
         run = active()

@@ -1,6 +1,6 @@
-"""Messages of which only the newest is to run, and what must hold of them: which that is, and that the others end.
+"""Messages of which only the newest is to run, and what must hold: which one runs, and that the others end.
 
-Their order is the server's: the number that each was given as it first asked for the lock.
+Their order is the server's: the number that each got when it first asked for the lock.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.simulation.world import Running
 #: Seconds of the simulation between two looks.
 OFTEN = 0.2
 
-#: Seconds in which a message ends that waits in line as a newer one comes, and those that each one more may take.
+#: Seconds within which a message in line ends after a newer one has come; and more seconds for each further message.
 AT_ONCE, EACH = 1.0, 0.3
 
-#: Seconds beyond a renewal within which a body is stopped that a newer message stops.
+#: Seconds beyond a renewal within which a newer message has stopped a body.
 STOPPED = 1.0
 
 #: Seconds within which a worker is known to have a copy in line.
@@ -32,12 +32,12 @@ IN_LINE = 0.1
 
 @dataclass(eq=False)
 class Newest:
-    """All of them."""
+    """The checker of these messages."""
 
     world: Any
-    #: By task and key: the numbers of the messages in their order, as the server gave them first; and when that was.
+    #: By task and key: the messages with the numbers that the server gave them first, and when.
     _order: dict[str, dict[int, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
-    #: Of messages that were superseded: when the first end was stored that says so.
+    #: By superseded message: when the first end was stored that says so.
     _superseded: dict[int, float] = field(default_factory=dict)
     _names: dict[str, tuple[int, str]] = field(default_factory=dict)
     _next_look: float = 0.0
@@ -51,13 +51,13 @@ class Newest:
         return bool(self.world.plan.kind == "newest")
 
     def has_come(self, key: str, since: float) -> bool:
-        """Whether a message has come since then for a lock, so that an older one is woken to end."""
+        """Whether a message for a lock has come since then, so that an older one is woken to end."""
         self._look_at_orders()
         jobs = {job for job, of in self._jobs_of_locks() if of == key}
         return any(at >= since for job in jobs for _, at in self._order[job].values())
 
     def was_superseded(self, number: int) -> bool:
-        """Whether it has ended since a newer one has come."""
+        """Whether it has ended because a newer one has come."""
         return number in self._superseded
 
     def note_end(self, task_id: str, state: str, result: Any) -> None:
@@ -97,7 +97,7 @@ class Newest:
             self.run.fail(f"{body.key}: message {body.number} is given the lock after message {newer[-1]} has come")
 
     def look(self) -> None:
-        """As the time is about to go on: a message that is not the newest, and has no lock, ends."""
+        """Check, whenever time is about to advance, that a message without a lock that is not the newest ends."""
         if not self._is_of_use or self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
@@ -117,7 +117,7 @@ class Newest:
                 )
 
     def _is_stopped(self, body: Running, trouble_ends: float) -> None:
-        """A body that a newer message stops ends within a renewal, at the latest."""
+        """Check that a body that a newer message stops ends within a renewal."""
         order = self._order[body.key]
         if apps.TASKS[body.task]["on_conflict"] != "replace" or body.number not in order:
             return
@@ -130,14 +130,14 @@ class Newest:
             self.run.fail(f"for {self.run.now - since:.1f} s: message {body.number} runs, which a newer one stops")
 
     def look_at_the_end(self) -> None:
-        """The newest of each key was not superseded; what was, has not run since."""
+        """Check that the newest message of each key was not superseded."""
         for order in self._order.values():
             newest = max(order, key=lambda number: order[number][0])
             if newest in self._superseded:
                 self.run.fail(f"message {newest} is the newest, and was superseded")
 
     def _newer_came_at(self, copy: Any) -> float | None:
-        """When a newer message came as it was in line; None where none has. Who is put back just then is not woken."""
+        """When a newer message came while this copy was in line, or None. A copy that is just put back is not woken."""
         number = number_of(copy.request.id)
         job = None if number is None else self._job_of(number)
         if job is None or number not in self._order[job]:
@@ -150,7 +150,7 @@ class Newest:
 
     @staticmethod
     def _is_kept(task: str, attempt: int) -> bool:
-        """Whether an earlier attempt may have kept the lock for this one, also from newer messages."""
+        """Whether an earlier attempt may have kept the lock for this one, even from newer messages."""
         options = apps.TASKS[task]
         return attempt > 0 and bool(options.get("lock_retain_on_retry")) and options["on_conflict"] != "replace"
 
@@ -165,7 +165,7 @@ class Newest:
         return isinstance(result, Mapping) and result.get("exc_type") == "LockSuperseded"
 
     def _look_at_orders(self) -> None:
-        """Note the message that has come."""
+        """Note the messages that have come."""
         (server, *_) = self.world.servers
         late = self.run.now - server.clock()
         for _, order in self._orders():
@@ -173,7 +173,7 @@ class Newest:
                 number = _number_in(name)
                 job = None if number is None else self._job_of(number)
                 if number is not None and job is not None and number not in self._order[job]:
-                    self._order[job][number] = place, place / 1e6 + late  # It is the server's time.
+                    self._order[job][number] = place, place / 1e6 + late  # The place is the server's time.
 
     def _jobs_of_locks(self) -> Iterator[tuple[str, str]]:
         for key, order in self._orders():
@@ -192,6 +192,6 @@ class Newest:
 
 
 def _number_in(name: bytes) -> int | None:
-    """The number of a message, as it stands in an order: how its hold begins."""
+    """The number of a message from its name in an order, which is the beginning of its hold."""
     _, task_id, *_ = json.loads(name + b"0]")
     return number_of(task_id)

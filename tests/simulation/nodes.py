@@ -1,5 +1,5 @@
-"""A Redlock whose nodes disagree (`disagreements.py`), and what must hold of each of its nodes: programs as of
-`locks.py`, some of whose uses are copies of messages.
+"""A Redlock whose nodes disagree (`disagreements.py`), and what must hold for each node: programs as in `locks.py`,
+some of whose uses are copies of messages.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from tests.simulation.program import Program
 from tests.simulation.servers import Entry, Server
 from tests.simulation.world import World
 
-#: Seconds for which a node may hold what nobody uses, and since when the way to it must have been well for that to
-#: count: a client that could not reach it leaves it alone for four seconds, and says then what it had to say.
+#: Seconds for which a node may hold an unused lock; and seconds for which the way to it must have been well before that
+#: counts: a client that could not reach a node avoids it for four seconds, and then sends it what is pending.
 UNUSED, WELL = 1.5, 8.0
 
-#: Seconds for which a lock may be nobody's while somebody asks for it and nothing goes wrong.
+#: Seconds for which a lock may be free while somebody asks for it and nothing goes wrong.
 NOBODYS = 3.0
 
-#: Milliseconds before its end from which a hold may be gone.
+#: Milliseconds before its expiry from which on a hold may be gone.
 NEARLY = 5
 
-#: Most and least that the clocks of two hosts differ in rate by, where one percent is left for that.
+#: Rates of clocks: those of two hosts differ by nearly the one percent that is allowed.
 RATES = (0.9955, 1.0, 1.0045)
 
-#: Characters of an owner that are the same in each of its attempts; and of all.
+#: Length of the part of an owner that all its attempts share, and of the whole owner.
 STEM, WHOLE = 28, 32
 
-#: Faults of a way matter to the process that goes it.
+#: Faults that do not matter; those of a way matter only to the process that uses it.
 NO_MATTER = frozenset({*trouble.HARMLESS, *ways.BY_KIND} - {*ways.FORGETS})
 
-#: Nor does it come late of a node that forgets.
+#: Faults that delay nothing; neither do those by which a node forgets.
 DELAYS_NOTHING = NO_MATTER | {"server restarted empty", "server flushed"}
 
 
 class _Found(NamedTuple):
-    """What was found on a node.
+    """The state of a node.
 
     Attributes:
-        model: of the server that had it, and since when that had not lost anything.
-        living: all that it has.
-        holds: by the name of a lock, its owner and the ms at which it ends.
-        pids: of the processes that asked for it; 0 where the node does not know that.
+        model: of the server, and since when it has not lost anything.
+        living: all its living keys.
+        holds: by the name of a lock, its owner and its expiry in ms.
+        pids: by the name of a lock, the process that asked for it; 0 if the node does not know it.
         over: keys that say that an owner or an attempt is over.
     """
 
@@ -68,12 +68,12 @@ class _Found(NamedTuple):
 
 
 def _names(name: str, owner: str) -> set[str]:
-    """Keys that say that it is over: of the attempt, and of its owner."""
+    """Keys that say that an attempt, or its owner, is over."""
     return {f"{{{name}}}:over:{owner}", f"{{{name}}}:over:{owner[:STEM]}"}
 
 
 def begin(world: World) -> NodesChecker:
-    """Start the programs, each on a host of its own; what must hold then."""
+    """Start the programs, each on its own host; returns the checker."""
     checker = NodesChecker(world)
     for number in range(world.plan.workers):
         program = Program(world, world.host(f"host{number}"), f"p{number}", checker.live)
@@ -86,24 +86,24 @@ def begin(world: World) -> NodesChecker:
 
 
 class NodesChecker(LocksChecker):
-    """What must hold of what each node has, besides what holds of locks."""
+    """What must hold for the data of each node, besides what must hold for locks."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._copies = Copies(self)
         self._next = 0.0
         self._last: dict[Server, _Found] = {}
-        #: By the beginning of their owners: the uses that have got a lock.
+        #: By the beginning of the owner: the uses that have got a lock.
         self._turns: dict[str, Turn] = {}
         self._left_since: dict[tuple[Server, str, str], float] = {}
         self._nobodys_since: dict[str, float] = {}
         self._kept_until: dict[Turn, float] = {}
-        #: By the beginning of their owners: when they were given back.
+        #: By the beginning of the owner: when the lock was given back.
         self._freed_at: dict[str, float] = {}
         self._settles += trouble.GIVEN_UP
-        self.run.at(self.plan.calm_at + 2 * self._settles, lambda: None)  # What is held back arrives.
+        self.run.at(self.plan.calm_at + 2 * self._settles, lambda: None)  # By then, held-back data have arrived.
         self.forgets = any(fault.kind in ways.FORGETS for fault in world.plan.faults)
-        # Where a node forgets its counter, the clocks of the clients matter.
+        # If a node forgets its counter, the clocks of the clients matter.
         self._fences_grow = not self.forgets
 
     # What the programs do
@@ -134,7 +134,7 @@ class NodesChecker(LocksChecker):
     # What must hold
 
     def look(self) -> None:
-        """As the time is about to go on."""
+        """Check, whenever time is about to advance."""
         super().look()
         for server in self.world.servers:
             self._look_at(server)
@@ -144,7 +144,7 @@ class NodesChecker(LocksChecker):
             self._nothing_is_left()
 
     def _fence_is_known(self, turn: Turn) -> None:
-        """A token is given out when a majority has counted as far: any later one counts on."""
+        """Check that a majority has counted up to a fence when it is given out: any later majority counts on."""
         name, fence, servers = turn.use.name, turn.lease.fence, self.world.servers
         known = [int(dict(server.living_values()).get(f"{{{name}}}:fence", 0)) for server in servers]
         if sum(it >= fence for it in known) * 2 <= len(servers):
@@ -161,7 +161,7 @@ class NodesChecker(LocksChecker):
         return sum(keeping) * 2 > len(keeping)
 
     def _look_at(self, server: Server) -> None:
-        """What a node has, where that has changed."""
+        """Check the data of a node if they have changed."""
         living, last = server.living(), self._last.get(server)
         if last is not None and last.living is living:
             return
@@ -177,7 +177,7 @@ class NodesChecker(LocksChecker):
             self._takes_up(server, last, found)
 
     def _lets_go(self, server: Server, last: _Found, found: _Found) -> None:
-        """A hold is there until its end, or until it is given up by name."""
+        """Check that a hold stays until its expiry, or until it is given up by name."""
         for name, (owner, ends_at) in last.holds.items():
             now_of, _ = found.holds.get(name, ("", 0.0))
             is_over = ends_at is not None and server.clock() * 1000 > ends_at - NEARLY
@@ -185,7 +185,7 @@ class NodesChecker(LocksChecker):
                 self.run.fail(f"{server.host.name} lets go of {name}, which it held for {owner}")
 
     def _takes_up(self, server: Server, last: _Found, found: _Found) -> None:
-        """A hold that its owner knows to be gone does not come back."""
+        """Check that a hold does not come back after its owner knows that it is gone."""
         for name, (owner, _) in found.holds.items():
             turn = self._turns.get(owner[:STEM])
             if turn is None or last.holds.get(name, ("", 0.0))[0][:STEM] == owner[:STEM]:
@@ -195,7 +195,7 @@ class NodesChecker(LocksChecker):
                 self.run.fail(f"{server.host.name} holds {name} again for use {turn.use.number}, which has lost it")
 
     def _nothing_is_left(self) -> None:
-        """What nobody uses is held by no node that its owner reaches."""
+        """Check that no node that its owner can reach holds an unused lock."""
         living = {process.pid: process for process in self.run.processes if process.alive and process.runs}
         used = {turn.lease.owner[:STEM] for turn in self._under_way if turn.lease is not None}
         left = {}
@@ -215,11 +215,11 @@ class NodesChecker(LocksChecker):
                 self.run.fail(f"for {seconds:.1f} s: {server.host.name} holds {name} for {owner}, and nobody uses it")
 
     def _is_old(self, owner: str) -> bool:
-        """Whether it was given back more than a ttl ago: for so long a node refuses what comes late of it."""
+        """Whether it was given back about a ttl ago: for that long, a node refuses its late commands."""
         return self.run.now - self._freed_at.get(owner[:STEM], self.run.now) > 0.95 * self.plan.ttl
 
     def _is_had_by_who_asks(self) -> None:
-        """A free lock goes to any client that asks for it."""
+        """Check that a free lock goes to a client that asks for it."""
         now, servers = self.run.now, self.world.servers
         for name in self.limits:
             owners = Counter(found.holds[name][0][:STEM] for found in self._last.values() if name in found.holds)
@@ -233,7 +233,7 @@ class NodesChecker(LocksChecker):
                 self.run.fail(f"for {now - since:.1f} s: {name} is nobody's, and {len(self.waiting[name])} ask for it")
 
     def _vote(self) -> bool:
-        """Whether each node has a vote, and holds nothing for the dead."""
+        """Whether each node has a vote, and holds nothing for dead processes."""
         dead = {process.pid for process in self.run.processes if not process.alive}
         pids = {pid for found in self._last.values() for pid in found.pids.values()}
         return pids.isdisjoint(dead) and all(server.remembers(self.plan.ttl + WELL) for server in self.world.servers)
@@ -243,6 +243,6 @@ class NodesChecker(LocksChecker):
         return max(self.run.now - WELL, 0.0)
 
     def _is_well(self, client: str, server: Server, since: float, *, but: Collection[str] = NO_MATTER) -> bool:
-        """Whether nothing was wrong between this host and this node, apart from faults of these kinds."""
+        """Whether nothing was wrong between this host and this node, apart from faults of some kinds."""
         link = self.world.network.link(client, server.host.name)
         return link.troubled_until <= since and not trouble.was_there(self.world, since, but=but)

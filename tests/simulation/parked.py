@@ -1,4 +1,4 @@
-"""The copies that main processes hold until they are due or their locks are free, and what must hold of them."""
+"""Copies that main processes hold until they are due or their locks are free, and what must hold for them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.simulation.scheduler import Process
 #: Seconds of the simulation between two looks.
 OFTEN = 0.05
 
-#: Seconds within which a copy is begun whose lock was freed, and its worker has room; and after which one is begun that
-#: nobody was told of: the lock of a dead process, say.
+#: Seconds within which a copy starts after its lock was freed, if its worker has room; and the same if nobody was
+#: notified, as with the lock of a dead process.
 AT_ONCE, FOUND = 0.3, REFRESH + 0.7
 
-#: Seconds after a fault in which that may take longer: a process that could not ask pauses.
+#: Seconds after a fault in which this may take longer: a process that could not ask pauses.
 AFTERMATH = REFRESH + 2 * MAX_PAUSE
 
-#: Messages, one behind the other, that it takes to get a lock where they are slow.
+#: Number of consecutive network messages that it takes to get a lock, if these are slow.
 SOME = 20
 
-#: Seconds for which a copy waits at most, whatever happens, and what clocks differ by.
+#: Most seconds for which a copy waits, whatever happens; and the difference of the clocks.
 HELD, DIFFER = 60.0, 5.0
 
 #: Faults that delay no message in line.
@@ -37,19 +37,19 @@ HARMLESS = (*trouble.HARMLESS, "worker ended", "woken in vain")
 HARMLESS = (*HARMLESS, "child killed", "child killed at an end", "child killed by SIGTERM")
 
 
-#: What makes several copies of one message.
+#: Faults that cause several copies of one message.
 SEVERAL = ("delivered again", "acknowledgement lost", "broker cut", "worker killed", "worker killed at a start")
 
 
 @dataclass(eq=False)
 class Copy:
-    """In the timer of a process.
+    """A copy in the timer of a process.
 
     Attributes:
-        key: of the lock that it waits for; empty where it only waits for its time.
+        key: of the lock that it waits for; empty if it waits only for its time.
         since: its place in line.
         at: when it came.
-        due: when it is begun, on the steady clock of its host.
+        due: when it is started, on the steady clock of its host.
         is_in_line: whether it is to be woken.
     """
 
@@ -65,33 +65,33 @@ class Copy:
 
 
 class Parked:
-    """All of them."""
+    """The checker of these copies."""
 
     def __init__(self, world: Any) -> None:
         self.world, self.run = world, world.run
         self._copies: dict[int, Copy] = {}
         self._lines: dict[Process, Any] = {}
-        #: By process and key: what it was woken by, and when.
+        #: By process and key: the last wake-up, and when it came.
         self._woken_by: dict[tuple[Process, str], tuple[Any, float]] = {}
-        #: By id of a message: when a copy of it was begun last.
+        #: By id of a message: when a copy of it was last started.
         self.begun_at: dict[str, float] = {}
-        #: How often a copy was begun, by key; and how many were woken, for the figures.
+        #: How often a copy was started, by key; and how many were woken, for the figures.
         self._begun: Counter[str] = Counter()
         self.woken = 0
-        #: By key: its holder, since when, and when that ended without anybody hearing of it.
+        #: By key: its holders and since when; when a hold ended without a notification; and when the hold expires.
         self._held: dict[str, tuple[frozenset[str], float]] = {}
         self._ended_at: dict[str, float] = {}
         self._ends: dict[str, float] = {}
-        #: By key: when a copy was begun for it whose message had ended, or a busy worker was the last to be woken.
+        #: By key: when a copy was started whose message had ended, or when the last wake-up went to a busy worker.
         self._in_vain_at: dict[str, float] = {}
-        #: By message and attempt: the last place that a copy of it was given at its first conflict.
+        #: By message and attempt: the last place that a copy of it got at its first conflict.
         self._places: dict[tuple[str, int], float] = {}
         world.broker.on_put.append(self._is_put_back)
         self._free_since: dict[Any, float] = {}
         self._next_look = 0.0
 
     def watch(self, worker: Any) -> None:
-        """A worker's main process begins."""
+        """Watch a worker's main process that has just started."""
         process, line = worker.process, worker.line
         worker.loop.timer.on_entry = lambda entry, due: self._comes(worker, entry, due)
         if line is None:
@@ -127,7 +127,7 @@ class Parked:
             self.run.fail(f"{key}: message {request.id} is in line, and begins in {left:.1f} s all the same")
 
     def _looks_in_line(self, worker: Any, request: Any, key: str) -> bool:
-        """Whether it is woken, and looks now and then besides: how another one has ended, or whether one has come."""
+        """Whether it is woken, and also polls: how another message has ended, or whether a newer one has come."""
         header = request.message.headers.get(PUT_BACK_HEADER) or {}
         line = worker.line
         if line is None or not key or not ("joins" in header or "arrived" in header):
@@ -135,7 +135,7 @@ class Parked:
         return line._thread is not None and not (line._failures or line._closed)
 
     def _is_put_back(self, message: dict[str, Any], _: bool) -> None:
-        """A copy keeps its place."""
+        """Check that a copy keeps its place."""
         headers = message.get("headers") or {}
         header = headers.get(PUT_BACK_HEADER) or {}
         if not header.get("waits") or header.get("retries") != headers.get("retries"):
@@ -148,20 +148,20 @@ class Parked:
             self.run.fail(f"message {headers['id']} loses its place in line as it is put back")
 
     def in_line(self) -> Iterator[Copy]:
-        """Those that are to be woken, of processes that are well."""
+        """The copies that are to be woken, of processes that are well."""
         return (copy for copy in self._copies.values() if copy.is_in_line and copy.process.alive and copy.process.runs)
 
     def has_room(self, copy: Copy) -> bool:
-        """Whether it could be begun now."""
+        """Whether it could be started now."""
         return not copy.worker.is_ending and self._has_room(copy.worker)
 
     @property
     def _are_several(self) -> bool:
-        """Whether there may be several copies of one message, each with places of its own in several lines."""
+        """Whether there may be several copies of one message, each with its own places in several lines."""
         return any(fault.kind in SEVERAL for fault in self.world.plan.faults)
 
     def begins(self, worker: Any, request: Any) -> None:
-        """The timer has come to it, or it was taken out of that."""
+        """The timer has reached the copy, or it was taken out of the timer."""
         copy = self._copies.pop(id(request), None)
         if copy is None:
             self.run.fail(f"a copy of message {request.id} begins twice, or is that of a connection that is gone")
@@ -185,11 +185,11 @@ class Parked:
         self._is_of_use(copy)
 
     def are_gone(self, process: Process) -> None:
-        """The broker gives them to others."""
+        """A process is gone: the broker gives its copies to others."""
         self._copies = {it: copy for it, copy in self._copies.items() if copy.process is not process}
 
     def has_left(self, process: Process, line: Any) -> None:
-        """A worker that ends has left its lines."""
+        """Check that a worker that ends has left its lines."""
         name, now = line._wake_ups._name.encode(), self.run.now
         if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
             return
@@ -199,7 +199,7 @@ class Parked:
                     self.run.fail(f"{process.name} ends, and stays in line: {key}")
 
     def look(self) -> None:
-        """As the time is about to go on."""
+        """Check, whenever time is about to advance."""
         if self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
@@ -214,6 +214,8 @@ class Parked:
                 if self._has_room(copy.worker):
                     free[key, copy.process.name, self._begun[key], self._held[key]] = copy
         self._free_since = {it: self._free_since.get(it, self.run.now) for it in free}
+        if not free:
+            return
         trouble_ends = trouble.last_end(self.world, but=HARMLESS)
         for it, since in self._free_since.items():
             begins = max(since, free[it].at, trouble_ends)
@@ -228,16 +230,16 @@ class Parked:
         now = self.run.now
         if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
             return 2 * MAX_PAUSE + FOUND + latency
-        # What it wakes may come before it is known to have begun.
+        # The copy that it wakes may come before its start is known.
         if now - max(self._ended_at.get(key, -HELD), self._in_vain_at.get(key, -HELD)) < 2 * FOUND:
             return FOUND + latency
-        # One that has joined looks before it asks. If its child dies meanwhile, nobody is told.
+        # A copy that has joined looks before it asks. If its child dies meanwhile, nobody is notified.
         if "shop.joins" in key and any("child killed" in fault.kind for fault in self.world.plan.faults):
             return FOUND + latency
         return AT_ONCE + latency
 
     def _is_held(self, key: str, limit: int) -> bool:
-        """Whether nobody else could have it; notes how that changes."""
+        """Whether nobody else could have the lock; notes changes."""
         now, values = self.run.now, holds.on_most(self.world.servers)
         held = {run: values[run] for slot in range(limit) if (run := keyspace.run_key(key, slot)) in values}
         stems = frozenset(map(holds.stem, held.values()))
@@ -255,7 +257,7 @@ class Parked:
         return (copy for copy in self._copies.values() if copy.key == key and copy.is_in_line and copy.process.alive)
 
     def _is_first(self, copy: Copy, woken_at: float) -> None:
-        """No other process that is well has an older copy."""
+        """Check that no other process that is well has an older copy."""
         if trouble.was_there(self.world, woken_at - AFTERMATH, but=HARMLESS):
             return
         (server,) = self.world.servers
@@ -272,13 +274,13 @@ class Parked:
                 )
 
     def _is_of_use(self, copy: Copy) -> None:
-        """Something was freed, or may have been."""
+        """Check that a lock was freed, or may have been."""
         now = self.run.now
         is_held = self._is_held(copy.key, copy.limit)
         _, since = self._held[copy.key]
         long = WAKE_TTL + AT_ONCE + SOME * self.world.plan.latency
         newest = self.world.newest
-        is_to_end = newest is not None and newest.has_come(copy.key, now - long)  # It is woken for that.
+        is_to_end = newest is not None and newest.has_come(copy.key, now - long)  # It is woken to end.
         if is_to_end or trouble.was_there(self.world, now - AFTERMATH):
             return
         if is_held and now - max(since, 0.0) > long:
@@ -291,13 +293,13 @@ class Parked:
 
 
 def _number_of(request: Any) -> int | str:
-    """Of the message; a tick of beat's has none."""
+    """The number of the message; a tick of beat has none."""
     number = request.id.removeprefix("m")
     return int(number) if number.isdigit() else str(request.id)
 
 
 def _place_of(request: Any) -> tuple[str, float, int]:
-    """The lock that a copy waits for, its place, and how many may hold it; as its message says."""
+    """The lock that a copy waits for, its place, and the limit of holders, according to its message."""
     headers = request.message.headers
     header = headers.get(PUT_BACK_HEADER) or {}
     if header.get("retries") != headers.get("retries") or not header.get("waits"):

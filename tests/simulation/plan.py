@@ -1,5 +1,5 @@
-"""What a simulation is to do: which set-up, which messages, which faults. Drawn from a seed before anything runs, and
-plain data, so that a plan that breaks a promise can be made smaller.
+"""What a simulation is to do: its setup, messages and faults. A plan is drawn from a seed before anything runs, and is
+plain data, so that a plan that breaks a promise can be shrunk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong at a time, with a host, worker, child or server, for some seconds."""
+    """A fault of a host, worker, child or server at a time, for some seconds."""
 
     at: float
     kind: str
@@ -38,9 +38,9 @@ class Use:
     """A thread of a program takes a lock outside of tasks at a time, and gives it back.
 
     Attributes:
-        patience: seconds that it waits at most; None: without bound.
+        patience: most seconds that it waits; None: without bound.
         takes: seconds for which it keeps the lock.
-        ways: what else it does, by words that `locks.py` knows.
+        ways: what else it does, in words that `locks.py` knows.
     """
 
     at: float
@@ -55,21 +55,21 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a simulation depends on.
+    """Everything that a simulation depends on.
 
     Attributes:
-        kind: what there is: "tasks" with workers, "locks" in programs of their own, "nodes" of a Redlock that disagree
-            about such, "beats", or "sent": tasks that lock as they are sent; "joined", "newest": tasks that
-            end as another one does, or of which only the newest runs; "follows": parts of a canvas that are duplicates.
-        limits: of the locks outside of tasks: how many may hold each.
-        entries: of the beats' schedule: names, and seconds between two ticks.
+        kind: "tasks" with workers, "locks" in separate programs, "nodes" of a Redlock that disagree about such locks,
+            "beats", or "sent": tasks that lock when they are sent; "joined", "newest": tasks that end as another one,
+            or of which only the newest runs; "follows": parts of a canvas that are duplicates.
+        limits: names of the locks outside of tasks, and how many may hold each.
+        entries: names of the beats' schedule, and seconds between two ticks.
         mode: of the beats.
-        forgets: whether the result backend keeps results for a moment only.
-        beyond: which assumption of the guarantees does not hold, by a name of `beyond.py`; empty: they all do.
-        latency: seconds that a message to or from a lock server takes at most, where that is more than usual.
-        on_one_host: whether all workers are.
-        replicas: how many must have a lock; None: the server has none.
-        queue_ttl: how long a message may keep others out as it waits; None: a day.
+        forgets: whether the result backend keeps results only for a moment.
+        beyond: the assumption of the guarantees that does not hold, by its name in `beyond.py`; empty if all hold.
+        latency: most seconds that a message to or from a lock server takes, if that is more than usual.
+        on_one_host: whether all workers are on one host.
+        replicas: how many must have a lock; None if the server has none.
+        queue_ttl: seconds for which a waiting message may keep others out; None: a day.
     """
 
     seed: int
@@ -96,13 +96,13 @@ class Plan:
 
     @property
     def calm_at(self) -> float:
-        """When the last fault is over, and all was sent."""
+        """When the last fault is over, and everything was sent."""
         times = [fault.at + fault.seconds for fault in self.faults]
         times += [sent.at for sent in (*self.messages, *self.uses)]
         return max(times, default=0.0)
 
     def smaller(self) -> Iterator[Plan]:
-        """Plans with one thing less."""
+        """Plans with one part less."""
         for index in range(len(self.faults)):
             yield replace(self, faults=self.faults[:index] + self.faults[index + 1 :])
         for index in range(len(self.messages)):
@@ -117,21 +117,21 @@ class Plan:
             yield replace(self, concurrency=self.concurrency - 1)
 
 
-#: Kinds of plans with their weights, of which lines are tasks whose copies wait in line; and of all, how many are of a
-#: Redlock whose nodes disagree (`disagreements.py`).
+#: Kinds of plans with their weights; "lines" are tasks whose copies wait in line. And the share of all plans that have
+#: a Redlock whose nodes disagree (`disagreements.py`).
 PLANS = {"tasks": 47, "lines": 13, "replicas": 6, "locks": 26, "beats": 8}
 OF_NODES = 0.15
 
-#: Of all, how many send messages with locks (`sendings.py`).
+#: Share of all plans that send messages with locks (`sendings.py`).
 OF_SENT = 0.15
 
-#: Of all, how many are of messages that end as another one does, or because a newer one has come (`sharing.py`).
+#: Share of all plans with messages that end as another one, or because a newer one has come (`sharing.py`).
 OF_SHARED = 0.18
 
-#: Draws the plan of a seed, with this many servers, or with as many as it likes.
+#: Draws the plan of a seed, with a given number of servers, or with any number.
 Drawing = Callable[[int, "int | None"], Plan]
 
-#: Kinds of faults with their weights, and the longest that they last in ttls.
+#: Kinds of faults with their weights, and their longest durations in ttls.
 KINDS: dict[str, tuple[float, float]] = {
     "child killed": (3, 0),
     "child killed at an end": (2, 0),
@@ -155,22 +155,22 @@ KINDS: dict[str, tuple[float, float]] = {
     "out of order": (1, 2.0),
 }
 
-#: Of the plans, how many have requests that are held back as something is asked for, and for how many seconds: until
-#: another try is made, until nobody waits any more, until long after that.
+#: Share of the plans in which requests are held back, and for how many seconds: until another try is made, until nobody
+#: waits any more, or until long after that.
 HELD_BACK = 0.2
 LATE = ((0.5, 2.0), (1.5, 6.0), (5.0, 25.0))
 
-#: Those that only a Redlock bears, one per plan.
+#: Faults that only a Redlock tolerates, one per plan.
 OF_REDLOCK: dict[str, tuple[float, float]] = {"server restarted empty": (4, 0.5)}
 
 
-#: The number of the use by which the nodes of a Redlock begin to remember.
+#: The number of the use with which the nodes of a Redlock begin to remember.
 FIRST = 100
 
-#: Those that a beat meets besides.
+#: Additional faults for beats.
 OF_BEATS: dict[str, tuple[float, float]] = {"beat ended": (2, 0.5), "broker refuses": (2, 1.0)}
 
-#: Those that only workers, children and consumers meet, and the clocks by which ticks are due.
+#: Faults that strike only workers, children and consumers.
 NOT_OF_PROGRAMS = frozenset(
     {"child killed", "child killed at an end", "child stopped", "delivered again", "acknowledgement lost"}
     | {"broker cut", "broker deaf", "out of order"}
@@ -178,7 +178,7 @@ NOT_OF_PROGRAMS = frozenset(
 
 
 def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Plan:
-    """The plan of a seed; of this kind, where one is given."""
+    """The plan of a seed; of this kind, if it is given."""
     from tests.simulation.disagreements import draw_nodes
     from tests.simulation.sendings import draw_sent
     from tests.simulation.sharing import draw_follows, draw_joined, draw_newest
@@ -198,11 +198,11 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
 
 
 def _may_be_shaped(draws: Drawing) -> Drawing:
-    """As it is drawn, or of one of the shapes."""
+    """Let it draw its plan, or one of the shapes."""
 
     @wraps(draws)
     def drawn(seed: int, nodes: int | None) -> Plan:
-        from tests.simulation.shapes import shaped  # It makes such plans of those that are drawn here.
+        from tests.simulation.shapes import shaped  # It builds on the plans that are drawn here.
 
         plan = draws(seed, nodes)
         return plan if nodes is not None else shaped(plan)
@@ -271,7 +271,7 @@ def _lines(seed: int, _: int | None) -> Plan:
 
 
 def _replicas(seed: int, _: int | None) -> Plan:
-    """A replica, which must have each lock, takes the server's place, maybe while writes do not get to it."""
+    """A replica, which must have each lock, takes the server's place, perhaps while writes do not reach it."""
     plan, rng = _tasks(seed, 1), random.Random(f"replicas of {seed}")
     until = max(message.at for message in plan.messages) + plan.ttl / 2
     faults = list(plan.faults[:2])
@@ -292,7 +292,7 @@ def _locks(seed: int, nodes: int | None) -> Plan:
     programs, threads = rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 2))
     limits = (("a", 1), ("b", 1 if nodes > 1 else rng.choice((1, 2, 3))))
     until = rng.uniform(1.0, 2.5 * ttl)
-    # A new node of a Redlock has no vote for one ttl: somebody asks, and the others come then.
+    # A new node of a Redlock has no vote for one ttl: one use asks first, and the others come later.
     begins = 0.0 if nodes == 1 else 1.1 * ttl
     first = () if nodes == 1 else (Use(0.0, 0, 0, "a", FIRST, 0.0, 0.0),)
     uses = first + tuple(
@@ -318,7 +318,7 @@ def _locks(seed: int, nodes: int | None) -> Plan:
 
 def _ways(rng: random.Random, nodes: int) -> tuple[str, ...]:
     often = {"with": 0.3, "checks": 0.3, "fixed": 0.15, "reacquire": 0.2, "shared": 0.2, "token": 0.1}
-    # All locks of one key of a Redlock have one ttl.
+    # All locks with one key on a Redlock have the same ttl.
     often["extend"] = 0.2 if nodes == 1 else 0.0
     return tuple(way for way, chance in often.items() if rng.random() < chance)
 
@@ -363,7 +363,7 @@ def _faults(
 
 
 def _held_back(seed: int, asked: Sequence[float], *, dies: bool = False) -> Iterator[Fault]:
-    """As one of these times comes, when something is asked for; of some plans. Who has asked may die meanwhile."""
+    """In some plans, hold back requests from around one of these times, when a process asks; it may die meanwhile."""
     rng = random.Random(f"held back of {seed}")
     if rng.random() < HELD_BACK:
         at = rng.choice(asked) + rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 2)))

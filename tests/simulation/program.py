@@ -9,13 +9,13 @@ from tests.simulation.scheduler import Host, Process
 
 
 class Program:
-    """`start` it, and it is there. What befalls workers may befall it.
+    """Call `start` to run it. The same faults may strike it as a worker.
 
     Args:
         world: where it is.
-        host: on which it runs.
-        name: of its processes, the first one's; later ones have a number behind it.
-        main: what its main thread does, given this.
+            host: on which it runs.
+            name: of its first process; later processes have a number after it.
+            main: called in its main thread, with this program.
     """
 
     def __init__(self, world: Any, host: Host, name: str, main: Callable[[Program], None]) -> None:
@@ -26,7 +26,7 @@ class Program:
         self._life = 0
 
     def start(self) -> None:
-        """Start, as a new process, unless it is running."""
+        """Start it as a new process, unless it is running."""
         if self.process is None or not self.process.alive:
             self._life += 1
             name = f"{self.name}.{self._life}" if self._life > 1 else self.name

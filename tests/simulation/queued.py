@@ -1,6 +1,6 @@
-"""Messages that have a lock as they wait, and what must hold: no other one is sent meanwhile, and it ends with them.
+"""Messages that have a lock while they wait, and what must hold: no other is sent meanwhile, and the lock ends with it.
 
-The lock of each is followed on the server by its owner, which the message names.
+The checker follows each lock on the server by its owner, which the message names.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tests.simulation.world import Running
 #: Seconds of the simulation between two looks.
 OFTEN = 0.05
 
-#: Seconds within which the lock of a message that is over is free, and that of one that was sent is confirmed.
+#: Seconds within which the lock of an ended message is free, and the lock of a sent message is confirmed.
 AT_ONCE, CONFIRMED = 1.5, 2.5
 
-#: Seconds from when a lock is freed to when the checker hears why.
+#: Seconds from the release of a lock until the checker learns why.
 SOON_SAID = 0.5
 
-#: Seconds by which an end may be off: clocks differ, and the program has asked before we look.
+#: Seconds by which an expiry may be off: clocks differ, and the program has asked before we look.
 NEARLY = 0.6
 
-#: Seconds after which a message that was acknowledged as it came ends with its process.
+#: Seconds of a body after which the lock of a message acknowledged early ends with its process.
 BEGUN = SOON + 0.6
 
-#: Messages to a lock server and back that this takes, where they are slow.
+#: Number of network messages to a lock server and back that this takes, if these are slow.
 SOME = 10
 
-#: Faults that delay neither sending nor confirming nor freeing.
+#: Faults that delay no send, confirmation or release.
 HARMLESS = (*trouble.BRIEF, "sending refused", "sending unheard", "sending slow", "queue purged", "message lost")
 HARMLESS = (*HARMLESS, "revoked", "sender dies", "sender dies before it sends", "sender dies as it has sent")
 HARMLESS = (*HARMLESS, "child killed at a start", "worker killed at a start")
@@ -51,18 +51,19 @@ class Claim:
 
     Attributes:
         key: of the hold on the server.
-        stem: how its owner begins, whichever attempt took it.
+        stem: the beginning of its owner, whichever attempt took the lock.
         sender: the process that sent it first.
-        sent_at: when the broker had it, for the last time.
-        is_sure: whether its sender knows that it was sent, or does not know anything any more.
-        is_over: since when it does not need its lock; and whether it may have freed it by now.
-        ends_at: when its hold ends, as it was seen last; 0 where it was not.
-        begun: when its body began, and where.
-        is_void: whether the lock is none of its any more, for a reason that is known.
-        taken_at: since when its lock may be its.
-        gone_at: when it was seen to be gone.
-        least: seconds that it lasts once it is confirmed, at the least.
-        looked: how often a follower has looked in vain, as its last copy says.
+        sent_at: when the broker last got it.
+        is_sure: whether its sender knows that it was sent, or is gone.
+        over_at: since when it does not need its lock.
+        is_ending: whether it may have freed its lock by now.
+        ends_at: when its hold expires, as last seen; 0 if there was none.
+        begun_at, begun_in: when its body began, and in which process.
+        is_void: whether it has lost its lock for a known reason.
+        taken_at: since when it may have its lock.
+        gone_at: when the lock was seen to be gone.
+        least: least seconds that the lock lasts once it is confirmed.
+        looked: how often a follower has looked in vain, according to its last copy.
     """
 
     task_id: str
@@ -93,7 +94,7 @@ class Claim:
 
 
 def follows(header: Sequence[Any]) -> bool:
-    """Whether the message with this header of its lock follows another one, which has the lock."""
+    """Whether the message with this lock header follows another one, which has the lock."""
     return len(header) > 8 and header[8] is not None
 
 
@@ -104,7 +105,7 @@ class Call:
     message: Message
     process: Process
     began: float
-    #: Those that were over by then for so long that nobody meets them.
+    #: Messages that had ended so long before that nobody meets them.
     over: frozenset[str]
     is_sent: bool = False
     failed_at: float | None = None
@@ -116,22 +117,22 @@ class Call:
 
 @dataclass(eq=False)
 class Queued:
-    """All of them."""
+    """The checker of these messages."""
 
     world: Any
     entrance: Any = None
-    #: By the beginning of its owner.
+    #: By the beginning of the owner.
     claims: dict[str, Claim] = field(default_factory=dict)
-    #: Of messages that follow another one: those that do not have their locks, or gave them back.
+    #: The same for followers that do not have their locks, or gave them back.
     followers: dict[str, Claim] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
     #: Ids of messages that the broker has lost.
     lost: set[str] = field(default_factory=set)
-    #: What befalls the processes in which the next bodies begin: which, and after how many seconds.
+    #: Which processes in which the next bodies begin are to be killed, and after how many seconds.
     doomed: list[tuple[str, float]] = field(default_factory=list)
-    #: What is to be confirmed: when that is looked at, since when, for how long, by whom, and what.
+    #: Expected confirmations: when to check, since when, for how long, by which process, and of which lock.
     _confirmed: list[tuple[float, float, float, Process, Claim]] = field(default_factory=list)
-    #: When holds were first seen of which no message was sent.
+    #: When holds without a sent message were first seen.
     _unsent: dict[tuple[str, str], float] = field(default_factory=dict)
     _next_look: float = 0.0
     _forgot_at: float = -1.0
@@ -147,7 +148,7 @@ class Queued:
     # What the senders say
 
     def begins(self, message: Message, process: Process) -> Call:
-        """Somebody calls a task."""
+        """A program calls a task."""
         since = self.run.now - AT_ONCE - self._more
         open_ = {it.task_id for it in self.claims.values() if it.over_at is None or it.over_at > since}
         over = {it.task_id for it in self.claims.values()} - open_
@@ -157,7 +158,7 @@ class Queued:
         return call
 
     def is_foreign(self, message: Message) -> None:
-        """It is sent by its name, with the header of another one."""
+        """The task is sent by name, with the header of another message."""
         self.calls[f"m{message.number}"] = call = Call(message, self.run.current.process, self.run.now, frozenset())
         call.is_sent = True
 
@@ -187,7 +188,7 @@ class Queued:
             claim.over_at = claim.over_at or self.run.now
 
     def is_skipped(self, call: Call, result: Any) -> None:
-        """A duplicate, whose result is its own."""
+        """The call is a duplicate with its own result."""
         self.run.note("is a duplicate", call.task_id)
         if result.state != states.REVOKED:
             self.run.fail(f"message {call.message.number} is skipped, and its result is {result.state}")
@@ -196,7 +197,7 @@ class Queued:
             self.run.fail(f"message {call.message.number} is skipped, and no other one waits or runs")
 
     def is_duplicate(self, call: Call, task_id: str, since: float) -> None:
-        """A duplicate of the message of this id."""
+        """The call is a duplicate of the message with this id."""
         self.run.note("is a duplicate", f"{call.task_id} of {task_id}")
         self._is_not_sent(call)
         other = self.calls.get(task_id)
@@ -217,7 +218,7 @@ class Queued:
             self.run.fail(f"message {call.message.number} is not sent, and something follows on it")
 
     def _others(self, call: Call) -> list[Message]:
-        """Calls with the same key that may have the lock."""
+        """The messages of calls with the same key that may have the lock."""
         return [
             it.message
             for task_id, it in self.calls.items()
@@ -269,13 +270,13 @@ class Queued:
             self._counts_its_countdown(claim, call.message, is_first)
             self._is_only_one(claim, call.began if is_first else self.run.now)
         claim.sent_at, claim.seconds = self.run.now, max(seconds, claim.seconds)
-        # A copy of an earlier attempt has it last for what that says.
+        # A copy of an earlier attempt makes the lock last as long as that copy says.
         claim.least = min(seconds, claim.least or seconds)
-        # What a worker sends is sure as soon as the broker has it.
+        # A message that a worker sends is certain as soon as the broker has it.
         claim.is_sure = claim.is_sure or not is_first
 
     def _follows(self, headers: dict[str, Any], process: Process) -> None:
-        """A message is sent that does not have its lock, or whose copy says so: it has looked once more, in vain."""
+        """A follower is sent, or its copy after another look in vain: it does not have its lock."""
         header = headers[QUEUED_HEADER]
         task_id, task, key, owner, seconds, _, scope = header[:7]
         stem, looked = owner[:28], (headers.get(PUT_BACK_HEADER) or {}).get("follows", 0)
@@ -297,7 +298,7 @@ class Queued:
         return claim
 
     def _counts_its_countdown(self, claim: Claim, message: Message, is_first: bool) -> None:
-        """A bound that is set counts from when the message is due."""
+        """Check that a configured bound counts from when the message is due."""
         longest, words = self.world.plan.queue_ttl, dict(word.partition("=")[::2] for word in message.sent.split())
         if not is_first or longest is None or claim.scope == "until_expired":
             return
@@ -307,7 +308,7 @@ class Queued:
             )
 
     def _is_only_one(self, claim: Claim, began: float) -> None:
-        """The lock is its, as the broker gets the message; and so no other one waits."""
+        """Check that the message has its lock when the broker gets it, so that no other message waits."""
         stem, _ = self._hold(claim.key)
         is_in_time = self.run.now - began < min(PROVISIONAL, claim.seconds) - NEARLY
         if stem != claim.stem and is_in_time and not self._forgot(began):
@@ -358,7 +359,7 @@ class Queued:
     # What must hold
 
     def look(self) -> None:
-        """As the time is about to go on."""
+        """Check, whenever time is about to advance."""
         if self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
@@ -406,18 +407,18 @@ class Queued:
     def _lasts_for_its_time(self, claim: Claim, stem: str) -> None:
         is_open = claim.is_sure and not claim.is_void and self.run.now < claim.taken_at + claim.seconds / 2
         if self.world.ends.get(claim.task_id) and int(claim.task_id[1:]) not in self.world.answers.ended_as:
-            return  # It is over and has no end of its own: one that follows it may have taken the lock.
+            return  # It is over without its own end: a follower may have taken the lock.
         if is_open and stem != claim.stem and not self._forgot(claim.taken_at):
             self.run.fail(f"the lock of {claim.task_id} is gone, which was to last for {claim.seconds:g} s")
 
     def _is_provisional(self, key: str, stem: str, ends_at: float, value: bytes) -> None:
-        """The lock of a message that was never sent: it ends soon, at once where its sender knows that."""
+        """Check that the lock of a message that was never sent ends soon, or at once if its sender knows that."""
         task_id = json.loads(value[32:])[1] if value[32:].startswith(b"[") else ""
         if (key, stem) not in self._unsent:
             self._unsent[key, stem] = self.run.now
-            self.run.at(ends_at + NEARLY, lambda: None)  # It is looked at then.
+            self.run.at(ends_at + NEARLY, lambda: None)  # This triggers a check at that time.
         call, since = self.calls.get(str(task_id)), self._unsent[key, stem]
-        # Who is not answered asks again.
+        # A sender without an answer asks again.
         longest = PROVISIONAL + (trouble.GIVEN_UP if self._is_excused(since - 1.0) else 0.0)
         if ends_at > since + longest + NEARLY:
             self.run.fail(f"{key} is held for {ends_at - since:.1f} s for {task_id}, which was never sent")
@@ -425,7 +426,7 @@ class Queued:
             self.run.fail(f"{key} is held for {task_id}, whose caller was told that it is not sent")
 
     def _ends_with_its_process(self, claim: Claim, ends_at: float) -> None:
-        """One that was acknowledged early, whose process died in its body: nobody else renews its lock."""
+        """Check a message acknowledged early whose process died in its body: nobody else renews its lock."""
         if claim.is_late or claim.died_at is None or claim.begun_at is None or claim.task_id in self.world.broker.ids():
             return
         ttl = self.world.plan.ttl
@@ -434,7 +435,7 @@ class Queued:
             self.run.fail(f"the lock of {claim.task_id} outlives its process by {ends_at - claim.died_at:.1f} s")
 
     def _is_kept(self, claim: Claim) -> bool:
-        """Whether a body runs for it in a process that is well and could renew."""
+        """Whether its body runs in a process that is well and could renew."""
         if claim.scope != "until_executed" or claim.is_void or claim.is_ending or claim.over_at is not None:
             return False
         running = [body for bodies in self.world.bodies.running.values() for body in bodies]
@@ -461,26 +462,26 @@ class Queued:
         self.run.at(due, lambda: None)
 
     def _is_begun(self, claim: Claim) -> bool:
-        """Whether a process may have made a lease of the hold."""
+        """Whether a process may have turned the hold into a lease."""
         return not claim.is_late and (claim.begun_at is not None or claim.task_id not in self.world.broker.ids())
 
     def _waits(self, claim: Claim) -> bool:
-        """Whether it needs its lock, for sure."""
+        """Whether it certainly needs its lock."""
         is_open = claim.over_at is None and not (claim.is_ending or claim.is_void)
         is_sent = claim.is_sure or (not claim.sender.alive and claim.task_id not in self.entrance.unheard)
         has_place = claim.task_id in self.world.broker.ids() or self._runs(claim.task_id)
         return is_open and is_sent and has_place and not self._may_have_ended(claim)
 
     def _may_have_ended(self, claim: Claim) -> bool:
-        """Celery ends what is acknowledged early and was sent on as a retry, when its process is lost."""
+        """Whether Celery may have ended it: acknowledged early, and its process lost, even if it was retried."""
         return not claim.is_late and claim.died_at is not None
 
     def _goes_on(self, claim: Claim) -> bool:
-        """Whether it has begun once more since, with the same lock: an attempt, a copy."""
+        """Whether it has started again since, with the same lock: another attempt or copy."""
         return claim.over_at is not None and claim.sent_at > claim.over_at and claim.scope == "until_executed"
 
     def _may_be(self, claim: Claim) -> bool:
-        """Whether it may be gone: the server forgot it, or its process died between freeing it and the body."""
+        """Whether the lock may be gone: the server forgot it, or its process died between the release and the body."""
         kills = any("killed" in fault.kind for fault in self.world.plan.faults)
         is_at_start = claim.scope in ("until_executing", "until_and_while_executing")
         return self._forgot(claim.gone_at or 0.0) or (kills and is_at_start)
@@ -490,11 +491,11 @@ class Queued:
         return any(f"m{body.number}" == task_id for body in running)
 
     def awaits_an_end(self) -> bool:
-        """Whether a lock of no message ends by itself within half a minute."""
+        """Whether a lock without a message expires within half a minute."""
         return any(ends_at - self.run.now < PROVISIONAL + NEARLY for _, ends_at, _ in self._found().values())
 
     def look_at_the_end(self) -> None:
-        """When everything is over: what is still held stands for a message that is lost."""
+        """Check, when everything is over, that each lock still held belongs to a lost message."""
         for key, (stem, ends_at, _) in self._found().items():
             claim = self.claims.get(stem) or self._leads(stem)
             if claim is None:
@@ -503,14 +504,14 @@ class Queued:
                 self.run.fail(f"the lock of {claim.task_id} is held for {ends_at - self.run.now:.1f} s, which is over")
 
     def _is_nowhere(self, claim: Claim) -> bool:
-        """Whether nobody could know that the message is over: the broker lost it, or its worker died with it."""
+        """Whether nobody could know that the message has ended: the broker lost it, or its worker died with it."""
         died = any("killed" in fault.kind for fault in self.world.plan.faults) and not claim.is_late
         return claim.task_id in self.lost or (died and states.SUCCESS not in self.world.ends[claim.task_id])
 
     # Where things are
 
     def _found(self) -> dict[str, tuple[str, float, bytes]]:
-        """Of each key: whose it is, when it ends, and what it says."""
+        """By key: the owner of the hold, its expiry, and its value."""
         (server,) = self.world.servers
         late = self.run.now - server.clock()
         return {
@@ -537,7 +538,7 @@ class Queued:
         return next((claim for claim in self.claims.values() if claim.task_id == task_id), None)
 
     def _is_late(self, over: float, at: float) -> bool:
-        """Whether what was over then is to be free at this time."""
+        """Whether the lock of a message that ended then must be free by now."""
         return at - over > AT_ONCE + self._more and not self._is_excused(over - SOON_SAID)
 
     def _is_excused(self, since: float) -> bool:

@@ -1,4 +1,4 @@
-"""A replica of a lock server, which takes its place; Sentinels have clients find it under the same name."""
+"""A replica of a lock server that takes its place; thanks to Sentinels, clients find it under the same name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.simulation.scheduler import Simulation
 
-#: Seconds that a write takes to get to the replica, and its answer to get back.
+#: Seconds that a write takes to reach the replica, and its acknowledgement to come back.
 DELAY = (0.0002, 0.003)
 
 #: Seconds after which a server has a replica again.
@@ -16,10 +16,10 @@ JOINS = (0.05, 0.5)
 
 
 class Replica:
-    """Has what has arrived of a server's writes.
+    """Has the writes of a server that have arrived.
 
     Args:
-        server: which has it from now on.
+        server: which has this replica from now on.
     """
 
     def __init__(self, run: Simulation, server: Any) -> None:
@@ -27,7 +27,7 @@ class Replica:
         self._data: Any = None
         self._last = 0.0
         self._is_cut = False
-        #: What waits until the way is open again.
+        #: Writes that wait until the link is open again.
         self._held_up: deque[Callable[[], None]] = deque()
         server.on_start.append(self._joins)
         self._follow(server.model)
@@ -38,7 +38,7 @@ class Replica:
         self.run.after(seconds, self._open)
 
     def take_over(self, seconds: float) -> None:
-        """The server is gone, and in some seconds this one is the server."""
+        """The server is gone, and after some seconds the replica is the server."""
         self.server.crash()
         data = self._data
         self.run.after(seconds, lambda: self.server.start(data.copy()) if self.server.model is None else None)

@@ -1,4 +1,4 @@
-"""A result backend that remembers what was stored of each task, and when."""
+"""A result backend that remembers what was stored for each task, and when."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from celery.backends.base import KeyValueStoreBackend
 
 from tests.simulation.scheduler import simulation
 
-#: Seconds after which a result is forgotten, where results are.
+#: Seconds after which a result is forgotten, if results are forgotten at all.
 FORGOTTEN = 0.3
 
 
 class Backend(KeyValueStoreBackend):
-    """In the memory of the simulation, for all processes."""
+    """A backend in the memory of the simulation, for all processes."""
 
     implements_incr = True
     supports_native_join = False

@@ -1,4 +1,4 @@
-"""Runs of the simulator for its tests, which are programs of their own: it changes the interpreter that it runs in."""
+"""Runs of the simulator for its tests, as separate programs: it changes the interpreter that it runs in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.scheduler import Simulation
 from tests.simulation.shrinking import shrink
 from tests.simulation.simulate import Result, prepare, simulate
 
-#: Of plans.
+#: The seeds of plans.
 KINDS = ("tasks", "locks", "beats", "nodes", "sent", "joined", "newest", "follows")
 
 
@@ -25,18 +25,18 @@ def traces(*seeds: str) -> dict[str, str]:
 
 
 def failures(first: str, last: str) -> dict[str, str]:
-    """The seeds that fail."""
+    """The seeds that fail, with their failures."""
     prepare()
     results = {seed: simulate(draw(int(seed))) for seed in map(str, range(int(first), int(last)))}
     return {seed: result.failure for seed, result in results.items() if result.failure is not None}
 
 
-#: A plan of one message, one fault and one worker with a child or two has this size.
+#: The size of a plan with one message, one fault and one worker with a child or two.
 _SMALL = 5
 
 
 def left(*seeds: str) -> list[int]:
-    """How many simulations are in memory after some, and after the same once more."""
+    """How many simulations are in memory after some were run, and after the same were run once more."""
     prepare()
     counts = []
     for _ in range(2):
@@ -48,7 +48,7 @@ def left(*seeds: str) -> list[int]:
 
 
 def again() -> dict[str, str]:
-    """The plans that were kept and fail now, in one of a few orders of events."""
+    """The kept plans that fail now in one of a few orders of events."""
     prepare()
     failed = {}
     for file in sorted(found.FOLDER.glob("*.json")):
@@ -60,9 +60,9 @@ def again() -> dict[str, str]:
 
 
 def mutant(file: str, old: str, new: str, seeds: str) -> dict[str, object]:
-    """The first seed that sees a change of the package, and its plan before and after it was shrunk.
+    """The first seed that finds a change of the package, and its plan before and after shrinking.
 
-    A plan that is small by chance is passed over: nothing can be taken from it.
+    A plan that is small by chance is skipped: nothing can be taken from it.
     """
 
     def edit(path: str, text: str) -> str:

@@ -1,8 +1,8 @@
-"""Which task of which process runs next, and what time it is: all from one seed, and nothing sleeps.
+"""Which task of which process runs next, and what time it is: all decided by one seed, and nothing sleeps.
 
-A task of the simulation is a thread of a simulated process, as a greenlet. It goes on until it waits (`park`), or until
-it is preempted at one of the points that `loading` has put before each statement. What will happen at a certain time
-(a message that lands, a time-out, a fault) is in a heap; when no task can go on, the time is that of its first entry.
+A task of the simulation is a thread of a simulated process, as a greenlet. It runs until it waits (`park`), or until it
+is preempted at one of the points that `loading` puts before each statement. Events at a certain time (a message that
+arrives, a timeout, a fault) are in a heap; when no task can run, the time becomes that of the first event.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import log
 from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-#: Seconds that it takes at most until a task that could go on does so.
+#: Longest time, in seconds, until a task that can run does so.
 SWITCH = 0.00002
 
-#: Turns of tasks after which a simulation goes round in circles: a hundred times what the longest takes.
+#: Turns of tasks after which a simulation counts as looping: a hundred times what the longest one takes.
 TURNS = 300_000
 
 
 class Ended(BaseException):
-    """Raised in what is left of the tasks when a simulation is over. Nothing of the product may catch it for good."""
+    """Raised in the remaining tasks when a simulation is over. No code of the product may swallow it."""
 
 
 class Deadlock(Exception):
@@ -34,13 +35,13 @@ class Deadlock(Exception):
 
 @dataclass(eq=False)
 class Host:
-    """A machine with clocks of its own.
+    """A machine with its own clocks.
 
     Attributes:
-        rate: seconds that its steady clock counts in a true one.
-        steady: what the steady clock said at the beginning.
-        wall: what the wall clock is ahead of the true time, seconds.
-        identity: its name, and the id of its boot.
+        rate: seconds that its steady clock counts in a true second.
+        steady: the steady clock at the beginning.
+        wall: seconds by which the wall clock is ahead of the true time.
+        identity: its name and its boot id.
     """
 
     name: str
@@ -65,23 +66,23 @@ EPOCH = 1_700_000_000.0
 
 @dataclass(eq=False)
 class Process:
-    """A process of a host, with a copy of the package that no other process has while it lives."""
+    """A process of a host, with a copy of the package that no other living process has."""
 
     host: Host
     pid: int
     name: str
     package: Any
-    #: Whether it is one of a pool's.
+    #: Whether it is a process of a pool.
     is_child: bool = False
     parent: Process | None = None
-    #: When it was stopped, or its host suspended, for the last time.
+    #: Until when it was last stopped, or its host suspended.
     frozen_until: float = float("-inf")
     alive: bool = True
     stopped: bool = False
     main: Task | None = None
-    #: Of tasks that could go on if the process were not stopped.
+    #: Tasks that could run if the process were not stopped.
     held_up: list[Task] = field(default_factory=list)
-    #: Called when it ends, however: sockets, pipes and the tasks that wait for its end.
+    #: Called when it ends in any way: for sockets, pipes and tasks that wait for its end.
     at_end: list[Callable[[], None]] = field(default_factory=list)
     handlers: dict[int, Any] = field(default_factory=dict)
 
@@ -97,15 +98,15 @@ class Task:
         self.simulation, self.process, self.name = simulation, process, name
         self.number = simulation.next_number()
         self.done = False
-        self.waits = 0  # Counts the times that it has waited: a late time-out is of an earlier one.
+        self.waits = 0  # The number of its waits: a late timeout belongs to an earlier wait.
         self.parked = False
-        #: Whether it was woken, False after a time-out, None while it waits.
+        #: Whether it was woken; False after a timeout, None while it waits.
         self.woken: bool | None = None
-        #: Raised in it at its next point; and signals for a main thread.
+        #: Exceptions to raise in it at its next point; and signals for a main thread.
         self.thrown: list[type[BaseException]] = []
         self.signals: list[int] = []
         self._function = function
-        # Its parent goes on as it ends: not the task that has started it, whose process may be dead by then.
+        # When it ends, its parent continues: not the task that started it, whose process may be dead by then.
         self.greenlet = greenlet(self._run, simulation.hub)
         self.greenlet.task = self
 
@@ -136,7 +137,7 @@ class Simulation:
         self.seed = seed
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.interval = interval
+        self._rate = 1.0 / interval
         self.until_preempted = 0
         self.current: Task | None = None
         self.over = False
@@ -145,7 +146,7 @@ class Simulation:
         self.tasks: list[Task] = []
         self.ready: list[Task] = []
         self.switches = 0
-        #: Called whenever the time is about to go on: what must hold at each moment.
+        #: Called whenever time is about to advance, to check what must hold at every moment.
         self.watch: list[Callable[[], None]] = []
         #: Called when it is over.
         self.at_close: list[Callable[[], object]] = []
@@ -171,7 +172,7 @@ class Simulation:
             self.note("BROKEN", what, by="checker")
 
     def broke(self, task: Task, error: BaseException) -> None:
-        """A thread ended with an error that nobody took."""
+        """A thread ended with an uncaught error."""
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -187,20 +188,20 @@ class Simulation:
         heapq.heappush(self._heap, (when if when > self.now else self.now, self._numbers, function))
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call it in this many true seconds."""
+        """Call `function` after this many true seconds."""
         self.at(self.now + seconds, function)
 
     # Tasks
 
     def spawn(self, process: Process, function: Callable[[], None], name: str) -> Task:
-        """A new thread of a process."""
+        """Start a new thread of a process."""
         task = Task(self, process, function, name)
         self.tasks.append(task)
         self._may_go_on(task)
         return task
 
     def park(self, seconds: float | None = None) -> bool:
-        """Have the current task wait until it is woken, or for this many seconds of its host; whether it was woken."""
+        """Let the current task wait until it is woken, or some seconds of its host; returns whether it was woken."""
         task = self._own()
         task.waits += 1
         task.woken, task.parked = None, True
@@ -225,7 +226,7 @@ class Simulation:
             self._may_go_on(task)
 
     def yield_now(self) -> None:
-        """Let the others go on first."""
+        """Let other tasks run first."""
         task = self._own()
         self._may_go_on(task)
         self._leave()
@@ -235,18 +236,19 @@ class Simulation:
             raise task.thrown.pop(0)
 
     def point(self) -> None:
-        """Before a statement: from time to time, the task is preempted here."""
+        """Called before a statement: from time to time, the task is preempted here."""
         task = self.current
         if task is None or getcurrent() is not task.greenlet:
             return
-        self.until_preempted = int(self.rng.expovariate(1.0 / self.interval)) + 1
+        # As `rng.expovariate`, in half the time.
+        self.until_preempted = int(-log(1.0 - self.rng.random()) / self._rate) + 1
         if self.ready or (self._heap and self._heap[0][0] <= self.now) or not self._may_stay(task):
             self.yield_now()
         else:
             self._take_a_turn(task)
 
     def _may_stay(self, task: Task) -> bool:
-        """Whether it would be the next one, and find everything as it is."""
+        """Whether it would run next, and find everything unchanged."""
         return task.process.alive and task.process.runs and not (self.over or task.signals or task.thrown)
 
     def signal(self, process: Process, signum: int) -> None:
@@ -266,7 +268,7 @@ class Simulation:
                 handler(signum, None)
 
     def throw(self, task: Task, error: type[BaseException]) -> None:
-        """Raise an exception in a task, with its next statement."""
+        """Raise an exception in a task at its next statement."""
         task.thrown[:] = [error]
 
     def _own(self) -> Task:
@@ -306,14 +308,14 @@ class Simulation:
     # Processes
 
     def start(self, process: Process, function: Callable[[], None], name: str = "main") -> Process:
-        """A new process, whose main thread calls `function`."""
+        """Start a new process whose main thread calls `function`."""
         self.processes.append(process)
         process.main = self.spawn(process, function, name)
         self.note("starts", by=process.name)
         return process
 
     def kill(self, process: Process) -> None:
-        """End a process between two statements: none of its tasks goes on."""
+        """End a process between two statements: none of its tasks runs any more."""
         if not process.alive:
             return
         process.alive = False
@@ -340,7 +342,7 @@ class Simulation:
             self._resume(process)
 
     def suspend(self, host: Host) -> None:
-        """The host sleeps: its clock goes on."""
+        """The host sleeps, but its clock goes on."""
         host.suspended = True
         self.note("is suspended", by=host.name)
         for process in self.processes:
@@ -348,7 +350,7 @@ class Simulation:
                 self._hold_up(process)
 
     def resume(self, host: Host) -> None:
-        """It wakes up."""
+        """The host wakes up."""
         host.suspended = False
         self.note("is resumed", by=host.name)
         for process in self.processes:
@@ -369,7 +371,7 @@ class Simulation:
     # The hub
 
     def run(self, until: float) -> None:
-        """Go on until that time, or until nothing is left to do, or a promise is broken."""
+        """Run until that time, until nothing is left to do, or until a promise is broken."""
         rng, heap = self.rng, self._heap
         while self.failure is None and not self.is_finished:
             while heap and heap[0][0] <= self.now:
@@ -393,11 +395,11 @@ class Simulation:
                 return
 
     def close(self) -> None:
-        """End all tasks: their `finally` blocks run, with nothing there that they could change."""
+        """End all tasks: their `finally` blocks run, but can change nothing any more."""
         self.over = True
         for task in self.tasks:
             if not task.done and task.greenlet:
-                for _ in range(100):  # Whatever catches it.
+                for _ in range(100):  # Even if the task catches it.
                     if task.greenlet.dead:
                         break
                     with suppress(BaseException):
@@ -417,10 +419,10 @@ def simulation() -> Simulation:
 
 
 def begin(new: Simulation) -> None:
-    """Have `new` be under way."""
+    """Make `new` the simulation that is under way."""
     _current[:] = [new]
 
 
 def active() -> Simulation | None:
-    """As `simulation`, where there is one."""
+    """The simulation that is under way; None if there is none."""
     return _current[-1] if _current else None

@@ -1,4 +1,4 @@
-"""Programs that send messages, each with a lock as it waits; what befalls them, their way and what they sent."""
+"""Programs that send messages, each with a lock while it waits; and faults of them, their links and their messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.simulation.program import Program
 from tests.simulation.queued import Queued
 from tests.simulation.scheduler import Process
 
-#: Programs that send.
+#: Number of sending programs.
 SENDERS = 2
 
 
 def begin(world: Any, queued: Queued) -> None:
-    """Start them, each on a host of its own."""
+    """Start the programs, each on its own host."""
     entrance = world.broker.entrance = Entrance(world)
     queued.entrance = entrance
     for number in range(SENDERS):
@@ -30,12 +30,12 @@ def begin(world: Any, queued: Queued) -> None:
 
 
 def _live(number: int, queued: Queued, program: Program) -> None:
-    """Send what is to be sent from here, each call in a thread of its own."""
+    """Send the messages of this program, each call in its own thread."""
     run = program.world.run
     mine = [message for message in program.world.plan.messages if message.number % SENDERS == number]
     for message in sorted(mine, key=lambda message: message.at):
         if message.at < run.now or f"m{message.number}" in queued.calls:
-            continue  # By the one before, which is gone.
+            continue  # Its previous process, which is gone, has sent this one.
         run.park(message.at - run.now)
         fakes.Thread(target=_call, args=(program, queued, message), name=f"call{message.number}").start()
 
@@ -48,7 +48,7 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
     args = message.key, message.number, message.words
     words = dict(word.partition("=")[::2] for word in message.sent.split())
     if header := queued.header_of(words.pop("copies", "")):
-        # As a program that copies all headers of a message to another one.
+        # Like a program that copies all headers of a message to another one.
         queued.is_foreign(message)
         app.send_task(message.task, args, task_id=task_id, headers={package("task.queue_lock").QUEUED_HEADER: header})
         return
@@ -72,20 +72,21 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
 
 
 class Entrance:
-    """Of the broker, for programs that send: it may take nothing, take its time, or take a message and not say so.
+    """The broker's entrance for sending programs: it may refuse messages, be slow, or take a message without a reply.
 
     Attributes:
-        refuses_until, unheard_until: no answer is a yes; the second may have the message all the same.
-        slow_until, slow_for: until when it takes how many seconds.
-        doomed: of the programs that send next: whether each dies before the broker has its message, or after that; and
-            seconds until it is started again.
+        refuses_until, unheard_until: until when it confirms nothing; in the second case it may have the message all the
+            same.
+        slow_until, slow_for: until when it is slow, and the seconds that it takes.
+        doomed: for the next senders: whether each dies after the broker has its message, or before; and seconds until
+            it is restarted.
     """
 
     def __init__(self, world: Any) -> None:
         self.world, self.run = world, world.run
         self.refuses_until = self.unheard_until = self.slow_until = self.slow_for = 0.0
         self.doomed: list[tuple[bool, float]] = []
-        #: Ids of messages that it has, and whose senders heard that it has not.
+        #: Ids of messages that it has, but whose senders got an error.
         self.unheard: set[str] = set()
 
     def __call__(self, queue: str, message: dict[str, Any]) -> None:
@@ -99,7 +100,7 @@ class Entrance:
         if is_after is False:
             self._dies(process, sender, seconds)
         if run.now < self.slow_until:
-            # Before it has the message, or before it says so.
+            # The delay comes before it has the message, or before it confirms that.
             before = run.rng.choice((0.0, 1.0))
             run.park(before * self.slow_for)
             broker.put(queue, message)
@@ -147,7 +148,7 @@ def _answers_until(name: str) -> Callable[[Any, Fault], None]:
 
 
 def _broker_slow(world: Any, fault: Fault) -> None:
-    """For a moment in which some are sent; what was sent then takes longer."""
+    """Be slow for a moment; messages that are sent in it take longer."""
     entrance = world.broker.entrance
     entrance.slow_until, entrance.slow_for = world.run.now + 1.0, fault.seconds
 
@@ -171,7 +172,7 @@ def _lost(world: Any, fault: Fault, number: int | None) -> None:
 
 
 def _revoked(world: Any, fault: Fault) -> None:
-    """By `app.control.revoke`, of which each worker hears: one that waits, or runs."""
+    """Revoke a waiting or running message by `app.control.revoke`, which reaches each worker."""
     if ids := sorted(world.broker.ids()):
         chosen = ids[fault.target % len(ids)]
         world.run.note("is revoked", chosen, by="operator")
@@ -180,13 +181,13 @@ def _revoked(world: Any, fault: Fault) -> None:
 
 
 def _forgotten(world: Any, fault: Fault) -> None:
-    """The locks of messages that wait are gone, as where somebody has cleared them."""
+    """The locks of waiting messages are gone, as if somebody had cleared them."""
     world.servers[0].clear(":queue:")
     world.senders_queue.forget()
 
 
 def _killed_at_a_start(of: str) -> Callable[[Any, Fault], None]:
-    """The process in which a body begins next, or its worker with all of it, soon after that."""
+    """Kill the process in which a body begins next, or its whole worker, soon after that."""
 
     def befalls(world: Any, fault: Fault) -> None:
         world.senders_queue.doomed.append((of, fault.seconds))

@@ -1,4 +1,4 @@
-"""Plans of messages that have a lock as they wait: which clients send them, which die, which messages are lost."""
+"""Plans of messages that have a lock while they wait: which clients send them, which die, which messages are lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from tests.simulation.apps import SENT
 from tests.simulation.plan import KINDS, Fault, Message, Plan
 
-#: What befalls messages, their senders and the workers that start them, with weights and the longest in seconds.
+#: Faults of messages, their senders and the workers that start them, with weights and longest durations in seconds.
 OF_SENDING: dict[str, tuple[float, float]] = {
     "sender dies": (3, 1.0),
     "sender dies before it sends": (3, 1.0),
@@ -29,14 +29,14 @@ OF_SENDING: dict[str, tuple[float, float]] = {
     "locks of messages cleared": (1, 0.0),
 }
 
-#: Those by which a message, and not its lock, is lost: a follower waits for the end of that.
+#: Faults by which a message, but not its lock, is lost: a follower waits for the expiry of the lock.
 LOSES = ("queue purged", "message lost", "worker killed", "worker killed at a start")
 
-#: Those of `KINDS` that befall such messages as well.
+#: Faults of `KINDS` that also strike such messages.
 OF_WORKERS = ("child killed", "worker killed", "child stopped", "worker stopped", "server stalled", "server restarted")
 OF_WORKERS = (*OF_WORKERS, "cut there", "cut back", "slow", "delivered again", "acknowledgement lost", "broker cut")
 
-#: Seconds after everything in which each job is sent once more: what was left by then has ended.
+#: Seconds after everything until each job is sent once more: by then, leftovers have expired.
 AGAIN = 32.0
 
 
@@ -49,7 +49,7 @@ def draw_sent(seed: int, _: int | None) -> Plan:
 
 
 def bare(seed: int, rng: random.Random, kind: str, ttls: Sequence[float]) -> Plan:
-    """A plan of workers and locks, in which nothing is sent and nothing goes wrong."""
+    """A plan of workers and locks in which nothing is sent and nothing goes wrong."""
     ttl = rng.choice(ttls)
     return Plan(
         seed,
@@ -67,7 +67,7 @@ def bare(seed: int, rng: random.Random, kind: str, ttls: Sequence[float]) -> Pla
 
 
 def anything(plan: Plan, rng: random.Random) -> Plan:
-    """Some jobs, clicked at again and again, whatever befalls them."""
+    """Some jobs are sent over and over, with any faults."""
     tasks = rng.choice([(task,) for task in SENT] + [tuple(SENT)])
     until = rng.uniform(1.0, 2.5 * plan.ttl)
     messages = tuple(
@@ -90,7 +90,7 @@ def anything(plan: Plan, rng: random.Random) -> Plan:
 
 
 def sender_is_gone(plan: Plan, rng: random.Random) -> Plan:
-    """Nobody but a worker can confirm a lock, or nobody but the sender."""
+    """Only a worker can confirm a lock, or only the sender."""
     task = rng.choice(("shop.once", "shop.once_early", "shop.waits", "shop.behind"))
     due = rng.choice(("", "countdown=36"))
     messages = _at(rng, task, (0.1, 0.4, 3.0, 33.0), f"takes={rng.choice((0.1, 1.0))}", sent=due)
@@ -114,7 +114,7 @@ def begins_and_dies(plan: Plan, rng: random.Random) -> Plan:
 
 
 def tries_again(plan: Plan, rng: random.Random) -> Plan:
-    """Attempts follow on each other, while others click."""
+    """Retries follow each other while others send the job."""
     task = rng.choice(("shop.once", "shop.once_early", "shop.waits", "shop.behind"))
     countdown = rng.choice((0, 0.5, 1.5 * plan.ttl))
     words = f"takes={rng.choice((0.1, 0.5))} retries={rng.randint(1, 2)} countdown={countdown}"
@@ -124,7 +124,7 @@ def tries_again(plan: Plan, rng: random.Random) -> Plan:
 
 
 def waits_for_its_turn(plan: Plan, rng: random.Random) -> Plan:
-    """One that runs keeps those off that wait: without locks, or behind it."""
+    """A running message keeps waiting ones off: they wait without locks, or behind it."""
     task = rng.choice(("shop.behind", "shop.behind", "shop.behind_early", "shop.once"))
     times = tuple(round(0.1 + rng.choice((0.1, 0.4, 0.9)) * number, 3) for number in range(6))
     messages = _at(rng, task, times, f"takes={round(rng.uniform(0.5, 1.5) * plan.ttl, 2):g}", chained=0.4)
@@ -135,7 +135,7 @@ def waits_for_its_turn(plan: Plan, rng: random.Random) -> Plan:
 
 
 def ends_without_a_body(plan: Plan, rng: random.Random) -> Plan:
-    """It is revoked, has expired, or is skipped, as it waits behind a long one."""
+    """A message is revoked, expires or is skipped while it waits behind a long one."""
     task = rng.choice(("shop.once", "shop.waits", "shop.behind", "shop.once_early", "shop.behind_early"))
     how = rng.choice(("", "expires=1.5", "countdown=2", "expires=4 countdown=1"))
     first = Message(0.05, task, "b", 0, f"takes={round(rng.uniform(1.0, 5.0), 2):g}")
@@ -145,7 +145,7 @@ def ends_without_a_body(plan: Plan, rng: random.Random) -> Plan:
 
 
 def not_as_far_as_it_knows(plan: Plan, rng: random.Random) -> Plan:
-    """The broker has a message whose sender was told that it has not; the next sender dies before it sends."""
+    """The broker has a message whose sender got an error; the next sender dies before it sends."""
     task = rng.choice(("shop.once", "shop.waits", "shop.behind"))
     messages = _at(rng, task, (0.1, 0.3, 0.6, 4.0), "takes=0.3", sent=rng.choice(("", "countdown=1")))
     kind = rng.choice(("sending unheard", "sending unheard", "sending refused", "sending slow"))
@@ -156,7 +156,7 @@ def not_as_far_as_it_knows(plan: Plan, rng: random.Random) -> Plan:
 
 
 def copied_headers(plan: Plan, rng: random.Random) -> Plan:
-    """A message's headers are those of another one, whose lock is none of its."""
+    """A message has the headers of another one, whose lock it does not have."""
     task = rng.choice(("shop.once", "shop.once", "shop.once_early", "shop.waits"))
     first = Message(
         0.1, task, "a", 0, f"takes={round(rng.uniform(1.0, 2 * plan.ttl), 2):g}", sent=rng.choice(("", "countdown=2"))
@@ -166,7 +166,7 @@ def copied_headers(plan: Plan, rng: random.Random) -> Plan:
 
 
 def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:
-    """Several are sent that something follows on, while one waits or runs: they end as that."""
+    """Several steps of a canvas are sent while a message waits or runs: they end as that message."""
     tasks = rng.choice([(task,) for task in FOLLOWED])
     until = rng.uniform(0.5, 1.5 * plan.ttl)
     messages = tuple(
@@ -183,7 +183,7 @@ def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:
 
 
 def leader_is_gone(plan: Plan, rng: random.Random) -> Plan:
-    """The one that has the lock is lost, dies or is revoked, and so may be the one that runs in its place."""
+    """The message that has the lock is lost, dies or is revoked, and so may be the message that runs in its place."""
     task = rng.choice(FOLLOWED)
     due = rng.choice(("", "", "countdown=2"))
     words = f"takes={rng.choice((0.5, 2.0))}{rng.choice(('', '', ' fails=1'))}"
@@ -196,14 +196,14 @@ def leader_is_gone(plan: Plan, rng: random.Random) -> Plan:
               round(rng.uniform(0.0, 1.0), 3))
         for _ in range(rng.choice((1, 1, 2, 3)))
     ]  # fmt: skip
-    if rng.random() < 0.4:  # So that the broker still has it as it is lost.
+    if rng.random() < 0.4:  # So the broker still has the message when it is lost.
         faults += [Fault(0.02, "worker killed", number, round(rng.uniform(1.0, 4.0), 2)) for number in (0, 1)]
     latency = round(rng.choice((0.0, 0.0, 0.02)) * plan.ttl, 4)
     return _with(replace(plan, workers=rng.choice((1, 2)), latency=latency), (first, *rest), faults)
 
 
 def leader_waits(plan: Plan, rng: random.Random) -> Plan:
-    """Followers wait in line for a leader that is due later, and then for its run."""
+    """Followers wait in line for a leader that is due later, and then for the end of its run."""
     task = rng.choice(FOLLOWED)
     first = Message(0.1, task, "a", 0, f"takes={rng.choice((0.5, 3.0))}", sent=f"countdown={rng.choice((1.5, 3))}")
     rest = _at(rng, task, sorted(round(rng.uniform(0.15, 1.4), 3) for _ in "12345"), "takes=0.3", chained=0.9, first=1)
@@ -213,12 +213,12 @@ def leader_waits(plan: Plan, rng: random.Random) -> Plan:
 
 
 def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
-    """Each message to the lock server takes long: followers look as the leader begins, or ends."""
+    """Each message to the lock server takes long: followers look when the leader begins or ends."""
     task = rng.choice(FOLLOWED)
     latency = round(rng.choice((0.01, 0.03)) * plan.ttl, 4)
     takes = rng.choice((0.1, 0.3, 1.0))
     begins = rng.choice((0.1, 0.7))
-    # They look as the leader begins that is due just then, or as its run ends.
+    # They look when the leader, which is due just then, begins, or when its run ends.
     looks = rng.choice((begins, begins + takes))
     times = [max(round(looks + rng.uniform(-8.0, 4.0) * latency, 3), 0.11) for _ in "1234"[: rng.randint(2, 4)]]
     words = f"takes={takes}{rng.choice(('', '', ' large=1', ' retries=1 countdown=0.5'))}"
@@ -242,8 +242,8 @@ IN_CANVAS: tuple[Callable[[Plan, random.Random], Plan], ...] = (
 
 
 def in_canvas(plan: Plan, rng: random.Random) -> Plan:
-    """Of parts of a canvas that find the lock of another message as they are sent."""
-    # Who follows a message that is lost waits for the end of its lock.
+    """A plan of canvas parts that find the lock of another message when they are sent."""
+    # A follower of a lost message waits for the expiry of its lock.
     return _and_again(replace(rng.choice(IN_CANVAS)(plan, rng), queue_ttl=20.0), rng)
 
 
@@ -254,7 +254,7 @@ SHAPES: tuple[Callable[[Plan, random.Random], Plan], ...] = (
 
 
 def _and_again(plan: Plan, rng: random.Random) -> Plan:
-    """At the end each job is sent once more: that nothing keeps it from being sent is what matters to people."""
+    """At the end, send each job once more: what matters to people is that nothing keeps it from being sent."""
     if rng.random() < 0.5:
         return plan
     jobs = sorted({(message.task, message.key) for message in plan.messages})

@@ -1,5 +1,5 @@
-"""Redis servers on simulated hosts: models of Redis behind the network, which stop, stall, and come back with what they
-had, with what they had a moment ago, or with nothing.
+"""Redis servers on simulated hosts: models of Redis behind the network, which stop, stall, and come back with all their
+data, with older data, or with nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Entry = tuple[str, Any, int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the checker has found in a server's data, which stays so between two moments unless something is written."""
+    """What the checker found in a server's data; it stays valid for some time unless something is written."""
 
     of: Any
     version: int
@@ -35,7 +35,7 @@ class _Seen:
 
     @staticmethod
     def of_data(data: Any, version: int, now: int) -> _Seen:
-        """As a client finds it at this millisecond: a key is there throughout the one at which it ends."""
+        """The data as a client finds them in this millisecond: a key is there until the end of its last millisecond."""
         database = data.database(0)
         every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
         living = [it for it in every if it[2] is None or it[2] >= now]
@@ -45,11 +45,11 @@ class _Seen:
 
 
 class Server:
-    """One Redis server.
+    """A Redis server.
 
     Attributes:
-        model: what it has and does; None while it is down.
-        empty_since: when it had nothing, for the last time.
+        model: its data and behaviour; None while it is down.
+        empty_since: when it was last empty.
     """
 
     def __init__(self, run: Simulation, network: Network, host: Host, *, port: int = 6379) -> None:
@@ -57,7 +57,7 @@ class Server:
         self.address = (host.name, port)
         self.model: RedisModel | None = None
         self.stalled = False
-        #: Until when the connection of a woken waiter breaks, before it hears of that.
+        #: Until when the connection of a woken waiter breaks before the wake-up arrives.
         self.wakes_nobody_until = 0.0
         self._peers: list[_Peer] = []
         #: What arrives while it is stalled.
@@ -65,9 +65,9 @@ class Server:
         self._timer: float | None = None
         self._data: Any = None
         self.empty_since = 0.0
-        #: Called with the model each time that it has begun.
+        #: Called with the model after each start.
         self.on_start: list[Callable[[RedisModel], None]] = []
-        #: What takes its place, where there is one.
+        #: The replica that takes its place, if it has one.
         self.replica: Any = None
         self._saved: Any = None
         self._seen: _Seen | None = None
@@ -79,7 +79,7 @@ class Server:
         return self.host.wall_clock(self.run.now)
 
     def start(self, data: Any = None) -> None:
-        """Begin, with these data."""
+        """Start with these data."""
         if data is None:
             self.empty_since = self.run.now
         self.model = RedisModel(self.clock, randint=self.run.rng.randint, dataset=data)
@@ -88,12 +88,12 @@ class Server:
             on_start(self.model)
 
     def save(self) -> None:
-        """Keep a copy, to come back with later."""
+        """Save a copy of the data for a later restart."""
         if self.model is not None:
             self._saved = self.model.copy_dataset()
 
     def crash(self) -> None:
-        """The process ends; the connections with it."""
+        """The process ends, and its connections with it."""
         if self.model is None:
             return
         self._data, self.model = self.model.copy_dataset(), None
@@ -105,19 +105,19 @@ class Server:
             peer.way.server_is_gone()
 
     def restart(self, having: str) -> None:
-        """Come back: with "all" that it had, with what it had when it was "saved" last, or with "nothing"."""
+        """Come back with "all" its data, with the data last "saved", or with "nothing"."""
         if self.model is None:
             self.start({"all": self._data, "saved": self._saved, "nothing": None}[having])
 
     def flush(self) -> None:
-        """FLUSHALL: it forgets everything, and its connections stay."""
+        """FLUSHALL: it forgets everything, but its connections stay."""
         if self.model is not None:
             self.model.flush(list(self.model.dataset.databases.values()))
             self.empty_since, self._seen = self.run.now, None
             self.run.note("is flushed", by=self.host.name)
 
     def clear(self, part: str) -> None:
-        """Forget the keys with this in their names, as where somebody has deleted them."""
+        """Forget the keys with this in their names, as if somebody had deleted them."""
         if self.model is not None:
             database = self.model.dataset.database(0)
             for key in [key for key in database.values if part.encode() in key]:
@@ -127,7 +127,7 @@ class Server:
             self.run.note("clears", part, by=self.host.name)
 
     def evict(self) -> None:
-        """Forget a key, as a server does whose memory is full."""
+        """Forget a key, like a server whose memory is full."""
         if self.model is not None and (values := self.model.dataset.database(0).values):
             key = self.run.rng.choice(sorted(values))
             del values[key]
@@ -135,12 +135,12 @@ class Server:
             self.run.note("evicts", key.decode(), by=self.host.name)
 
     def stall(self) -> None:
-        """Carry out nothing for now; the kernel takes what comes."""
+        """Carry out nothing for now; the kernel buffers what arrives."""
         self.stalled = True
         self.run.note("stalls", by=self.host.name)
 
     def go_on(self) -> None:
-        """Carry out what has come meanwhile, and go on."""
+        """Carry out what has arrived meanwhile, and go on."""
         if self.stalled:
             self.stalled = False
             self.run.note("goes on", by=self.host.name)
@@ -161,7 +161,7 @@ class Server:
             peer.way.server_is_gone()
 
     def wake_all(self) -> None:
-        """As if each lock for which somebody waits were freed."""
+        """Wake waiters as if each lock for which somebody waits were freed."""
         if self.model is not None:
             nobody = self.model.connect(lambda _: None, address="nobody:1")
             for key in [key for _, key in self.model._waiting if key.endswith(b":wake")]:
@@ -171,7 +171,7 @@ class Server:
     # For the checker
 
     def keeps(self, key: bytes, owner: bytes) -> bool:
-        """Whether what is at the key is this owner's; what it had when it went down counts while it is down."""
+        """Whether the key belongs to this owner; while the server is down, its last data count."""
         data = self._data if self.model is None else self.model.dataset
         database = data.database(0)
         value = database.values.get(key)
@@ -181,11 +181,11 @@ class Server:
         return ends_at is None or ends_at > self.clock() * 1000
 
     def remembers(self, seconds: float) -> bool:
-        """Whether it has what was written in the last seconds: else it has no vote in a Redlock."""
+        """Whether it has all writes of the last seconds: otherwise it has no vote in a Redlock."""
         return (self.run.now - self.empty_since) * self.host.rate >= seconds
 
     def living(self) -> list[Entry]:
-        """Its keys, as they were found when they had changed last; the same list while nothing changes."""
+        """Its living keys; the same list while nothing changes."""
         data, version = (self._data, -1) if self.model is None else (self.model.dataset, self.model.offset)
         now = int(self.clock() * 1000)
         seen = self._seen
@@ -194,22 +194,22 @@ class Server:
         return seen.living
 
     def without_end(self, part: str = "") -> str | None:
-        """A key, of those with this in their names, that has no time to live."""
+        """A key with this in its name that has no time to live."""
         return next((key for key, _, ends_at in self.living() if ends_at is None and part in key), None)
 
     def living_values(self) -> list[tuple[str, bytes]]:
-        """Its plain values, by their keys; the same list while nothing changes."""
+        """Its string values, with their keys; the same list while nothing changes."""
         self.living()
         assert self._seen is not None
         return self._seen.values
 
     def held(self, names: frozenset[str] = frozenset()) -> str | None:
-        """A lock that is held, but for those of messages that wait; those outside of tasks have these names."""
+        """A held lock that is not of a waiting message; locks outside of tasks have these names."""
         keys = (key for key, _, _ in self.living() if ":queue:" not in key)
         return next((key for key in keys if key.endswith(":run") or ":run:" in key or key in names), None)
 
     def do(self, action: Callable[[], None]) -> None:
-        """Now, or when it goes on."""
+        """Do it now, or when the server goes on."""
         if self.stalled:
             self._held_up.append(action)
         elif self.model is not None:
@@ -228,7 +228,7 @@ class Server:
         return peer
 
     def _look_at_the_clock(self) -> None:
-        """Have blocked commands time out."""
+        """Let blocked commands time out."""
         model = self.model
         timer = None if model is None else model.next_timer()
         if model is None or timer is None or timer == self._timer:
@@ -270,7 +270,7 @@ class _Peer:
 
 
 def dial(connection: Any) -> Socket:
-    """In place of how redis-py connects."""
+    """Replaces redis-py's way to connect."""
     run = simulation()
     task = run.current
     assert task is not None
@@ -282,6 +282,6 @@ def dial(connection: Any) -> Socket:
 
 
 def patch_redis_py() -> None:
-    """Have each connection of redis-py in this interpreter be a simulated one."""
+    """Make each connection of redis-py in this interpreter a simulated one."""
     Connection._connect = dial  # type: ignore[method-assign,assignment]
-    redis.utils.get_lib_version = lambda: "0"  # It reads a file for each connection.
+    redis.utils.get_lib_version = lambda: "0"  # The original reads a file for each connection.

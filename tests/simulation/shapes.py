@@ -1,7 +1,7 @@
-"""Plans in which rare things meet: what is drawn at random, with the times and lengths at which protocols are decided.
+"""Plans in which rare events meet: drawn at random, but with the times and lengths that decide protocols.
 
 A lock that ends in the millisecond in which its waiter leaves, an answer that takes nearly as long as the lease, a host
-that sleeps from just after it was given a lock: each is drawn often enough here that another rare thing can meet it.
+that sleeps right after it got a lock: each is drawn often enough here that it can meet another rare event.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tests.simulation.plan import Fault, Message, Plan, Use
 
-#: How many of the plans of a kind have such a shape.
+#: Share of the plans of a kind that have such a shape.
 SHARE = 0.4
 
 #: Seconds after which a client that asked in vain has given up: three tries of a second each, and pauses.
@@ -22,7 +22,7 @@ Shape = Callable[[Plan, random.Random], Plan]
 
 
 def shaped(plan: Plan) -> Plan:
-    """The plan, or another one in its place; its seed decides."""
+    """The plan, or another plan instead; its seed decides."""
     rng = random.Random(f"shape of {plan.seed}")
     shapes = BY_KIND.get(plan.kind, ())
     if not shapes or rng.random() >= SHARE:
@@ -34,7 +34,7 @@ def shaped(plan: Plan) -> Plan:
 
 
 def slow_everywhere(plan: Plan, rng: random.Random) -> Plan:
-    """Each message takes as long as a short body: copies are refused, begin and end while others ask."""
+    """Each network message takes as long as a short body: copies are refused, begin and end while others ask."""
     task = rng.choice(("shop.late", "shop.late", "shop.refuses", "shop.again", "shop.retries", "shop.keeps"))
     latency = round(rng.choice((0.004, 0.02)) * plan.ttl, 4)
     many = rng.randint(2, 4)
@@ -56,7 +56,7 @@ def slow_everywhere(plan: Plan, rng: random.Random) -> Plan:
 
 
 def asleep(plan: Plan, rng: random.Random) -> Plan:
-    """A host sleeps, or a process is stopped, for about as long as its lease lasts, from soon after it got that."""
+    """A host sleeps, or a process is stopped, for about the length of its lease, soon after it got the lease."""
     ttl, latency = plan.ttl, round(rng.choice((0.0, 0.02)) * plan.ttl, 4)
     checks = " checks=1" if rng.random() < 0.6 else ""
     messages = tuple(
@@ -82,7 +82,7 @@ def asleep(plan: Plan, rng: random.Random) -> Plan:
 
 
 def last_breath(plan: Plan, rng: random.Random) -> Plan:
-    """A child dies while the server has not got yet what it asked for."""
+    """A child dies while its request is still on the way to the server."""
     latency = round(rng.choice((0.02, 0.04)) * plan.ttl, 4)
     messages = tuple(
         Message(
@@ -110,7 +110,7 @@ def last_breath(plan: Plan, rng: random.Random) -> Plan:
 
 
 def silent_at_an_end(plan: Plan, rng: random.Random) -> Plan:
-    """As a body ends, its host does not reach the lock server, or hears nothing of it; copies come meanwhile."""
+    """When a body ends, its host cannot reach the lock server, or gets no answers; copies come meanwhile."""
     ttl = plan.ttl
     task = rng.choice(("shop.late", "shop.again", "shop.retries", "shop.keeps", "shop.rests"))
     words = f"takes={round(rng.uniform(0, 0.5) * ttl, 2):g}"
@@ -119,7 +119,7 @@ def silent_at_an_end(plan: Plan, rng: random.Random) -> Plan:
         Message(round(0.1 + 0.2 * number, 3), task, "a", number, words) for number in range(rng.randint(1, 3))
     )
     kind = rng.choice(("cut at an end", "cut there at an end", "cut back at an end"))
-    # For as long as it takes until a copy says the end once more, too.
+    # Perhaps as long as it takes until a copy reports the end once more.
     seconds = round(rng.choice((rng.uniform(0.3, 3.0), rng.uniform(0.5, 2.0) * ttl, rng.uniform(11.5, 16.0))), 3)
     faults = [Fault(0.05, kind, 0, seconds)]
     faults += [Fault(round(rng.uniform(0.2, 2.0) * ttl, 3), "delivered again", rng.randrange(100)) for _ in "12"]
@@ -129,7 +129,7 @@ def silent_at_an_end(plan: Plan, rng: random.Random) -> Plan:
 
 
 def kept_for_the_dead(plan: Plan, rng: random.Random) -> Plan:
-    """The end of an attempt is heard of late; the next one, which comes before that, dies as it waits."""
+    """The end of an attempt arrives late; the next attempt, which comes before, dies while it waits."""
     words = f"takes={rng.choice((0.1, 0.3))} retries=1 countdown={rng.choice((0, 0, 0.3))}"
     silent = Fault(0.05, rng.choice(("cut there at an end", "cut at an end")), 0, round(rng.uniform(1.5, 4.0), 3))
     killed = Fault(round(rng.uniform(0.5, 2.0), 3), "child killed", rng.randrange(100))
@@ -140,7 +140,7 @@ def kept_for_the_dead(plan: Plan, rng: random.Random) -> Plan:
 
 
 def silent_and_deaf(plan: Plan, rng: random.Random) -> Plan:
-    """Neither the lock server nor the broker answers a worker that wants to ask, or to put its message back."""
+    """Neither the lock server nor the broker answers a worker that asks for a lock, or puts its message back."""
     messages = tuple(
         Message(round(0.1 + 0.1 * number, 3), rng.choice(("shop.late", "shop.again", "shop.patient")), "a", number,
                 f"takes={round(rng.uniform(0.1, 1.5) * plan.ttl, 2):g}")
@@ -172,7 +172,7 @@ def one_host(plan: Plan, rng: random.Random) -> Plan:
 
 
 def slow_results(plan: Plan, rng: random.Random) -> Plan:
-    """The result backend takes its time, in which a copy comes or the process dies."""
+    """The result backend is slow, and meanwhile a copy comes or the process dies."""
     task = rng.choice(("shop.late", "shop.again"))
     messages = tuple(
         Message(round(0.1 + 0.5 * number, 3), task, rng.choice("ab"), number, "takes=0.1", chained=rng.random() < 0.7)
@@ -186,7 +186,7 @@ def slow_results(plan: Plan, rng: random.Random) -> Plan:
 
 
 def ended_in_order(plan: Plan, rng: random.Random) -> Plan:
-    """A child is ended by SIGTERM in the middle of its body."""
+    """SIGTERM ends a child in the middle of its body."""
     messages = tuple(
         Message(round(0.1 + 0.2 * number, 3), rng.choice(("shop.late", "shop.again")), "a", number,
                 f"takes={round(rng.uniform(0.3, 2.0), 2):g}")
@@ -196,7 +196,7 @@ def ended_in_order(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, pool="prefork", messages=messages, faults=_in_order(*faults))
 
 
-#: What befalls the messages in line, for how many seconds at most.
+#: Faults for messages in line, with their longest durations in seconds.
 OF_LINES = {
     "worker ended": 1.0,
     "worker killed": 1.0,
@@ -213,7 +213,7 @@ OF_LINES = {
 
 
 def in_line(plan: Plan, rng: random.Random) -> Plan:
-    """Copies wait in main processes for a lock; these end or die, lose their broker, or do not hear that it is free."""
+    """Copies wait for a lock in main processes, which end or die, lose their broker, or miss that the lock is free."""
     task = rng.choice(("shop.again", "shop.again", "shop.two", "shop.retries", "shop.rests"))
     again = " retries=1 countdown=0" if task == "shop.retries" else ""
     longest, keys = rng.choice((0.5, 2.0, 2.0 * plan.ttl)), rng.choice(("a", "aaab", "aabc"))
@@ -240,7 +240,7 @@ def in_line(plan: Plan, rng: random.Random) -> Plan:
 
 
 def kept_for_its_time(plan: Plan, rng: random.Random) -> Plan:
-    """Locks that nobody renews are kept for longer than they last, and their answers take long."""
+    """Locks without renewals are held longer than they last, and answers take long."""
     ttl = rng.choice((1.0, 1.0, 3.0))
     longest = rng.choice((0.02, 0.2, 0.3))
     ways = ("fixed", "checks") if rng.random() < 0.5 else ("fixed",)
@@ -263,7 +263,7 @@ def kept_for_its_time(plan: Plan, rng: random.Random) -> Plan:
 
 
 def leaves_as_it_is_freed(plan: Plan, rng: random.Random) -> Plan:
-    """Somebody's wait ends in the very moment in which it would be given the lock; others wait behind it."""
+    """A wait ends at the very moment in which its waiter would get the lock; others wait behind it."""
     name = rng.choice("ab")
     takes = rng.choice((0.3, 0.5, 0.9))
     uses = [Use(0.1, 0, 0, name, 0, None, takes)]
@@ -277,10 +277,10 @@ def leaves_as_it_is_freed(plan: Plan, rng: random.Random) -> Plan:
 
 
 def given_up(plan: Plan, rng: random.Random) -> Plan:
-    """What was asked for is held back in between until long after it was given up, or was asked for again."""
+    """A request is held back on its way until long after it was given up or repeated."""
     asks = round(rng.uniform(0.3, 0.6), 3)
     patience = rng.choice((0.0, None, 1.0, 8.0))
-    # What is held back on a new connection is its greeting only.
+    # On a new connection, only the greeting would be held back.
     first = Use(0.05, 0, 0, "a", 9, None, 0.0)
     uses = (
         Use(asks, 0, 0, "a", 0, patience, rng.choice((0.0, 0.3, 1.0))),
@@ -312,7 +312,7 @@ def slots_over_slow_ways(plan: Plan, rng: random.Random) -> Plan:
 
 
 def slot_ends_as_another_is_freed(plan: Plan, rng: random.Random) -> Plan:
-    """Somebody finds a slot that has ended by itself, as it is woken for another one."""
+    """A waiter finds an expired slot when it is woken for another slot."""
     ends = round(6.0 + rng.uniform(-0.05, 0.25), 3)
     uses = (
         Use(0.1, 0, 0, "b", 0, None, 6.6, ("fixed",)),
@@ -323,7 +323,7 @@ def slot_ends_as_another_is_freed(plan: Plan, rng: random.Random) -> Plan:
 
 
 def asks_in_silence(plan: Plan, rng: random.Random) -> Plan:
-    """A holder asks for more time while nothing is heard of the server."""
+    """A holder asks for more time while the server is silent."""
     asks = 0.1 + 2.0 + rng.uniform(-0.1, 0.3)
     use = Use(0.1, 0, 0, "a", 0, None, 4.0, (rng.choice(("reacquire", "extend")),))
     silent = (
@@ -334,7 +334,7 @@ def asks_in_silence(plan: Plan, rng: random.Random) -> Plan:
 
 
 def answers_lost(plan: Plan, rng: random.Random) -> Plan:
-    """Nothing is heard of the server for some seconds, as a lock is asked for."""
+    """The server is silent for some seconds when a lock is asked for."""
     asks = round(rng.uniform(0.1, 0.5), 3)
     uses = (
         Use(asks, 0, 0, "a", 0, rng.choice((0.0, 0.0, None, 2.0)), rng.choice((0.1, 1.0))),
@@ -351,7 +351,7 @@ def answers_lost(plan: Plan, rng: random.Random) -> Plan:
 
 
 def woken_and_frozen(plan: Plan, rng: random.Random) -> Plan:
-    """Who is given the lock next does not notice it, for longer than it may keep the others waiting."""
+    """The next holder does not notice that it got the lock, for longer than it may keep the others waiting."""
     takes = rng.choice((0.7, 0.9))
     uses = (
         Use(0.1, 0, 0, "a", 0, None, takes),
@@ -368,7 +368,7 @@ def woken_and_frozen(plan: Plan, rng: random.Random) -> Plan:
 
 
 def killed_as_it_sends(plan: Plan, rng: random.Random) -> Plan:
-    """A beat dies as it has sent a tick, before that is recorded."""
+    """A beat dies after it has sent a tick, before the tick is recorded."""
     kills = tuple(
         Fault(round(rng.uniform(0.5, 2.0) * plan.ttl, 3), "beat killed as it sends", 0, round(rng.uniform(0, 0.5), 3))
         for _ in range(rng.randint(1, 2))

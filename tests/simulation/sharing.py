@@ -1,5 +1,5 @@
-"""Plans of messages that end as another one does, or because a newer one has come: which are joined, followed, or
-superseded, by whom, and what befalls them meanwhile.
+"""Plans of messages that end as another one, or because a newer one has come: which are joined, followed or superseded,
+by which, and what goes wrong meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shape = Callable[[Plan, random.Random], Plan]
 #: The ttls to choose from, in seconds.
 _TTLS = (3.0, 3.0, 6.0)
 
-#: What befalls them, with weights and the longest in ttls.
+#: Faults, with weights and longest durations in ttls.
 BEFALLS: dict[str, tuple[float, float]] = {
     "child killed": (4, 0),
     "child killed at an end": (2, 0),
@@ -39,12 +39,12 @@ BEFALLS: dict[str, tuple[float, float]] = {
     "revoked": (2, 0),
 }
 
-#: Those that delay nothing, so that whatever is to happen at once has to.
+#: Faults that delay nothing, so that everything must happen at once.
 BRIEF = ("child killed", "child killed at an end", "delivered again", "acknowledgement lost", "results slow")
 
 
 def draw_joined(seed: int, _: int | None) -> Plan:
-    """The plan of a seed, of tasks that end as the one does that has their lock."""
+    """The plan of a seed, of tasks that end as the task that has their lock."""
     rng = random.Random(f"joined by {seed}")
     plan = bare(seed, rng, "joined", _TTLS)
     return rng.choice(OF_JOINED)(plan, rng)
@@ -58,20 +58,20 @@ def draw_newest(seed: int, _: int | None) -> Plan:
 
 
 def draw_follows(seed: int, _: int | None) -> Plan:
-    """The plan of a seed, of parts of a canvas that find the lock of another message as they are sent."""
+    """The plan of a seed, of canvas parts that find the lock of another message when they are sent."""
     rng = random.Random(f"follows {seed}")
     return in_canvas(replace(bare(seed, rng, "follows", _TTLS), nodes=1), rng)
 
 
 def anything_joined(plan: Plan, rng: random.Random) -> Plan:
-    """Some come while one runs, whatever befalls it or them."""
+    """Messages come while another one runs, with any faults."""
     task = rng.choice(sorted(JOINS))
     messages = _messages(plan, rng, task, rng.choice((1.0, 2.0, 1.5 * plan.ttl)))
     return _with(plan, messages, _faults(plan, rng, rng.choice((0, 1, 1, 2, 3)), BEFALLS))
 
 
 def holder_dies(plan: Plan, rng: random.Random) -> Plan:
-    """The one that has the lock dies as others have joined it, and maybe the one that runs in its place."""
+    """The holder dies after others have joined it, and perhaps the message that runs in its place dies, too."""
     task = rng.choice(("shop.joins", "shop.joins_early", "shop.joins_early"))
     takes = round(rng.uniform(1.0, plan.ttl), 2)
     shortly = rng.choice((0.05, 0.2, takes))
@@ -90,7 +90,7 @@ def holder_dies(plan: Plan, rng: random.Random) -> Plan:
 
 
 def dies_twice(plan: Plan, rng: random.Random) -> Plan:
-    """The holder dies, is delivered again, and dies once more, each time as others have joined it."""
+    """The holder dies, is redelivered, and dies once more, each time after others have joined it."""
     task, takes = "shop.joins", 4.0
     times = (0.05, *(round(rng.uniform(0.1, 0.8), 3) for _ in "12"), *(round(rng.uniform(1.5, 3.0), 3) for _ in "12"))
     messages = tuple(
@@ -102,7 +102,7 @@ def dies_twice(plan: Plan, rng: random.Random) -> Plan:
 
 
 def many_join(plan: Plan, rng: random.Random) -> Plan:
-    """So many that they end one after the other only if each wakes the next one."""
+    """So many join that they end one after the other only if each wakes the next one."""
     task = rng.choice(("shop.joins", "shop.joins_early"))
     first = Message(0.05, task, "a", 0, f"takes={rng.choice((6.5, 9))}{rng.choice(('', '', ' large=1'))}")
     rest = _close(rng, task, "takes=0.1", rng.randint(4, 6), 0.1, first=1)
@@ -110,7 +110,7 @@ def many_join(plan: Plan, rng: random.Random) -> Plan:
 
 
 def value_is_large(plan: Plan, rng: random.Random) -> Plan:
-    """What the holder returns is in the result backend alone, which has it later, while another one has the lock."""
+    """Only the result backend has the holder's value, and gets it late, while another message has the lock."""
     task = rng.choice(("shop.joins", "shop.joins_early", "shop.joins_rests"))
     words = f"takes={rng.choice((0.5, 1.5))} large=1"
     many = rng.randint(3, 6)
@@ -121,7 +121,7 @@ def value_is_large(plan: Plan, rng: random.Random) -> Plan:
 
 
 def holder_tries_again(plan: Plan, rng: random.Random) -> Plan:
-    """The holder retries: the lock is free, or kept, until its next attempt."""
+    """The holder retries: until its next attempt, the lock is free or kept."""
     task = rng.choice(("shop.joins", "shop.joins", "shop.joins_keeps"))
     countdown = rng.choice((0, 0.5, 3.0))
     words = f"takes={rng.choice((0.3, 1.0))} retries={rng.randint(1, 2)} countdown={countdown}"
@@ -131,7 +131,7 @@ def holder_tries_again(plan: Plan, rng: random.Random) -> Plan:
 
 
 def answered_as_it_ends(plan: Plan, rng: random.Random) -> Plan:
-    """Each message to the lock server takes long: copies ask as the holder ends."""
+    """Each message to the lock server takes long: copies ask when the holder ends."""
     latency = round(rng.choice((0.004, 0.02, 0.05)) * plan.ttl, 4)
     takes = rng.choice((0.3, round(rng.uniform(0.6, 2.0), 2)))
     task = rng.choice(("shop.joins", "shop.joins", "shop.joins_patient"))
@@ -150,14 +150,14 @@ def answered_as_it_ends(plan: Plan, rng: random.Random) -> Plan:
 
 
 def anything_newer(plan: Plan, rng: random.Random) -> Plan:
-    """Newer ones come while one runs, whatever befalls them."""
+    """Newer messages come while one runs, with any faults."""
     task = rng.choice(sorted(NEWEST))
     messages = _messages(plan, rng, task, rng.choice((1.0, 2.0, 1.5 * plan.ttl)))
     return _with(plan, messages, _faults(plan, rng, rng.choice((0, 1, 1, 2, 3)), BEFALLS))
 
 
 def many_come_at_once(plan: Plan, rng: random.Random) -> Plan:
-    """So many that each finds another one, on workers that have room."""
+    """So many come that each finds another one, on workers that have room."""
     task = rng.choice(("shop.newest", "shop.newest_early"))
     first = Message(0.05, task, "a", 0, f"takes={rng.choice((2.0, 9.0))}")
     rest = _close(
@@ -170,7 +170,7 @@ def many_come_at_once(plan: Plan, rng: random.Random) -> Plan:
 
 
 def newest_dies(plan: Plan, rng: random.Random) -> Plan:
-    """The worker that has the newest dies, or the holder, and the broker delivers again what they had."""
+    """The worker with the newest message dies, or the holder's, and the broker redelivers their messages."""
     task = rng.choice(("shop.newest", "shop.newest_keeps", "shop.newest_patient"))
     words = f"takes={rng.choice((0.5, 2.0))}{rng.choice(('', '', ' retries=1 countdown=0.5'))}"
     messages = _close(rng, task, words, rng.randint(3, 5), rng.choice((0.5, 1.0)))
@@ -183,7 +183,7 @@ def newest_dies(plan: Plan, rng: random.Random) -> Plan:
 
 
 def kept_for_an_older(plan: Plan, rng: random.Random) -> Plan:
-    """Newer ones come while the lock is kept for the next attempt of one that they stop."""
+    """Newer messages come while the lock is kept for the next attempt of a message that they stop."""
     task = "shop.newest_stops_kept"
     first = Message(0.05, task, "a", 0, f"takes=0.2 retries=1 countdown={rng.choice((0.5, 2.0))}")
     newer = _close(rng, task, "takes=0.3", rng.randint(2, 4), rng.choice((0.3, 0.6, 1.0)), first=1)
@@ -227,7 +227,7 @@ def _messages(
 def _close(
     rng: random.Random, task: str, words: str, many: int, apart: float, *, first: int = 0
 ) -> tuple[Message, ...]:
-    """One after the other, each soon after the one before."""
+    """Consecutive messages, each soon after the previous one."""
     return tuple(
         Message(round(0.05 + apart * place * rng.uniform(0.5, 1.0), 3), task, "a", first + place, words,
                 chained=rng.random() < 0.3)
@@ -241,7 +241,7 @@ def _words(plan: Plan, rng: random.Random, task: str) -> str:
         words.append("fails=1")
     if rng.random() < 0.1:
         words.append("large=1")
-    # Who waits for the next attempt of a message that is lost with its worker waits for as long as that is expected.
+    # A copy that waits for the next attempt of a message lost with its worker waits as long as that is expected.
     if rng.random() < 0.2 and not task.endswith("_early"):
         words.append(f"retries=1 countdown={rng.choice((0, 0.3, 2))}")
     return " ".join(words)

@@ -1,4 +1,4 @@
-"""Makes a plan that breaks a promise smaller, as long as the same promise breaks."""
+"""Shrinks a plan that breaks a promise, as long as the same promise breaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.plan import Plan
 if TYPE_CHECKING:
     from tests.simulation.simulate import Result
 
-#: Orders of events that each smaller plan is tried in: with one thing less, the seed means another one.
+#: Orders of events in which each smaller plan is tried: with one part less, the same seed gives another order.
 ORDERS = 12
 
 #: Statements between two preemptions, from never to often.
@@ -20,7 +20,7 @@ INTERVALS = (1e9, 1000.0, 200.0, 60.0)
 
 
 def shrink(failed: Result, run: Callable[[Plan], Result], *, orders: int = ORDERS) -> Result:
-    """The smallest plan that was found to fail in the same way, and its run."""
+    """The smallest plan found that fails in the same way, and its run."""
     assert failed.failure is not None
     kind = kind_of(failed.failure)
     smallest = failed

@@ -1,4 +1,4 @@
-"""One simulation: a plan carried out, and what must hold checked meanwhile and at its end."""
+"""A simulation: a plan is carried out, and checked meanwhile and at its end."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
 from tests.simulation.world import NOTICES, World, must_be_kept
 
-#: Seconds after the last fault in which everything must have come to its end.
+#: Seconds after the last fault within which everything must have ended.
 CALM = 600.0
 
-#: Processes of one simulation for which copies of the package are made ahead.
+#: Number of processes for which copies of the package are made ahead.
 PROCESSES = 16
 
-#: The share of a lease that is left at least when its body has been stopped: 2/15 without what it costs to see that.
+#: Least share of a lease that is left when its body has been stopped: 2/15, less the time to notice that.
 SPARE = 1 / 10
 
-#: Seconds that it goes on when nothing is left, for what comes late.
+#: Seconds for which it goes on when nothing is left, for late events.
 AFTERWARDS = 2.0
 
-#: Simulations whose leavings are collected at once: to look for them takes as long as a fifth of one.
+#: Simulations whose garbage is collected at once: a collection takes as long as a fifth of a simulation.
 TOGETHER = 20
 
 _simulations = count(1)
@@ -44,7 +44,7 @@ _simulations = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a simulation."""
+    """The result of a simulation."""
 
     plan: Plan
     failure: str | None
@@ -55,20 +55,21 @@ class Result:
 
 
 def prepare(*, processes: int = PROCESSES, rounds: int = 3) -> None:
-    """Once per interpreter, which simulates from then on.
+    """Prepare the interpreter, once; it can only simulate from then on.
 
     Args:
-        processes: for which copies of the package are made ahead.
-        rounds: simulations whose leavings are not looked at again; for few simulations, that does not pay.
+        processes: number of processes for which copies of the package are made ahead.
+        rounds: simulations whose objects the garbage collector ignores from then on; for few simulations, that does not
+            pay.
     """
     servers.patch_redis_py()
     apps.patch_celery()
     urandom = os.urandom
     os.urandom = lambda count: _random(urandom, count)  # type: ignore[assignment]
-    # What is made once, and what a first run makes, is neither looked at nor collected between two simulations.
+    # The garbage collector ignores objects that are made once, or by a first run.
+    gc.disable()
     for package in loading.ready(processes):
         apps.app_of(package, {})
-    gc.disable()
     for seed in range(rounds):
         simulate(draw(seed))
     gc.freeze()
@@ -115,7 +116,7 @@ def simulate(plan: Plan) -> Result:
 
 
 def _begin_tasks(world: World) -> Checker:
-    """Start workers, and a program that sends them messages; what must hold then."""
+    """Start workers, and a program that sends them messages; returns the checker."""
     _start_workers(world)
     client = world.process(world.host("web"), "web")
     world.run.start(client, partial(_send, world, client))
@@ -123,7 +124,7 @@ def _begin_tasks(world: World) -> Checker:
 
 
 def _begin_sent(world: World) -> Checker:
-    """Start workers, and programs that send messages with their locks; what must hold then."""
+    """Start workers, and programs that send messages with their locks; returns the checker."""
     if world.plan.queue_ttl is not None:
         world.settings["singleton_lock_queue_ttl"] = world.plan.queue_ttl
     _start_workers(world)
@@ -143,14 +144,14 @@ def _start_workers(world: World) -> None:
 
 
 class Checker:
-    """What must hold."""
+    """What must hold in a simulation of tasks."""
 
     def __init__(self, world: World) -> None:
         self.world, self.run = world, world.run
         self.answers = world.answers = Answers(world)
         self.newest = world.newest = Newest(world)
         self.invariants = Invariants(world)
-        #: What must hold of messages that have a lock as they wait, where there are such.
+        #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
         self._calm_at = world.plan.calm_at
         self._nothing_left_since: float | None = None
@@ -160,7 +161,7 @@ class Checker:
         if state in states.READY_STATES:
             ends = self.world.ends[task_id]
             if task_id in self.world.revoked and states.REVOKED in (state, *ends):
-                # Celery ends what was revoked as a worker gets it, whatever becomes of another copy.
+                # Celery ends a revoked message when a worker gets it, whatever happens to another copy.
                 ends[:] = [end for end in ends if end != states.REVOKED] or [state]
             else:
                 ends.append(state)
@@ -174,7 +175,7 @@ class Checker:
                 self.queued.has_ended(task_id)
 
     def look(self) -> None:
-        """As the time is about to go on."""
+        """Check, whenever time is about to advance."""
         world, run = self.world, self.run
         for running in world.bodies.running.values():
             for body in running:
@@ -199,18 +200,18 @@ class Checker:
 
     @property
     def _awaits_an_end(self) -> bool:
-        """Whether there is a lock of a message that ends by itself soon."""
+        """Whether there is a lock of a message that expires soon."""
         return self.queued is not None and self.queued.awaits_an_end()
 
     def _is_told(self, body: Any) -> None:
-        """A body whose lease is nearly over has been stopped, but where its process could not."""
+        """Check that a body whose lease is nearly over has been stopped, unless its process was frozen."""
         process, lease = body.process, body.lease
         left = lease.trusted_until - process.host.clock(self.run.now)
         if left < SPARE * lease.ttl and self.run.now > process.frozen_until + NOTICES + lease.ttl / 3:
             self.run.fail(f"{body.key}: message {body.number} runs on, {left:.3f} s before the end of its lease")
 
     def look_at_the_end(self) -> None:
-        """When everything should be over."""
+        """Check, when everything should be over."""
         world, run = self.world, self.run
         if not (run.is_finished or (world.broker.is_empty() and not any(world.bodies.running.values()))):
             left = {name: len(queue) for name, queue in world.broker.queues.items() if queue}
@@ -225,7 +226,7 @@ class Checker:
             ends = world.ends.get(task_id, [])
             if not ends and not self._may_be_lost(message):
                 run.fail(f"message {number} ({message.task}) is lost: it has no end")
-            # Nobody has heard of the end of a body whose process was gone then: a copy may be superseded.
+            # Nobody knows of the end of a body whose process was gone by then: a copy may be superseded.
             is_unknown = any(of == number for of, _ in world.bodies.unknown)
             if states.SUCCESS in ends and ends[-1] != states.SUCCESS and not is_unknown:
                 run.fail(f"message {number} ends as {ends}")
@@ -243,7 +244,7 @@ class Checker:
             self.queued.look_at_the_end()
 
     def _may_be_lost(self, message: Any) -> bool:
-        """Acknowledged as it came, so that Celery loses it with its process; or lost by the broker."""
+        """Whether Celery may lose it with its process, since it is acknowledged early, or the broker has lost it."""
         if self.queued is not None and f"m{message.number}" in self.queued.lost:
             return True
         late = apps.TASKS[message.task].get("acks_late")

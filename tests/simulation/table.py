@@ -1,4 +1,4 @@
-"""A trace for people: when, and in a column for each process what it did."""
+"""A trace for people: the time, and a column for what each process did."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 WIDTH = 150
 
-#: The narrowest column in which lines can be read.
+#: The narrowest readable column.
 NARROWEST = 18
 
-#: They concern all, and stand across the columns.
+#: They concern all processes, and go across the columns.
 _ACROSS = ("nemesis", "checker", "broker", "world")
 
 Line = tuple[float, str, str, str]
 
 
 def of_trace(trace: Sequence[Line], width: int = WIDTH) -> Iterator[str]:
-    """The lines of a table; of a list where the processes are too many for one."""
+    """The lines of a table; or of a list, if there are too many processes for a table."""
     says = Counter(_process(who) for _, who, _, _ in trace if _process(who) not in _ACROSS)
-    # Many do no more than start.
+    # Many processes only start.
     columns = [process for process, lines in says.items() if lines > 1]
     column = (width - 10) // len(columns) - 2 if columns else width
     if column < NARROWEST:
@@ -46,7 +46,7 @@ def of_trace(trace: Sequence[Line], width: int = WIDTH) -> Iterator[str]:
 
 
 def _process(who: str) -> str:
-    """Without the thread."""
+    """The process, without the thread."""
     return who.partition("/")[0]
 
 
@@ -55,7 +55,7 @@ def _row(when: str, cells: Iterable[str], column: int) -> str:
 
 
 def of_plan(plan: Plan) -> Iterator[str]:
-    """What it is to do."""
+    """The plan, for people."""
     servers = "one server" if plan.nodes == 1 else f"a Redlock of {plan.nodes}"
     yield (
         f"seed {plan.seed}, {plan.kind}: {plan.workers} workers ({plan.pool}, {plan.concurrency} at once), {servers}, "

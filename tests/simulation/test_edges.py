@@ -1,4 +1,4 @@
-"""A promise is broken without what it assumes, and not with it."""
+"""A promise breaks without its assumptions, and not with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def edges(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
 
 
-def test_names_of_assumptions_are_their_own() -> None:
+def test_names_of_assumptions_are_unique() -> None:
     assert len(BY_NAME) == len(ASSUMPTIONS)
 
 
@@ -30,7 +30,7 @@ def test_a_plan_without_an_assumption_is_the_same_each_time() -> None:
 
 
 @pytest.mark.slow
-def test_two_run_where_the_server_forgets_or_the_records_end() -> None:
+def test_two_bodies_run_where_the_server_forgets_or_the_records_expire() -> None:
     done = edges("no flush", "records outlive copies", "--seeds", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "runs beside" in done.stdout
@@ -44,6 +44,6 @@ def test_each_assumption_is_needed() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_seen_where_all_are_kept() -> None:
+def test_nothing_is_found_where_all_assumptions_hold() -> None:
     done = edges("--kept", "--seeds", "30")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,13 +26,13 @@ def test_a_mutant_can_still_be_made(mutant: Mutant) -> None:
         compile(changed, mutant.path, "exec")
 
 
-def test_names_of_mutants_are_their_own() -> None:
+def test_names_of_mutants_are_unique() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
 @pytest.mark.slow
 def test_mutants_are_found() -> None:
-    """A script, the workers' main process, and what only shows at the end."""
+    """A mutant of a script, one of a worker's main process, and one that shows only at the end."""
     names = ["free deletes nothing", "the main process frees for the living", "a fence without end"]
     found = subprocess.run(
         [sys.executable, "-m", "tests.simulation.mutants", *names, "--seeds", "40", "--jobs", "1"],

@@ -1,4 +1,4 @@
-"""The model of Redis answers, and holds, what a real server does; and the stores keep their promises on it."""
+"""The model of Redis has the same answers and data as a real server, and the stores keep their promises on it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def compare_refusals(
         for client, commands in before:
             pair.step(client, commands)
             if pair.is_blocked:
-                return  # A replica sends it away.
+                return  # A replica would send it away.
         state(pair)
         for client, commands in after:
             pair.step(client, commands)
@@ -88,7 +88,7 @@ def test_many_waiters_are_woken_in_order(redis_server: RedisServer, control: Rea
 
 @pytest.mark.parametrize("size", [100, 20_000])
 def test_a_long_pipeline_is_carried_out_in_parts(redis_server: RedisServer, control: RealSession, size: int) -> None:
-    """What it has woken goes on before the rest of it is read."""
+    """A client that it has woken goes on before the rest of the pipeline is read."""
     compare(
         redis_server,
         control,
@@ -125,7 +125,7 @@ def test_many_refusals(
 def test_commands_behind_a_woken_pop_run_at_the_end_of_the_turn(
     redis_server: RedisServer, control: RealSession
 ) -> None:
-    """Also behind what other clients have sent meanwhile: both servers read from two at once."""
+    """They run even after commands that other clients have sent meanwhile: both servers read from two at once."""
     real = [RealSession(redis_server) for _ in range(3)]
     model = RedisModel(lambda: 0.0)
     modelled = [ModelSession(model, number) for number in range(3)]
@@ -133,7 +133,7 @@ def test_commands_behind_a_woken_pop_run_at_the_end_of_the_turn(
     for session in (real[0], modelled[0]):
         session.send(sent[0])
     control.send([("EVAL", "for _ = 1, 40000000 do end", 0)])
-    time.sleep(0.05)  # It has begun by then: else the first of them could come in the turn before.
+    time.sleep(0.05)  # The turn has begun by then: otherwise the first of them could come in the turn before.
     for client in (1, 2):
         real[client].send(sent[client])
     with model.turn():
@@ -148,7 +148,7 @@ def test_commands_behind_a_woken_pop_run_at_the_end_of_the_turn(
 
 
 @pytest.mark.slow
-def test_a_node_of_a_cluster_sends_on_as_a_real_one_does() -> None:
+def test_a_node_of_a_cluster_redirects_as_a_real_one_does() -> None:
     with Cluster(masters=2, replicas=0) as cluster:
         key = "a{1}"
         here = cluster.master_of(key)
@@ -160,7 +160,7 @@ def test_a_node_of_a_cluster_sends_on_as_a_real_one_does() -> None:
 
 
 class RealCluster:
-    """Two nodes, of which one has the slot of a key, or is about to give it away; and a model of each."""
+    """Two nodes, one of which has the slot of a key or is about to give it away; and a model of each."""
 
     def __init__(self, here: RedisServer, there: RedisServer, slot: int) -> None:
         self._slot = slot

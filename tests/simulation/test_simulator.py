@@ -32,7 +32,7 @@ def scene(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_seed_has_one_trace_in_every_process_and_after_other_seeds() -> None:
+def test_a_seed_has_the_same_trace_in_every_process_and_after_other_seeds() -> None:
     first = scene("traces", "7", "8", "9", "21")
     second = scene("traces", "21", "9", "7", "8")
     assert first == second
@@ -40,8 +40,8 @@ def test_a_seed_has_one_trace_in_every_process_and_after_other_seeds() -> None:
 
 
 @pytest.mark.slow
-def test_a_simulation_that_is_over_is_forgotten() -> None:
-    """But for what copies of the package have that no later one has used yet."""
+def test_a_finished_simulation_leaves_nothing_in_memory() -> None:
+    """Except for objects in copies of the package that no later simulation has used yet."""
     before, after = scene("left", *map(str, range(8)))
     assert after <= before
 
@@ -68,19 +68,19 @@ def test_some_seeds_keep_all_promises() -> None:
         ),
     ],
 )
-def test_a_fault_is_found_and_its_plan_made_smaller(file: str, old: str, new: str) -> None:
+def test_a_fault_is_found_and_its_plan_is_shrunk(file: str, old: str, new: str) -> None:
     seen = scene("mutant", file, old, new, "200")
     assert seen["seed"] is not None
     assert seen["after"] < seen["before"]
     assert kind_of(seen["same"]) == kind_of(seen["failure"])
 
 
-def test_what_was_found_once_is_mended() -> None:
+def test_failures_that_were_once_found_stay_fixed() -> None:
     assert list(found.FOLDER.glob("*.json"))
     assert scene("again") == {}
 
 
-def test_a_plan_is_kept_as_it_is(tmp_path: Any) -> None:
+def test_a_kept_plan_is_read_back_unchanged(tmp_path: Any) -> None:
     for seed in range(50):
         found.write(draw(seed), tmp_path / "plan.json")
         assert found.read(tmp_path / "plan.json") == draw(seed)
@@ -93,7 +93,7 @@ def test_a_kept_plan_with_an_unknown_part_is_refused(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_seeds_are_dealt_out_to_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_are_distributed_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     seen: list[Outcome] = []
     figures = campaign.carry_out(range(6), jobs=2, on_outcome=seen.append)

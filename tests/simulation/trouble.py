@@ -1,4 +1,4 @@
-"""When something that takes its time is excused, since a fault is under way or has only just ended."""
+"""When a delay is excused, since a fault is under way or has just ended."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from tests.simulation.plan import Fault
 
-#: Seconds after a fault in which nothing has to happen at once; and after one that lets messages take two.
+#: Seconds after a fault in which nothing has to happen at once; and after a fault that lets messages take two seconds.
 AFTERMATH, OF_SLOW = 1.5, 3.5
 
-#: Seconds in which a link holds back what is sent; and those after which the sender has given it up and said so.
+#: Seconds in which a link holds messages back; and seconds after which the sender has given up, and sent that.
 HOLDS_BACK, GIVEN_UP = 3.5, 4.0
 
 #: Faults that delay nothing once they have happened.
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
-HARMLESS = (*HARMLESS, "cut at an end", "cut there at an end", "cut back at an end")  # They begin when a body ends.
+HARMLESS = (*HARMLESS, "cut at an end", "cut there at an end", "cut back at an end")  # These begin when a body ends.
 BRIEF = (
     *HARMLESS,
     "child killed",
@@ -26,38 +26,38 @@ BRIEF = (
     "beat killed as it sends",
 )
 
-#: Faults after which a process that goes on reaches the lock servers at once.
+#: Faults after which a process that resumes reaches the lock servers at once.
 OF_WORKERS = ("host suspended", "worker stopped", "child stopped")
 
-#: Faults of servers, whichever host asks them.
+#: Faults of servers that concern all hosts.
 OF_SERVERS = ("server stalled", "server restarted", "server restarted empty", "connections closed")
 
 
 def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
-    """Whether a fault, or what comes of it, is an excuse; those of some kinds are none."""
+    """Whether a fault, or its aftermath, is an excuse now; faults of some kinds do not count."""
     return was_there(world, world.run.now, but=but)
 
 
 def is_held_back(world: Any) -> bool:
-    """Whether a server may not have heard yet that somebody has turned away."""
+    """Whether a server may not know yet that a client is gone."""
     faults = [fault for fault in world.plan.faults if fault.kind == "requests held back"]
     return any(fault.at <= world.run.now < fault.at + fault.seconds + AFTERMATH for fault in faults)
 
 
 def cut_off(world: Any, host: Any, since: float) -> bool:
-    """Whether something kept this host from a lock server at some time from then until now."""
+    """Whether something kept this host from a lock server at some time since then."""
     ways = [world.network.link(host.name, server.host.name) for server in world.servers]
     others = {fault.kind for fault in world.plan.faults} - {*OF_SERVERS}
     return any(way.troubled_until > since for way in ways) or was_there(world, since, but=others)
 
 
 def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> bool:
-    """Whether there was any from then until now."""
+    """Whether there was an excuse at some time since then."""
     return last_end(world, but=but) > since
 
 
 def last_end(world: Any, *, but: Collection[str] = HARMLESS) -> float:
-    """When the last of those that have begun is over; before all times if there was none."""
+    """When the last fault that has begun is over; before all times if there was none."""
     faults = [fault for fault in world.plan.faults if fault.kind not in but]
     times = [(fault.at, _is_over(fault)) for fault in faults]
     times += [(at, at + GIVEN_UP) for at in world.network.held_back_at]
@@ -67,5 +67,5 @@ def last_end(world: Any, *, but: Collection[str] = HARMLESS) -> float:
 
 def _is_over(fault: Fault) -> float:
     if fault.kind == "requests held back":
-        return fault.at  # It matters to a sender at that time; what arrives when it is over must not.
+        return fault.at  # It matters to a sender at that time; late requests must not matter.
     return fault.at + fault.seconds + (OF_SLOW if fault.kind == "slow" else AFTERMATH)

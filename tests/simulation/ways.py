@@ -1,4 +1,4 @@
-"""Faults on the way from one program to one node of a Redlock, each as another one sees it or not at all."""
+"""Faults on the way from one program to one node of a Redlock, which other programs see differently or not at all."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process
 from tests.simulation.trouble import HOLDS_BACK
 
-#: Connections in a row that are held back.
+#: Consecutive connections that are held back.
 IN_A_ROW = 2
 
 
 def between(world: Any, program: int, node: int) -> Link:
-    """The way between the host of a program and a node."""
+    """The link between the host of a program and a node."""
     host, servers = world.workers[program % len(world.workers)].host, world.servers
     link: Link = world.network.link(host.name, servers[node % len(servers)].host.name)
     return link
 
 
 def _of(world: Any, fault: Fault, seconds: float) -> Link:
-    """The way that a fault is on, and troubles for so long."""
+    """The link that a fault troubles for that many seconds."""
     link = between(world, *divmod(fault.target % 100, 10))
     link.troubled_until = max(link.troubled_until, world.run.now + seconds)
     return link
@@ -49,7 +49,7 @@ def _slow(share: float) -> Callable[[Any, Fault], None]:
 
 def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
     def befalls(world: Any, fault: Fault) -> None:
-        # Where it breaks, what ends it is said on another connection soon; else that stands behind it.
+        # If it breaks, another connection soon carries the end; otherwise the end waits behind the held-back data.
         link = _of(world, fault, HOLDS_BACK + (0.0 if breaks else fault.seconds))
         link.holds_back.extend([fault.seconds] * IN_A_ROW)
         link.passes, link.on_held_back = fault.target // 100, _break if breaks else None
@@ -64,7 +64,7 @@ def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
 
 
 def _put_back_late(dies: bool) -> Callable[[Any, Fault], None]:
-    """A node forgets what it holds for the next taker of a lock, and is given that back late: the owner may be dead."""
+    """A node forgets the hold of the next holder of a lock, and gets it back late: the owner may be dead by then."""
 
     def befalls(world: Any, fault: Fault) -> None:
         run, servers = world.run, world.servers
@@ -92,19 +92,19 @@ def _put_back_late(dies: bool) -> Callable[[Any, Fault], None]:
 
 
 def _break(way: Way) -> None:
-    """The client finds the connection closed, a moment after it has sent something."""
+    """The client finds the connection closed a moment after it has sent something."""
     run = way.network.run
     run.after(run.rng.choice((0.001, 0.1)), way.socket.end)
 
 
-#: Faults by which a node loses what it had.
+#: Faults by which a node loses data.
 FORGETS = ("server restarted empty", "server flushed", "put back late", "put back late by the dead")
 
 BY_KIND: dict[str, Callable[[Any, Fault], None]] = {
     "way cut": _cut(True, True),
     "way cut there": _cut(True, False),
     "way cut back": _cut(False, True),
-    # An answer within a fortieth of the ttl each way is in time, and one within a third of it seldom is.
+    # An answer that takes a fortieth of the ttl each way is in time; one that takes a third of it seldom is.
     "way slow": _slow(1 / 40),
     "way very slow": _slow(1 / 3),
     "way held back": _held_back(False),

@@ -1,5 +1,5 @@
-"""A Celery worker of simulated processes: Celery's own strategy, requests and tracer, on a consumer and a pool of the
-simulation.
+"""A Celery worker of simulated processes: Celery's own strategies, requests and tracer, on a simulated consumer and
+pool.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.simulation.broker import Consumer, Delivery
 from tests.simulation.loop import Loop
 from tests.simulation.scheduler import Host, Process, Task
 
-#: Seconds after which the pool notices that a child is gone, at least and at most.
+#: Least and most seconds until the pool notices that a child is gone.
 NOTICED = (0.05, 1.0)
 
 
 @dataclass(eq=False)
 class Job:
-    """What the pool was given."""
+    """A job of the pool."""
 
     args: bytes
     accepted: Callable[..., Any]
@@ -54,15 +54,15 @@ class Child:
 
 
 class Worker:
-    """A worker: `start` it, and it is there.
+    """A worker; call `start` to run it.
 
     Args:
         world: where it is.
         host: on which it runs.
-        number: names it.
+        number: for its name.
         pool: "prefork" or "threads".
         concurrency: bodies at once.
-        prefetch: messages that it takes at most.
+        prefetch: most messages that it takes.
     """
 
     def __init__(
@@ -78,26 +78,26 @@ class Worker:
         self._life = 0
 
     def start(self) -> None:
-        """Start, as a new process."""
+        """Start it as a new process."""
         if self.process is None or not self.process.alive:
             self._life += 1
             self.children = []
             self._jobs: deque[Job] = deque()
             self.loop = Loop(self.run, self.host)
-            #: Whether it has begun to end in order.
+            #: Whether it has begun to shut down.
             self.is_ending = False
             name = f"{self.name}.{self._life}" if self._life > 1 else self.name
             process = self.process = self.world.process(self.host, name)
             self.run.start(process, self._main)
 
     def kill(self) -> None:
-        """SIGKILL of the main process; its children end with what they are doing."""
+        """Send SIGKILL to the main process; its children end after their present job."""
         if self.process is not None:
             self.run.kill(self.process)
 
     @property
     def living(self) -> list[Child]:
-        """Its children that are there."""
+        """Its living children."""
         return [child for child in self.children if child.process.alive]
 
     # The main process
@@ -108,7 +108,7 @@ class Worker:
         package = process.package
         package.begin()
         app = apps.app_of(package, self.settings)
-        #: As the pool of a consumer.
+        #: As for a consumer of this pool.
         self.num_processes = self.concurrency
         runtime = package("runtime").Runtime.of(app)
         bootstep, loop = package("worker.bootstep"), self.loop
@@ -125,7 +125,7 @@ class Worker:
         if self.pool == "prefork":
             bootstep._look_after_processes(parent, runtime)
         bootstep._have_copies_wait(parent, runtime)
-        #: Its copies that wait; None where they wait for their time only.
+        #: Its waiting copies; None if they wait only for their time.
         self.line = package("worker.line").line_of.get(app)
         self.world.parked.watch(self)
         fakes.Thread(target=bootstep.free_left_behind, args=(runtime, self.node), name="start").start()
@@ -153,7 +153,7 @@ class Worker:
         self._end(consumer)
 
     def _consumer(self, app: Any) -> Any:
-        """What Celery's strategies, and those that begin with what waits, know of a consumer."""
+        """What Celery's strategies, and the code that starts waiting copies, use of a consumer."""
         return SimpleNamespace(
             app=app,
             hostname=self.node,
@@ -182,7 +182,7 @@ class Worker:
         self.world.broker.subscribe(consumer)
 
     def _lost_its_broker(self, seconds: float) -> None:
-        """As Celery's consumer, when it finds the connection gone (`Consumer.on_close`)."""
+        """Do what Celery's consumer does when its connection is gone (`Consumer.on_close`)."""
         loop, timer = self.loop, self.loop.timer
         for entry in timer.entries:
             timer.cancel(entry)
@@ -195,7 +195,7 @@ class Worker:
         self.run.after(seconds, lambda: loop.post(self._connected))
 
     def _is_told_to_end(self, consumer: Any) -> None:
-        """In the handler of the signal, as Celery's worker."""
+        """Do what Celery's worker does in its signal handler."""
         signals.worker_shutting_down.send(sender=self.node, sig="SIGTERM", how="Warm", exitcode=0)
         self.loop.post(lambda: self._stop(consumer))
 
@@ -204,7 +204,7 @@ class Worker:
             self.is_ending, consumer.blueprint.state = True, bootsteps.CLOSE
 
     def _end(self, consumer: Any) -> None:
-        """Celery's steps end one after the other: the consumer, ours, the pool."""
+        """Stop Celery's steps one after the other: the consumer, ours, the pool."""
         assert self.process is not None
         self.run.note("ends", by=self.process.name)
         self.loop.is_open = False
@@ -250,7 +250,7 @@ class Worker:
         return any(child.job is not None for child in self.living)
 
     def _is_due(self, request: Any) -> None:
-        """As Celery's consumer, of what was in the timer."""
+        """Do what Celery's consumer does with an entry of the timer."""
         state.task_reserved(request)
         self.world.parked.begins(self, request)
         self._handle(request)
@@ -275,7 +275,7 @@ class Worker:
         error_callback: Any = None,
         **_: Any,
     ) -> Job:
-        """As billiard's pool."""
+        """Apply a job like billiard's pool."""
         job = Job(pickle.dumps(args), accept_callback, callback, error_callback)
         self._jobs.append(job)
         self._dispatch()
@@ -341,7 +341,7 @@ class Worker:
             self.run.kill(child.process)
 
     def _child(self, parent: Process, child: Child) -> None:
-        """What a process of the pool does."""
+        """The main function of a process of the pool."""
         package = child.process.package
         package.begin()
         package("task.key_report")._channel = parent.package("task.key_report")._channel
@@ -361,7 +361,7 @@ class Worker:
             self._tell(parent, lambda job=job, value=value, failed=failed: self._result(child, job, failed, value))
 
     def _tell(self, parent: Process, what: Callable[[], None]) -> None:
-        """Write to the parent's pipe: it arrives whatever becomes of the child."""
+        """Write to the parent's pipe: it arrives whatever happens to the child."""
 
         def arrive() -> None:
             if self.process is parent and parent.alive:
@@ -382,12 +382,16 @@ class Worker:
 
 
 class _State:
-    """Celery's state of a worker, which all workers of the interpreter share: what of it is one worker's."""
-
-    active_requests = state.active_requests
+    """The part of Celery's state that belongs to one worker; in one interpreter, all workers would share it."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        #: By id, the newest delivery.
+        self.requests: dict[str, Any] = {}
+
+    @property
+    def active_requests(self) -> list[Any]:
+        return [request for request in [*state.active_requests] if request.app is self._app]
 
     @property
     def reserved_requests(self) -> list[Any]:
@@ -395,7 +399,7 @@ class _State:
 
 
 class _Made(dict[str, Any]):
-    """Strategies, of which each has a class of requests of its own: made as the first message of their task arrives."""
+    """Strategies, each with its own class of requests: made when the first message of their task arrives."""
 
     def __init__(self, make: Callable[[str], Any]) -> None:
         self._make = make
@@ -407,7 +411,7 @@ class _Made(dict[str, Any]):
 
 
 def _trace(process: Process, job: Job) -> tuple[bool, Any]:
-    """Carry out a job where the pool has brought it; whether the tracer itself failed, and what is reported."""
+    """Carry out a job in its process; returns whether the tracer itself failed, and what is reported."""
     name, task_id, request, body, content_type, encoding = loads(job.args, process)
     app = process.package.kept["app"]
     try:
@@ -443,5 +447,5 @@ class _Unpickler(pickle.Unpickler):
 
 
 def loads(data: bytes, process: Process) -> Any:
-    """What another process has pickled, with the classes of this one's copy of the package."""
+    """Load another process's pickle, with the classes of this process's copy of the package."""
     return _Unpickler(data, process.package.name).load()

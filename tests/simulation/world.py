@@ -1,4 +1,4 @@
-"""Hosts, servers, a broker, workers, and what the checker knows of the bodies that run: all of one simulation."""
+"""Hosts, servers, a broker, workers, and the checker's knowledge of running bodies: everything of one simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.parked import Parked
 from tests.simulation.scheduler import Host, Process, Simulation
 from tests.simulation.servers import Server
 
-#: Seconds in which a process that was frozen has to notice that its lease is over.
+#: Seconds within which a process that was frozen has to notice that its lease is over.
 NOTICES = 0.5
 
 #: Seconds before the end of a lease at which the simulator looks at its holder.
@@ -30,7 +30,7 @@ class World:
     Args:
         run: the simulation.
         settings: of the app, beyond the backend.
-        nodes: servers with locks: one, or those of a Redlock.
+        nodes: number of lock servers: one, or those of a Redlock.
         latency: see `Plan`.
     """
 
@@ -48,7 +48,7 @@ class World:
         self.network = run.network = Network(run, latency=latency)  # type: ignore[attr-defined]
         self.broker = run.broker = Broker(run, visibility=visibility)  # type: ignore[attr-defined]
         self.hosts: list[Host] = []
-        #: Of hosts that are made: within which bounds their clocks are, and the identity that they share, if any.
+        #: For new hosts: the bounds of their clocks, and the identity that they share, if any.
         self.rates, self.walls, self.identity = (0.996, 1.004), (-2.0, 2.0), ""
         self.servers = [Server(run, self.network, self.host(f"redis{number}")) for number in range(nodes)]
         url = ";".join(f"redis://redis{number}:6379/0" for number in range(nodes))
@@ -62,35 +62,35 @@ class World:
         self.parked = Parked(self)
         self.workers: list[Any] = []
         self.plan: Any = None
-        #: As which message each has ended; and those of which only the newest runs, where there may be such.
+        #: Checkers of messages that end as another one, and of messages of which only the newest runs, if any.
         self.answers: Any = None
         self.newest: Any = None
-        #: By number of the message: its id and itself.
+        #: By number of the message: its id and the message itself.
         self.sent: dict[int, tuple[str, Any]] = {}
-        #: By number: when its sender began to send it.
+        #: By number: when the sender began to send it.
         self.asked_at: dict[int, float] = {}
         #: By id: the final states that were stored.
         self.ends: dict[str, list[str]] = defaultdict(list)
-        #: By host: what its workers have otherwise.
+        #: By host: settings of its workers that differ.
         self.settings_of: dict[str, dict[str, Any]] = {}
-        #: Of locks outside of tasks, by the parity of the use.
+        #: The ttls of locks outside of tasks, by the parity of the use.
         self.ttls: tuple[float, float] | None = None
-        #: Ways that were cut as bodies ended: when, and for how many seconds.
+        #: When links were cut at the end of a body, and for how many seconds.
         self.ways_cut_at: list[tuple[float, float]] = []
         self.results_slow_until = 0.0
-        #: Of beats that are to be killed as they send something: after how many seconds each is started again.
+        #: For beats that are to be killed during a send: seconds until each is restarted.
         self.doomed_beats: list[float] = []
-        #: What befalls the process that gets a lock next.
+        #: Faults that strike the process that gets a lock next.
         self.at_holds: list[Callable[[Process], None]] = []
-        #: Programs that send messages, and what is called as a worker's main process gets one.
+        #: Programs that send messages, and functions that are called when a worker's main process gets a message.
         self.senders: list[Any] = []
         self.at_received: list[Callable[[Process, Any], None]] = []
-        #: Called as what follows on a message runs: with what that has returned, and its number.
+        #: Called when the task after a message runs: with the message's return value and its number.
         self.on_followed: list[Callable[[Any, int], None]] = []
         self._pids = 100
 
     def host(self, name: str) -> Host:
-        """A new machine."""
+        """Make a machine."""
         rng = self.run.rng
         host = Host(name, rate=rng.uniform(*self.rates), steady=rng.uniform(100, 5000), wall=rng.uniform(*self.walls))
         host.identity = self.identity or name
@@ -98,16 +98,16 @@ class World:
         return host
 
     def process(self, host: Host, name: str) -> Process:
-        """A process that has not begun yet."""
+        """Make a process that has not started yet."""
         self._pids += 1
         return Process(host, self._pids, name, loading.take())
 
     def leases(self) -> list[tuple[Process, Any]]:
-        """Those under which bodies run, and whose."""
+        """The leases of running bodies, with their processes."""
         return [(body.process, body.lease) for running in self.bodies.running.values() for body in running]
 
     def follows(self, task_id: str, args: Any) -> None:
-        """What follows on a message runs, with what that has returned and its number."""
+        """The task after a message runs, with the message's return value and its number."""
         self.bodies.followed[task_id] += 1
         for on_followed in self.on_followed:
             on_followed(*args)
@@ -116,7 +116,7 @@ class World:
 
 @dataclass(eq=False)
 class Running:
-    """A body that runs."""
+    """A running body."""
 
     task: str
     key: str
@@ -127,47 +127,47 @@ class Running:
     limit: int
     lease: Any
     began: float
-    #: Under which a lock server notes that its message is over.
+    #: The name under which a lock server notes that its message has ended.
     ended_name: bytes
 
 
 @dataclass(eq=False)
 class Bodies:
-    """The bodies that run and have run, and what must hold of them."""
+    """The bodies that run or have run, and what must hold for them."""
 
     world: World
     running: dict[str, list[Running]] = field(default_factory=lambda: defaultdict(list))
-    #: Of each key, the highest fence so far.
+    #: By key: the highest fence so far.
     fences: dict[str, int] = field(default_factory=dict)
-    #: Of each key, those that were given out.
+    #: By key: the fences that were given out.
     given: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    #: By number of the message: how often its body began, and ended well.
+    #: By number of the message: how often its body began, and how often it ended well.
     begun: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
     succeeded: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
-    #: Of locks that are kept for a retry: the message, its next attempt, and until when at least.
+    #: Locks that are kept for a retry: the message, its next attempt, and until when at least.
     kept: dict[str, tuple[int, int, float]] = field(default_factory=dict)
-    #: Of locks that are to rest: the message that had it last, and until when.
+    #: Locks that must rest (`lock_at_least_for`): the message that had the lock last, and until when.
     rests: dict[str, tuple[int, float]] = field(default_factory=dict)
-    #: By number of the message: under which name the lock servers note that it has ended well.
+    #: By number of the message: the name under which lock servers note that it has ended well.
     ended_names: dict[int | str, bytes] = field(default_factory=dict)
-    #: In which processes bodies have ended, by the beginning of their leases' owners.
+    #: The processes in which bodies have ended, by the beginning of their leases' owners.
     owners_ended: dict[str, Process] = field(default_factory=dict)
-    #: How many processes are to be killed as a body ends in them.
+    #: How many processes are to be killed when a body ends in them.
     doomed: int = 0
-    #: What is to befall the hosts on which the next bodies end: what, and for how many seconds.
+    #: Faults for the hosts on which the next bodies end, with their seconds.
     befalls: list[tuple[Callable[[Any], Callable[[], None]], float]] = field(default_factory=list)
-    #: Messages and attempts whose process was gone before a lock server knew that they were done.
+    #: Messages and attempts whose process was gone before a lock server knew that they had ended.
     unknown: set[tuple[int | str, int]] = field(default_factory=set)
-    #: The bodies of messages' attempts that have ended last, and when.
+    #: By message and attempt: the body that ended last, and when.
     ended: dict[tuple[int | str, int], tuple[Running, float]] = field(default_factory=dict)
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    #: Called as a body begins, and as one has come to its last line; with its request.
+    #: Called when a body begins, and when a body has reached its last line; with its request.
     watched: list[tuple[Callable[[Running, Any], None], Callable[[Running, Any], None]]] = field(default_factory=list)
-    #: Whether the frozen holder could not know that its lease was over.
+    #: Whether a frozen holder is excused, since it could not know that its lease was over.
     excuses: bool = True
 
     def run(self, task: Any, name: str, key: str, number: int | str, plan: str) -> None:
-        """A body: `plan` says in words how long it takes, and how it ends."""
+        """Run a body: the words of `plan` say how long it takes, and how it ends."""
         run, lease = self.world.run, task.lock
         process = run.current.process  # type: ignore[union-attr]
         words = dict(word.partition("=")[::2] for word in plan.split())
@@ -207,9 +207,9 @@ class Bodies:
         self.ended[number, mine.attempt] = mine, run.now
         process.at_end.append(partial(self._is_known, mine))
         if int(words.get("retries", "0")) > mine.attempt:
-            # For one that was carried out already, as this attempt has run twice, nothing is kept.
+            # If the next attempt was already carried out, since this attempt ran twice, nothing is kept.
             keeps = task.lock_retain_on_retry and lease.held and (number, mine.attempt + 1) not in self.ended
-            # From newer messages nothing is kept: the judge of the newest looks at these.
+            # With this policy nothing is kept from newer messages: their own checker looks at that.
             if keeps and task.on_conflict != "replace":
                 self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
             raise task.retry(countdown=float(words.get("countdown", "0.5")))
@@ -234,7 +234,7 @@ class Bodies:
         self._takes_what_is_kept(mine)
         if len(others) >= mine.limit:
             run.fail(f"{mine.key}: message {mine.number} runs beside {[other.number for other in others]}")
-        # Of several holders at once, one that was first granted may be the second to begin.
+        # Of several holders at once, the one that got the lock first may be the second to begin.
         if mine.limit == 1 and mine.fence <= self.fences.get(mine.key, 0):
             run.fail(f"{mine.key}: fence {mine.fence} after {self.fences[mine.key]}")
         if mine.fence in self.given[mine.key]:
@@ -256,7 +256,7 @@ class Bodies:
             self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {number}")
 
     def _ends(self, process: Process, lease: Any) -> None:
-        """A body ends in this process, which may be killed now."""
+        """A body ends in this process, which may now be killed."""
         run = self.world.run
         self.owners_ended[lease.owner[:28]] = process
         if self.befalls and process.alive:
@@ -270,7 +270,7 @@ class Bodies:
                 run.after(0.3, worker.start)
 
     def _is_known(self, ended: Running) -> None:
-        """The process ends in which a body has ended: nobody else knows it, if that was not recorded yet."""
+        """The process of an ended body ends: nobody else knows of the body's end if it was not recorded yet."""
         if not self._has_record(ended):
             self.unknown.add((ended.number, ended.attempt))
 
@@ -285,25 +285,25 @@ class Bodies:
         return len(known) * 2 > len(servers)
 
     def _was_silent(self, mine: Running) -> bool:
-        """Whether no lock server could hear of the end of this attempt, until its hold had ended by itself."""
+        """Whether no lock server could learn of the end of this attempt before its hold had expired."""
         now = self.world.run.now
         ended, at = self.ended.get((mine.number, mine.attempt), (mine, now))
         ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
         stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
         silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
-        # A record that came just now may have come behind the grant.
+        # A record that has just come may have come after the grant.
         knows = self._has_record(ended) and not any(now - NOTICES < until for until in silent_until)
         if ended is mine or knows:
             return False
         return any(until > at + ended.lease.ttl / 2 for until in silent_until)
 
     def _is_just_told(self, mine: Running) -> bool:
-        """Whether the attempt ended a moment ago under a lease that was over: that may be recorded behind the grant."""
+        """Whether the attempt has just ended, with its lease over: the record may come after the grant."""
         ended, at = self.ended.get((mine.number, mine.attempt), (mine, 0.0))
         return ended.lease.trusted_until < ended.process.host.clock(at) and self.world.run.now < at + NOTICES
 
     def _is_told_right(self, mine: Running) -> None:
-        """`check()` has said that the lease is held."""
+        """Check: `check()` has just reported that the lease is held."""
         if mine.lease.reason is not None or mine.lease.trusted_until <= mine.process.host.clock(self.world.run.now):
             self.world.run.fail(f"{mine.key}: message {mine.number} is told that its lease is held, which is over")
         must_be_kept(self.world, mine.process, mine.lease, f"{mine.key}: message {mine.number}, which has asked,")
@@ -317,7 +317,7 @@ class Bodies:
         return leave
 
     def _is_excused(self, other: Running) -> bool:
-        """Whether nothing could have told it: it is frozen, or was a moment ago, and nobody could renew for it."""
+        """Whether nothing could have notified it: it is or was just frozen, and nobody could renew for it."""
         process = other.process
         if not self.excuses or not self._is_frozen(process):
             return False
@@ -330,15 +330,15 @@ class Bodies:
 
 
 def look_at_the_last(world: World, process: Process, lease: Any) -> None:
-    """Have everything looked at just before the lease is trusted no more, should nothing else happen then."""
+    """Make sure that everything is checked just before the holder stops trusting its lease, even if nothing happens."""
     left = lease.trusted_until - process.host.clock(world.run.now)
     world.run.after(left / process.host.rate - LAST_MOMENT, lambda: None)
 
 
 def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
-    """A lease that is trusted is kept: most servers could not give it to somebody else.
+    """Check that a trusted lease is kept: most servers could not give the lock to somebody else.
 
-    That of a process which is stopped, too: if it goes on now, it may write something before it hears of that.
+    This includes a stopped process: if it resumes now, it may write something before it learns of the loss.
     """
     left = lease.trusted_until - process.host.clock(world.run.now)
     if lease.reason is not None or left <= 0 or lease.slot is None:

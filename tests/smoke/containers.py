@@ -1,6 +1,6 @@
-"""Two worker containers on a Redis broker and a Redis backend, and a third Redis, on another network, for the record.
+"""Two worker containers with a Redis broker and a Redis backend, and a third Redis on another network for the record.
 
-Each worker has a queue of its own, so that a test knows which one gets a message.
+Each worker has its own queue, so that a test knows which worker gets a message.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from tests.patience import LIMIT
 from tests.smoke import tasks
 from tests.smoke.engine import IMAGE, ROOT
 
-#: Seconds of a lease, if a test says nothing else.
+#: Seconds of a lease by default.
 TTL = 3.0
 
-#: Where the tasks of the tests are in a worker's container, beside the image's examples.
+#: Where the tests' tasks are in a worker's container, beside the image's examples.
 TASKS = "/tests"
 
 
 class Server(RedisContainer):
-    """A Redis that the tests reach by its published port."""
+    """A Redis that the tests reach through its published port."""
 
     def get_addr(self, port: str) -> tuple[str, int]:
-        # The original takes any machine with a /.dockerenv for a neighbour of the container.
+        # The original considers any machine with a /.dockerenv a neighbour of the container.
         return "127.0.0.1", self.ports[port][0]
 
 
@@ -64,7 +64,7 @@ class Worker(CeleryWorkerContainer):
 
 
 class Setup(CeleryTestSetup):
-    """An app that believes in short leases, and in what messages say of them."""
+    """An app that accepts short leases, also from messages."""
 
     @classmethod
     def update_app_config(cls, app: Celery) -> None:
@@ -78,10 +78,10 @@ class Setup(CeleryTestSetup):
         )
 
 
-#: The record's name on its network.
+#: The record's host name on its network.
 RECORD = "record"
 
-# Redis keeps its files in the container: what the image makes a volume for would outlive that.
+# Redis keeps its files in the container: the image's volume would outlive it.
 _SERVER: dict[str, Any] = {
     "image": "redis:7",
     "ports": {"6379/tcp": ("127.0.0.1", None)},
@@ -123,13 +123,13 @@ worker_one, worker_two = _worker("one"), _worker("two")
 
 @pytest.fixture
 def worker_hostname() -> str | None:
-    """Of both workers; None for the names that Docker gives."""
+    """The host name of both workers; None for the names that Docker gives."""
     return None
 
 
 @pytest.fixture
 def keeps_everything() -> bool:
-    """Whether the broker, which has the locks as well, still knows what it knew when it was restarted."""
+    """Whether the broker, which also has the locks, keeps its data over a restart."""
     return True
 
 
@@ -179,7 +179,7 @@ def celery_worker_cluster(
 
 
 class Shop:
-    """Two workers that get work and are harmed, and what they recorded."""
+    """Two workers that get work and suffer faults, and their record."""
 
     def __init__(self, setup: CeleryTestSetup, record: Redis, engine: DockerClient, inside: Network) -> None:
         self.one, self.two = setup.worker_cluster
@@ -192,7 +192,7 @@ class Shop:
     def send(
         self, queue: str, job: str, seconds: float, *, lock: dict[str, Any] | bool = True, step: float = 0.05
     ) -> AsyncResult[Any]:
-        """Send `work`, with options of the lock for this call, to the worker of that name."""
+        """Send `work`, with lock options for this call, to the worker with that name."""
         if self._app is None:
             self._app = self._setup.create_setup_app(self._config(), self._setup.name())
         headers = {} if lock is True else {"singleton_lock": lock}
@@ -218,7 +218,7 @@ class Shop:
         self._engine.containers.get(worker.container.id).unpause()
 
     def disconnect(self, worker: CeleryTestWorker) -> None:
-        """From all but the record."""
+        """Disconnect a worker from all networks but the record's."""
         self._inside.disconnect(worker.container.id)
 
     def reconnect(self, worker: CeleryTestWorker) -> None:
@@ -226,7 +226,7 @@ class Shop:
 
     def restart_broker(self) -> None:
         self._setup.broker.restart()
-        self._app = None  # It is published on another port now.
+        self._app = None  # It is now published on another port.
 
     def _config(self) -> dict[str, Any]:
         urls = {"celery_broker_cluster_config": self._setup.broker_cluster.config()}
@@ -242,11 +242,11 @@ def shop(
     keeps_everything: bool,
     worker_hostname: str | None,
 ) -> Iterator[Shop]:
-    # The last two are what the containers ask for, named here so that a test can be parametrized by them.
+    # The containers request the last two; they are named here so that a test can be parametrized with them.
     with record_server.client as record:
         yield Shop(celery_setup, record, docker_client, default_pytest_celery_network)
 
 
 def nodes(runs: Sequence[Run]) -> set[str]:
-    """Names of the workers without those of their hosts."""
+    """Names of the workers, without the host names."""
     return {run.worker.partition("@")[0] for run in runs}

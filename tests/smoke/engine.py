@@ -1,4 +1,4 @@
-"""Whether containers can be had here, and what they are made of."""
+"""Whether containers can run here, and from which image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-#: What docker-compose.yml calls it.
+#: The image's name in docker-compose.yml.
 IMAGE = "celery-singleton-lock-demo"
 
 

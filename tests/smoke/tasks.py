@@ -1,4 +1,4 @@
-"""What the worker containers run; pytest-celery puts this file into them."""
+"""The tasks of the worker containers; pytest-celery puts this file into them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.containers.record import run
 
 __all__ = ["work"]
 
-# The tests import this as well, and have no record to connect to.
+# The tests import this file, too, and have no record to connect to.
 record = Redis.from_url(os.environ.get("RECORD_URL", "redis://"))
 
 

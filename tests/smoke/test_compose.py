@@ -1,4 +1,4 @@
-"""The compose files with a real Docker: valid, and as good as docs/containers.md says."""
+"""The compose files with a real Docker: they are valid, and do what docs/containers.md says."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_compose_files_are_valid(overrides: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("overrides", OVERRIDES[:-1], ids="+".join)
-def test_demo_goes_well_and_leaves_nothing(overrides: tuple[str, ...]) -> None:
+def test_demo_succeeds_and_leaves_nothing(overrides: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "examples.containers", *overrides]
     demo = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         told, _ = demo.communicate(timeout=350)
     finally:
-        demo.send_signal(signal.SIGINT)  # It has ended, or is to take everything down now.
+        demo.send_signal(signal.SIGINT)  # It has ended, or must now take everything down.
         demo.wait(60)
     assert demo.returncode == 0, told
     assert re.search(r"ran \d\d times on 2 workers; 0 twice, 0 lost", told)
@@ -48,7 +48,7 @@ def test_demo_goes_well_and_leaves_nothing(overrides: tuple[str, ...]) -> None:
     assert docker("ps", "--all", *ours) == docker("network", "ls", *ours) == docker("volume", "ls", *ours) == ""
 
 
-def test_image_has_what_it_runs_and_no_more() -> None:
+def test_image_contains_only_what_it_runs() -> None:
     build_args = [f"--build-arg={name}" for name in ("PIP_INDEX_URL",) if name in os.environ]
     docker("build", "--quiet", *build_args, "--file", "docker/Dockerfile", "--tag", IMAGE, ".")
     run = ("run", "--rm", IMAGE)

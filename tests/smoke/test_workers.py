@@ -1,4 +1,4 @@
-"""Workers in containers of their own, and what happens to containers."""
+"""Workers in separate containers, and what happens to containers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.smoke.containers import LIMIT, TTL, Shop, nodes
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(300)]
 
-#: Seconds that nothing in these tests takes.
+#: Seconds, longer than anything in these tests takes.
 FOR_EVER = 300.0
 
-#: Of a copy that is to run as soon as it may.
+#: Options of a copy that is to run as soon as it may.
 WAITING = {"wait": 120.0}
 
 
@@ -32,7 +32,7 @@ def test_copies_on_two_containers_run_one_after_the_other(shop: Shop) -> None:
     assert overlaps(runs) == []
     assert nodes(runs) == {"one", "two"}
     assert [run.fence for run in runs] == sorted({run.fence for run in runs})
-    assert overlaps(shop.wait_for("plain", ends=4)), "without a lock they should overlap, or this test shows nothing"
+    assert overlaps(shop.wait_for("plain", ends=4)), "without a lock they must overlap, or this test proves nothing"
 
 
 def test_lock_of_a_killed_container_is_free_when_its_lease_ends(shop: Shop) -> None:
@@ -48,7 +48,7 @@ def test_lock_of_a_killed_container_is_free_when_its_lease_ends(shop: Shop) -> N
 
 
 def test_container_that_was_paused_past_its_lease_is_stopped_as_it_wakes(shop: Shop) -> None:
-    # It looks for its end within a step that is long enough to be stopped in.
+    # It checks for its end within a step that is long enough to be stopped in.
     result = shop.send("one", "report", FOR_EVER, step=2.0)
     shop.wait_for("report", starts=1)
     following = shop.send("two", "report", 8.0, lock=WAITING)
@@ -111,7 +111,7 @@ def test_run_is_stopped_when_redis_comes_back_empty(shop: Shop) -> None:
 
 @pytest.mark.parametrize("worker_hostname", ["shop"])
 def test_containers_that_share_a_host_name_do_not_free_each_others_locks(shop: Shop) -> None:
-    """As with `network_mode: host`: one cannot see the other's processes, and must not take them for dead."""
+    """As with `network_mode: host`: neither sees the other's processes, and must not consider them dead."""
     shop.send("one", "report", 2 * TTL)
     shop.wait_for("report", starts=1)
     shop.send("two", "report", 0.1, lock=WAITING)

@@ -1,6 +1,6 @@
 """An hour of work, and what it leaves behind: `python -m tests.soak --minutes 60 --picture soak.svg`.
 
-After a while all of it is flat: memory, threads and descriptors of the workers, keys and memory of their lock server.
+After a while everything must be flat: memory, threads and descriptors of the workers, keys and memory of their server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery_singleton_lock import clock
 from tests.soak.picture import picture
 from tests.soak.soak import KEPT, Soak, grown
 
-#: Pictures have that many points.
+#: The number of points of a picture.
 POINTS = 240
 
 
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _lately(sent: Sequence[int], steps: int) -> list[int]:
-    """How many were sent in the last `steps` samples before each."""
+    """For each sample, how many messages were sent in the `steps` samples before it."""
     return [count - sent[max(number - max(steps, 1), 0)] for number, count in enumerate(sent)]
 
 

@@ -13,7 +13,7 @@ from celery_singleton_lock import SingletonTask
 
 
 def make(conf: Mapping[str, Any]) -> Celery:
-    """An app to work for, or to send from."""
+    """An app for the workers and for the sender."""
     app = Celery("soak", set_as_current=False)
     app.conf.update(broker_connection_retry_on_startup=True, task_acks_late=True, **conf)
     way = {"base": SingletonTask, "lock_key": ["key"], "lock_name": "soak", "shared": False}

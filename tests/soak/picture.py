@@ -1,4 +1,4 @@
-"""Samples as a picture: a panel for each unit, a line for each that is counted in it. SVG that needs nothing else."""
+"""Samples as a picture: a panel for each unit, with a line for each quantity in it. A self-contained SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COLOURS = ("#1b6ca8", "#c2571a", "#3a7d34", "#7a3f9d")
 
 
 def picture(samples: Sequence[dict[str, float]], seconds: float, title: str) -> str:
-    """Over that time; a name is "unit of what"."""
+    """The samples over that time; each name is "unit of what"."""
     panels: dict[str, list[str]] = {}
     for name in samples[0]:
         panels.setdefault(name.split()[0], []).append(name)

@@ -1,4 +1,4 @@
-"""Workers that are kept busy; memory, threads and descriptors of theirs, keys and memory of their lock server."""
+"""Workers that are kept busy; their memory, threads and descriptors, and the keys and memory of their lock server."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tests.integration.workers import Process
 from tests.soak import app
 from tests.storm.scene import group_of
 
-#: Pools, and how many bodies at once.
+#: Pools, and how many bodies each runs at once.
 POOLS = {"prefork": 2, "threads": 4}
 
-#: Seconds for which a finished message is remembered, and its result is kept: what is left behind is flat after that.
+#: Seconds for which a finished message is remembered, and its result kept: after that, their number is flat.
 KEPT = 60.0
 
-#: Keys that few calls have. Each leaves a counter for an hour, so that they come again.
+#: The number of rarely used keys. Each leaves a counter for an hour, so the same ones come again.
 COLD = 2000
 
-#: Messages in the queue at most.
+#: The maximum number of messages in the queue.
 QUEUED = 200
 
-#: Shares of the time: what is there in the first part is compared to what is there in the second.
+#: Parts of the time: values in the second are compared with those in the first.
 WARM, END = (0.4, 0.55), (0.85, 1.0)
 
-#: By how much of what it was something may have grown, and how much more than nothing.
+#: The growth that is tolerated: relative, and absolute by unit.
 GROWTH, SOME = 0.1, {"MB": 4.0, "keys": 500.0, "threads": 2.0, "descriptors": 4.0}
 
 
@@ -72,12 +72,12 @@ class Soak:
         return found
 
     def left(self) -> int:
-        """Messages that have not been taken, or not been acknowledged."""
+        """Messages that are in the queue, or unacknowledged."""
         with self._broker.client() as client:
             return int(client.llen("celery")) + int(client.hlen("unacked"))
 
     def sample(self) -> dict[str, float]:
-        """What there is now, by what and whose."""
+        """The current values, by name."""
         found: dict[str, float] = {}
         for pool, worker in self._workers.items():
             pids = group_of(worker.process.pid)
@@ -104,7 +104,7 @@ class Soak:
 
 
 def _private_mb(pid: int) -> float:
-    """What only this process has."""
+    """Megabytes of memory that only this process has."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private")) / 1024
@@ -118,9 +118,9 @@ def _entries(pid: int, what: str) -> int:
 
 
 def grown(samples: Sequence[dict[str, float]], lately: Sequence[int]) -> list[str]:
-    """What is not flat, in words; `lately`: at each sample, the messages of the last `KEPT` seconds.
+    """What is not flat, in words; `lately` has, for each sample, the number of messages in the last `KEPT` seconds.
 
-    The lock server remembers those: it may hold more where there were more.
+    The lock server remembers those, so it may hold more where there were more.
     """
     found = []
     then, now = _typical(lately)
@@ -133,6 +133,6 @@ def grown(samples: Sequence[dict[str, float]], lately: Sequence[int]) -> list[st
 
 
 def _typical(values: Sequence[float]) -> tuple[float, float]:
-    """The median once all is warm, and at the end."""
+    """The median after the warm-up, and at the end."""
     before, after = (median(values[int(len(values) * begin) : int(len(values) * end)]) for begin, end in (WARM, END))
     return before, after

@@ -1,4 +1,4 @@
-"""What a soak takes for flat, and its picture."""
+"""What a soak considers flat, and its picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEADY = [100] * POINTS
 TWICE = [{"keys of locks": 2000.0 if number < POINTS * 0.7 else 4000.0} for number in range(POINTS)]
 
 
-def test_what_grows_until_it_is_warm_is_flat() -> None:
+def test_growth_during_the_warm_up_is_flat() -> None:
     assert grown(WARM, STEADY) == []
 
 
@@ -22,7 +22,7 @@ def test_growth_is_reported() -> None:
     assert [one.split()[:3] for one in grown(leak, STEADY)] == [["MB", "of", "prefork"]]
 
 
-def test_a_peak_is_not_growth() -> None:
+def test_peak_is_not_growth() -> None:
     peak = [{"keys of locks": 9000.0 if number == POINTS - 5 else 1000.0} for number in range(POINTS)]
     assert grown(peak, STEADY) == []
 
@@ -36,7 +36,7 @@ def test_messages_of_the_last_minute_are_counted() -> None:
     assert _lately([0, 5, 9, 10], 2) == [0, 5, 9, 5]
 
 
-def test_picture_has_a_line_for_each_and_is_well_formed() -> None:
+def test_picture_is_well_formed_and_has_a_line_for_each_quantity() -> None:
     samples = [{"MB of a": 1.0, "MB of <b>": 2.0, "keys of locks": 0.0}] * 3
     drawn = ET.fromstring(picture(samples, 60.0, "3 tasks"))
     lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")

@@ -12,7 +12,7 @@ from tests.storm.report import page, together
 from tests.storm.run import storm
 from tests.storm.scene import TTL
 
-#: Ways to lock that share one simple task, by how `--package` names them and the tables of the benchmarks do.
+#: Ways to lock that share one simple task: their names for `--package`, and in the tables of the benchmarks.
 WAYS = {
     "plain": "plain `Task`",
     "redis.lock": "`redis.lock` in the task",

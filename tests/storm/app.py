@@ -1,4 +1,4 @@
-"""The app of the storm: tasks of every kind that write their history, and a broker that says what it has."""
+"""The app of the storm: tasks of every kind that write their history, and a broker that reports what it has."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.storm.waiting import KEEPS_OUT
 #: Seconds between two lines of a body.
 BEAT = 0.1
 
-#: Names the mutant of the package that a worker runs, and the package by which its tasks lock.
+#: Variables that name the mutant of the package that a worker runs, and the package that locks its tasks.
 MUTANT, PACKAGE = "STORM_MUTANT", "STORM_PACKAGE"
 
-#: Tasks that are locked as they are sent, and how.
+#: Tasks that are locked when they are sent, and their options.
 SCOPED: Mapping[str, Mapping[str, Any]] = {
     "once": {"lock_scope": "until_executed", "on_conflict": "retry"},
     "behind": {"lock_scope": "until_and_while_executing", "on_conflict": "retry"},
@@ -38,15 +38,15 @@ SCOPED: Mapping[str, Mapping[str, Any]] = {
     "each": {"lock_scope": "until_expired", "lock_queue_ttl": KEEPS_OUT},
 }
 
-#: Tasks of which only the newest message is to run, by policy.
+#: Tasks whose newest message alone is to run, by policy.
 NEWEST = {"rerun": newest.RERUN, "replace": newest.REPLACE}
 
-#: What makes a message come back, whichever process dies: without it Celery itself would lose some.
+#: Settings that make a message come back whichever process dies: without them Celery itself would lose some.
 SURE = {"bind": True, "shared": False, "acks_late": True, "reject_on_worker_lost": True}
 
 
 def make(conf: Mapping[str, Any], package: str = "") -> Celery:
-    """An app to work for, or to send from."""
+    """An app for workers or senders."""
     app = Celery("storm", set_as_current=False)
     app.conf.update({"worker_prefetch_multiplier": 1, "broker_connection_retry_on_startup": True, **conf})
     if package:
@@ -68,7 +68,7 @@ def _way_of(package: str, seconds: int) -> Mapping[str, Any]:
 
 
 def _add_tasks(app: Celery, way: Mapping[str, Any]) -> None:
-    """Those that every package can have."""
+    """Add the tasks that every package can have."""
 
     @app.task(name="work", **SURE, **way)
     def work(self: Any, key: str, seconds: float) -> str:
@@ -106,13 +106,13 @@ def _add_exclusive(app: Celery, way: Mapping[str, Any]) -> None:
     def joining(self: Any, key: str, seconds: float) -> str:
         return _work(self, key, seconds)
 
-    if ";" not in app.conf.singleton_lock_backend:  # A Redlock knows of no order.
+    if ";" not in app.conf.singleton_lock_backend:  # A Redlock knows no order.
         for policy, name in NEWEST.items():
             app.task(name=name, on_conflict=policy, **SURE, **way)(_work)
 
     @app.task(name="hogging", on_conflict="retry", **SURE, **way)
     def hogging(self: Any, key: str, seconds: int) -> str:
-        """C code that lets no other thread of its process run."""
+        """Runs C code that lets no other thread of its process run."""
         with _attempt(self, key):
             ctypes.PyDLL(None).sleep(seconds)
         return str(self.request.id)
@@ -124,7 +124,7 @@ def _add_exclusive(app: Celery, way: Mapping[str, Any]) -> None:
 
 
 def _add_scoped(app: Celery, name: str, way: Mapping[str, Any]) -> None:
-    """One of those that are locked as they are sent."""
+    """Add a task that is locked when it is sent."""
     is_exclusive = "on_conflict" in SCOPED[name]
 
     @app.task(name=name, max_retries=2, **SURE, **way, **SCOPED[name])
@@ -142,7 +142,7 @@ def _decide(task: Any, conflict: LockConflict) -> str:
 
 
 def _work(task: Any, key: str, seconds: float, *, limit: int = 1, last: bool = True) -> str:
-    """A body; what it returns says whose run it was."""
+    """A body; its value says whose run it was."""
     with _attempt(task, key, limit=limit, last=last) as beat:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -158,7 +158,7 @@ def _attempt(task: Any, key: str, *, limit: int = 1, last: bool = True, **fields
 
 
 def _report_ends() -> None:
-    """Have the result backend write down each end that it is told."""
+    """Make the result backend record each end that it is given."""
     store = RedisBackend.store_result
 
     def told(self: Any, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
@@ -171,7 +171,7 @@ def _report_ends() -> None:
 
 
 def end_of(result: Any, state: str) -> dict[str, Any]:
-    """An end as the history has it: with whose run it was, or which message was newer."""
+    """An end as it is in the history: with the message whose run it was, or the newer message."""
     whose = {"value": result} if state == states.SUCCESS else {}
     newer = {"by": result.task_id} if isinstance(result, LockSuperseded) else {}
     return {"state": state, "error": type(result).__name__, **whose, **newer}
@@ -183,7 +183,7 @@ def _met(task_id: str, policy: str, **_: Any) -> None:
 
 
 def _report_records() -> None:
-    """Have a refusal, or a run that was stopped, write down that its end is recorded: it is told some time later."""
+    """Make a refusal, or a stopped run, note that its end is recorded: it is reported some time later."""
     from celery_singleton_lock.task import refusal
 
     record = refusal._record_at_store
@@ -199,7 +199,7 @@ def _report_records() -> None:
 
 @worker_ready.connect
 def _ready(sender: Any, **_: Any) -> None:
-    """Tell the storm, which waits at this list."""
+    """Notify the storm, which waits at this list."""
     with Redis.from_url(os.environ["TEST_EVENTS"]) as client:
         client.lpush(f"ready:{sender.hostname}", 1)
 

@@ -1,7 +1,7 @@
-"""Judges messages that end as another one's run: copies that have joined it, and parts of a canvas that follow it.
+"""Judges messages that end as another message's run: copies that joined it, and canvas parts that follow it.
 
-Each body returns its message's id. So a success says whose run it was of: its own, or one of the same job that was not
-over when the message was sent.
+Each body returns its message's id. So a success names its run: the message's own run, or a run of the same job that was
+not over when the message was sent.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from tests.storm.story import Attempt, Line, Story
 from tests.storm.waiting import KEEPS_OUT
 
-#: Tasks whose messages may end as another one, by `on_conflict` or as followers; and as runs of which job.
+#: Tasks whose messages may end as another message, by `on_conflict` or as followers.
 JOINING = "joining"
 FOLLOWING = ("once", "behind", "waiting", "each")
 
-#: Seconds that a line may be late by which a body says that it has ended.
+#: Seconds by which the line may be late that a body writes at its end.
 SLACK = 0.5
 
 
 def wrong_ends(story: Story) -> Iterator[tuple[str, float, str, str]]:
-    """Successes of no run, or of one that they may not be of: message, time, text, and what is excused of it."""
+    """Successes without a run, or with a run that they may not have: message, time, text, and excuse."""
     runs: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in story.attempts.values():
         if attempt.how == "done" and attempt.is_last:
@@ -35,7 +35,7 @@ def wrong_ends(story: Story) -> Iterator[tuple[str, float, str, str]]:
 
 
 def _wrong(story: Story, line: Line, runs: list[Attempt]) -> str:
-    """What is wrong with an end; empty for nothing."""
+    """What is wrong with an end; empty if nothing is."""
     message, value = line["message"], line["value"]
     if not runs:
         return "which has not run"
@@ -46,13 +46,13 @@ def _wrong(story: Story, line: Line, runs: list[Attempt]) -> str:
         return "though it neither joins nor follows"
     if not any(_is_of_job(run, sent) for run in runs):
         return "a run of another job"
-    # One that keeps the others out for its time may have run by then.
+    # A run that keeps others out for a time may be over by then.
     since = sent["at"] - SLACK - (KEEPS_OUT if sent["task"] == "each" else 0.0)
     return "" if any(since <= run.end for run in runs) else "whose run was over before it was sent"
 
 
 def _excuse(story: Story, line: Line, runs: list[Attempt]) -> str:
-    """A lock server that came back with older data has the lock again that the run had freed."""
+    """Why: a lock server that came back with older data has the lock again that the run had freed."""
     from tests.storm.excuses import FORGOT
 
     sent = story.sent.get(line["message"])

@@ -1,4 +1,4 @@
-"""What kombu does with a message, written down: that it is in a queue, and that a worker has it."""
+"""Records what kombu does with a message: that it is in a queue, and that a worker has it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kombu.transport import redis as transport
 
 from tests.storm import history
 
-#: Parts of the header of a message that follows another one.
+#: Parts of the header of a message that follows another message.
 FOLLOWS = 9
 
 
 def report_queue() -> None:
-    """Have kombu write down what is put into a queue, and what a worker has taken and noted.
+    """Make kombu record what is put into a queue, and what a worker has taken and noted.
 
-    It takes a message off the list before it notes that: a worker that is killed or cut off in between loses it.
+    It takes a message off the list before it notes that: a worker killed or cut off in between loses the message.
     """
     append, put, restore = transport.QoS.append, transport.Channel._put, transport.Channel._do_restore_message
 
@@ -38,7 +38,7 @@ def report_queue() -> None:
 
 def _note(event: str, headers: Mapping[str, Any]) -> None:
     queued = headers.get("singleton_lock_queued")
-    # A follower has no lock: the header has two more parts, of which the last says whom it follows.
+    # A follower has no lock: its header has two more parts; the last names the message that it follows.
     has_lock = queued and queued[0] == headers.get("id") and len(queued) < FOLLOWS
     owner = {"owner": queued[3]} if has_lock else {}
     history.write(event, message=headers.get("id"), retries=headers.get("retries", 0), **owner)

@@ -1,9 +1,9 @@
-"""Judges a history: who overlapped, what was lost, told twice, or left behind, and how long recovery took.
+"""Judges a history: what overlapped, was lost, was reported twice or left behind, and how long recovery took.
 
-A body runs from its first line to its last one. So what is found is sure, whatever the machine was busy with; what
-lies between the last line of a body that was killed and its death is not seen.
+A body runs from its first line to its last. So each finding is certain, however busy the machine was; what happens
+between the last line of a killed body and its death is not seen.
 
-What `docs/guarantees.md` does not promise is found as well, with the excuse that applies (`excuses.py`).
+Exceptions of `docs/guarantees.md` are found as well, with the excuse that applies (`excuses.py`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tests.storm.excuses import LOST_BY_BROKER, Excuses
 from tests.storm.story import Attempt, Fault, Line, Story
 
 #: What a finding is about: two bodies at once; a body after the message's end; a fence that did not grow; an end that
-#: changed; a message that is nowhere; one that waits; a key without a time to live, or a lock that nobody holds; two
-#: messages of one job that wait, where one may; a success that is not of this message's run, nor of one that it may end
-#: as; a run or an end that a newer message should have prevented.
+#: changed; a message that exists nowhere; a message that still waits; a key without a time to live, or a lock without
+#: a holder; two waiting messages of one job; a success of a run that the message may not end as; a run or an end that a
+#: newer message should have prevented.
 Broken = Literal[
     "overlap", "again", "fence", "told twice", "lost", "stuck", "left", "sent twice", "wrong end", "not the newest"
 ]
 BROKEN: Sequence[Broken] = get_args(Broken)
 
-#: Share of the ttl after which a server that answers again is heard.
+#: Share of the ttl after which clients hear a server that answers again.
 HEARD = 0.25
 
 
@@ -37,7 +37,7 @@ class Finding:
     subject: str
     at: float
     text: str
-    #: Which exception of the guarantees this is; empty for none.
+    #: The exception of the guarantees that applies; empty for none.
     excuse: str = ""
 
 
@@ -45,13 +45,13 @@ class Finding:
 class Verdict:
     findings: list[Finding] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    #: Seconds from the end of a fault to the next body of a key that had been running, by kind.
+    #: Seconds from the end of a fault to the next body of a key that was running, by kind of fault.
     recovery: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     messages: int = 0
     bodies: int = 0
     #: Messages whose sender got an error.
     unsure: int = 0
-    #: How often somebody sent a job that is locked as it is sent, and how often it was not sent for another one.
+    #: How often a job that is locked when sent was sent, and how often it was a duplicate.
     clicks: int = 0
     duplicates: int = 0
     #: From the first fault to the last one.
@@ -62,7 +62,7 @@ class Verdict:
         return [finding for finding in self.findings if not finding.excuse]
 
     def of(self, kind: str, broken: Broken, ttl: float) -> int:
-        """What was found, without an excuse, within two leases of such a fault."""
+        """How many findings without an excuse came within two leases of such a fault."""
         windows = [(fault.begin, fault.end + 2 * ttl) for fault in self.faults if fault.kind == kind]
         return sum(
             finding.broken == broken and any(begin <= finding.at <= end for begin, end in windows)
@@ -75,8 +75,8 @@ class Checker:
 
     Args:
         ttl: of all locks.
-        quorum: of the lock servers; 1 where there is one.
-        servers: number of them.
+        quorum: of the lock servers; 1 if there is one.
+        servers: number of lock servers.
     """
 
     def __init__(self, ttl: float, *, quorum: int = 1, servers: int = 1) -> None:
@@ -84,7 +84,7 @@ class Checker:
         self._quorum, self._servers = quorum, servers
 
     def judge(self, lines: Iterable[Line], *, is_over: bool = True) -> Verdict:
-        """What is found; of a storm that is not over, but for what has no end yet."""
+        """The verdict; for a storm that is not over, it leaves out messages without an end."""
         story = Story(lines, quorum=self._quorum, servers=self._servers, pause=HEARD * self._ttl)
         excuses = Excuses(story, self._ttl)
         verdict = Verdict(faults=story.faults, messages=len(story.sent), bodies=len(story.attempts))
@@ -124,14 +124,14 @@ def _overlaps(attempts: Sequence[Attempt], excuses: Excuses) -> Iterator[Finding
             sure = [first for first in running if not found[first.run]]
             first = (sure or running)[0]
             text = f"{_name(second)} started {first.end - second.start:.2f} s before the end of {_name(first)}"
-            # Of those that have an excuse each may be one too many.
+            # Each body with an excuse may be the surplus one.
             excuse = "" if len(sure) >= second.limit else next(filter(None, found.values()))
             yield Finding("overlap", second.key, second.start, text, excuse)
         running.append(second)
 
 
 def _fences(attempts: Sequence[Attempt]) -> Iterator[Finding]:
-    # Of a semaphore, and of bodies that overlap, the first to be granted is not the first to write its line.
+    # In a semaphore, and among overlapping bodies, the first holder need not be the first to write its line.
     highest: Attempt | None = None
     for attempt in attempts:
         if not attempt.fence or attempt.limit > 1:
@@ -144,7 +144,7 @@ def _fences(attempts: Sequence[Attempt]) -> Iterator[Finding]:
 
 
 def _again(story: Story, excuses: Excuses) -> Iterator[Finding]:
-    """Bodies that ran after the success of their message, or after another end of it."""
+    """Bodies that ran after the success, or another end, of their message."""
     messages: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in sorted(story.attempts.values(), key=lambda attempt: attempt.start):
         messages[attempt.message].append(attempt)
@@ -162,7 +162,7 @@ def _again(story: Story, excuses: Excuses) -> Iterator[Finding]:
 
 
 def _ticks(story: Story, excuses: Excuses) -> Iterator[Finding]:
-    """Ticks of beat's that two messages were sent for."""
+    """Ticks of beat for which two messages were sent."""
     ticks: dict[tuple[str, str], Attempt] = {}
     for attempt in story.attempts.values():
         if attempt.due is None or attempt.how != "done":
@@ -182,7 +182,7 @@ def _told_twice(story: Story, excuses: Excuses) -> Iterator[Finding]:
 
 
 def _missing(story: Story) -> Iterator[Finding]:
-    """Messages that have no end: those that followed on a failure are not expected to."""
+    """Messages without an end; messages after a failed one are not expected to have one."""
     stuck = {line["name"] for line in story.left if line["what"] == "message"}
     lost: set[str] = set()
     for message, line in story.sent.items():
@@ -202,7 +202,7 @@ def _recover(story: Story, verdict: Verdict) -> None:
     starts = [[attempt.start for attempt in attempts] for attempts in keys]
     for fault in story.faults:
         for attempts, begun in zip(keys, starts, strict=True):
-            # Nobody before the last ones can have been running any more.
+            # Only the last few bodies can still have been running.
             before = bisect_left(begun, fault.begin)
             if any(_was_hit(one, fault) for one in attempts[max(before - 8, 0) : before]):
                 place = bisect_left(begun, fault.end)
@@ -211,13 +211,13 @@ def _recover(story: Story, verdict: Verdict) -> None:
 
 
 def _was_hit(attempt: Attempt, fault: Fault) -> bool:
-    """Whether it ran as the fault began: in a process that is concerned, or anywhere if all are."""
-    # The last line of one that was killed lies a beat before.
+    """Whether it ran when the fault began, in a process that the fault struck, or anywhere if it struck all."""
+    # The last line of a killed body comes up to one beat earlier.
     return attempt.start <= fault.begin <= attempt.end + 0.2 and (not fault.pids or attempt.pid in fault.pids)
 
 
 def _goes_on(story: Story, message: str) -> bool:
-    """Whether what follows on this message is to have an end."""
+    """Whether the messages after this one must have an end."""
     return any(line["state"] in ("SUCCESS", "REVOKED") for line in story.told.get(message, ()))
 
 

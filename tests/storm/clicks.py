@@ -1,6 +1,6 @@
-"""`python -m tests.storm.clicks`: a program that sends jobs which have a lock as they wait, as fast as somebody clicks.
+"""`python -m tests.storm.clicks`: sends jobs that have a lock while they wait, as fast as somebody clicks.
 
-It says what it is about to send, and what came of that; if it is killed in between, only the first line is there.
+It writes what it is about to send, and then the outcome; if it is killed in between, only the first line is there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery_singleton_lock import DuplicateResult
 from tests.storm import app as storm
 from tests.storm import history
 
-#: Jobs that are clicked at, and seconds that they take.
+#: Jobs that are sent, and the seconds that they take.
 JOBS = {"j0": 0.0, "j1": 0.3, "j2": 1.5}
 
 
@@ -31,7 +31,8 @@ def click(app: Any, chance: random.Random) -> None:
     """Send one."""
     task, key = chance.choice(sorted(storm.SCOPED)), chance.choice(sorted(JOBS))
     options = {"countdown": chance.uniform(0.2, 2.0)} if chance.random() < 0.1 else {}
-    message = str(uuid.uuid4())  # One that is frozen is a part of a canvas, which is sent even if another has the lock.
+    # A signature with an id counts as a part of a canvas, which is sent even if another message has the lock.
+    message = str(uuid.uuid4())
     signature = app.tasks[task].si(key, JOBS[key]).set(task_id=message, **options)
     history.write("clicked", message=message, task=task, key=key)
     try:

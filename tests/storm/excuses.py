@@ -1,6 +1,6 @@
-"""What `docs/guarantees.md` leaves open, as narrow as it can be told from a history; each use of it is counted.
+"""The exceptions of `docs/guarantees.md`, as narrow as a history allows; each use of one is counted.
 
-An excuse needs a fault that explains it: at this process or the way of its host to the lock servers, at this time.
+An excuse needs a fault that explains it: at that time, in that process or between its host and the lock servers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SLOW_TO_BEGIN, SLOW_TO_SEND = "slow to begin", "slow to send"
 UNREPEATED = "on too few lock servers"
 UNHEARD = "no lock server could say it"
 
-#: Each excuse, and what of the guarantees it is.
+#: Each excuse, and the exception of the guarantees that it is.
 REASONS: Mapping[str, str] = {
     FROZEN: "a whole worker stood still between two instructions while its lease ended; stopped when it went on",
     HOGGED: "C code held the GIL of a pool without a main process that renews",
@@ -44,9 +44,9 @@ REASONS: Mapping[str, str] = {
     LOST_BY_BROKER: "kombu had taken it off the list, and not written down that it had, when it was killed or cut off",
 }
 
-#: As what Celery fails what it has sent, and does not know it: a next step, the body of a chord, or a task whose next
-#: attempt is sent, if it cannot tell the result backend (or, by `Reject`, has not heard that it is). No task of the
-#: storm fails so. Each with the fault of the broker, which has the results too, that leads to it.
+#: Errors with which Celery fails what it has sent without knowing it: a next step, the body of a chord, or a task whose
+#: next attempt is sent, if it cannot tell the result backend (or, with `Reject`, did not learn that it is sent). No
+#: task of the storm fails that way. Each error has the fault that causes it, of the broker, which also stores results.
 ERRORS_OF_SENDING: Mapping[str, str] = {
     "BusyLoadingError": "broker: restarts",
     "ChordError": "broker",
@@ -55,24 +55,24 @@ ERRORS_OF_SENDING: Mapping[str, str] = {
     "TimeoutError": "broker",
 }
 
-#: Seconds for which a broker's fault may lie back when Celery gives up to send: it tries three times.
+#: Seconds that may pass from a fault of the broker until Celery gives up sending: it tries three times.
 SENDING = 10.0
 
-#: Shares of the ttl: the least for which a process stands still whose lease ends meanwhile (protocol, section 5: it
-#: was to be stopped two fifteenths before, at the least); after which a body that goes on has been stopped; after which
-#: one whose lock was forgotten has been: a renewal is due after a third, and a child that does not end is killed a
-#: tenth later. Half a tenth more is the machine's.
+#: Shares of the ttl: the shortest freeze of a process whose lease ends meanwhile (protocol, section 5: it was to be
+#: stopped at least two fifteenths before); the time after which a body that resumed has been stopped; and the time
+#: after which a body whose lock was forgotten has been stopped: a renewal is due after a third, and a child that does
+#: not end is killed a tenth later. Half a tenth is added for a slow machine.
 STANDS_STILL, GOES_ON, FORGOTTEN = 0.13, 0.3, 0.55
 
-#: Share of the ttl that is left of a lease when its next renewal is due, at the least.
+#: Smallest share of the ttl that is left of a lease when its next renewal is due.
 REST = 0.6
 
-#: Share of the ttl in which a process that no fault of the lock server's concerns has written its record.
+#: Share of the ttl within which a process writes its record if no fault of the lock server concerns it.
 ROUND_TRIP = 0.25
 
 
 class Excuses:
-    """Those that a story gives, where locks last for `ttl` seconds."""
+    """The excuses that a story gives if locks last for `ttl` seconds."""
 
     def __init__(self, story: Story, ttl: float) -> None:
         self._story, self._ttl = story, ttl
@@ -80,13 +80,13 @@ class Excuses:
     def of_overlap(self, first: Attempt, second: Attempt) -> str:
         """Why a body may go on when a second one begins."""
         before, after = first.gap_at(second.start)
-        # One that was in a lease when it stood still asks as it goes on. It may write a line before it is stopped.
+        # A process that froze within its lease asks when it resumes. It may write a line before it is stopped.
         earlier, _ = first.gap_at(before)
         for begin, end in ((before, after), (earlier, before)):
             stood_still = end - begin >= STANDS_STILL * self._ttl
             if stood_still and begin <= second.start and first.end <= end + GOES_ON * self._ttl:
                 return self._why_still(first, begin, end)
-        if second.fence < first.fence:  # It had the lock before, and was slow to begin.
+        if second.fence < first.fence:  # The second had the lock first, and was slow to begin.
             first, second, since = second, first, second.start - self._ttl
         else:
             since = first.start
@@ -100,7 +100,7 @@ class Excuses:
     def _why_still(self, attempt: Attempt, begin: float, end: float) -> str:
         if any(self._story.struck(attempt.pid, "frozen", begin, end)):
             return FROZEN
-        # A child that alone is stopped keeps its lock, as long as its main process can renew.
+        # If only a child is stopped, it keeps its lock as long as its main process can renew.
         alone = self._story.struck(attempt.pid, "stopped", begin, end)
         if any(self._story.silences.touch(attempt.host, one.begin, one.end) for one in alone):
             return FROZEN
@@ -114,7 +114,7 @@ class Excuses:
         return excuse
 
     def _why_unrecorded(self, first: Attempt, at: float) -> str:
-        """Why nobody knows at that time that a body has ended."""
+        """Why nobody knows, at that time, that a body has ended."""
         soon = first.end + ROUND_TRIP * self._ttl
         if self._story.forgot(first.end, at, written=soon) is not None:
             return FORGOT
@@ -124,12 +124,12 @@ class Excuses:
             return KILLED
         if any(one.begin <= soon for one in self._story.struck(first.pid, "frozen", first.end, at)):
             return FROZEN_AT_THE_END
-        # Its lease had ended in its sleep, and it ended as it went on, before it was stopped.
+        # Its lease ended during the freeze, and its body ended when it resumed, before it was stopped.
         woken = self._story.struck(first.pid, "frozen", first.end - GOES_ON * self._ttl, first.end)
         if at <= soon and any(one.end - one.begin >= REST * self._ttl for one in woken):
             return FROZEN_AT_THE_END
-        # It is told as soon as a server answers, by a process that is there: one that wrote its last line when it was
-        # already told to end, for as long as that took.
+        # A process that is alive reports the end as soon as a server answers. A process that was already ending when
+        # it wrote its last line was alive until it had ended.
         over = min([at, *(one.begin if one.begin > first.end else one.end for one in killed)])
         still = ((one.begin, one.end) for one in self._story.struck(first.pid, "frozen", first.end, at))
         if self._story.silences.cover(first.host, min(soon, over), over, still=still):
@@ -138,7 +138,7 @@ class Excuses:
         return UNREPEATED if lacks else ""
 
     def _of_earlier_attempt(self, first: Attempt, second: Attempt) -> str:
-        """Of a message whose next attempt had a success: each attempt has a record of its own."""
+        """The excuse of an attempt whose next attempt succeeded: each attempt has its own record."""
         for before in self._story.attempts.values():
             if (before.message, before.retries) == (second.message, second.retries) and before.end < first.start:
                 told = self._story.told.get(before.message, ())
@@ -162,14 +162,14 @@ class Excuses:
         return FORGOT if self._story.forgot(written, at, written=written) is not None else ""
 
     def of_ends(self, first: Line, second: Line) -> str:
-        """Why a message may be told two different ends."""
+        """Why two different ends of a message may be reported."""
         if first["state"] == "SUCCESS" and self._is_of_sending(second):
             return UNTOLD
         for one in (second, first):
             if excuse := self.of_end(one, second["at"]):
                 return excuse
         ran = [one for one in self._story.attempts.values() if one.message == first["message"] and one.how == "done"]
-        for teller, other in ((first, second), (second, first)):  # Each may have been told late.
+        for teller, other in ((first, second), (second, first)):  # Each may have been reported late.
             told_by = [one for one in ran if one.pid == teller["pid"] and one.end <= min(first["at"], teller["at"])]
             if told_by and (excuse := self._why_unrecorded(told_by[-1], other["at"])):
                 return excuse
@@ -180,13 +180,13 @@ class Excuses:
         return FORGOT if self._story.forgot(first.start - self._ttl, second.start) is not None else ""
 
     def _recorded_at(self, end: Line) -> float:
-        """When an end was recorded: as it was told, unless its teller has written down that it was before."""
+        """When an end was recorded: when it was reported, unless the same process noted an earlier record."""
         lines = self._story.recorded.get(end["message"], ())
         times = [line["at"] for line in lines if line["pid"] == end["pid"] and line["at"] <= end["at"]]
         return max(times, default=end["at"])
 
     def _was_sent(self, end: Line) -> bool:
-        """Whether Celery failed what the broker had taken: a step, or a task whose next attempt that is."""
+        """Whether Celery failed something that the broker had accepted: a step, or a task by its next attempt."""
         message, is_step = end["message"], bool(self._story.sent.get(end["message"], {}).get("after"))
         if any(one == message and retries > 0 for one, retries in self._story.broker):
             return self._is_of_sending(end) or (

@@ -1,4 +1,4 @@
-"""What every attempt, worker and fault writes down: a line each, appended in one go, on the clock of the machine."""
+"""The lines that every attempt, worker and fault writes, each appended in one go, with the clock of the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from celery_singleton_lock import clock
 from tests.appended import append
 
-#: Name the file, and the host that a process takes its own for.
+#: Variables that name the file, and the host of a process.
 HISTORY, HOST = "STORM_HISTORY", "STORM_HOST"
 
 _runs = itertools.count()
@@ -24,7 +24,7 @@ def write(event: str, **fields: object) -> None:
 
 @contextmanager
 def attempt(key: str, message: str, **fields: object) -> Iterator[Callable[[], None]]:
-    """Write down that a body runs, and how it ends; what is yielded is called while it does."""
+    """Write that a body runs, and how it ends; call the yielded function while it runs."""
     run = f"{os.getpid()}-{next(_runs)}-{clock.now():.3f}"
     write("start", run=run, key=key, message=message, **fields)
     how = "stopped"

@@ -22,16 +22,16 @@ from tests.storm.borrowed import JOINING
 from tests.storm.clicks import JOBS
 from tests.storm.scene import TTL, Scene
 
-#: Keys that most calls have, and for packages that lock by all arguments the seconds that each one's bodies take.
+#: Keys that most calls have; and, for packages that lock by all arguments, the seconds that their bodies take.
 HOT = {"h0": 0.0, "h1": 0.3, "h2": 1.0, "h3": 1.5 * TTL}
 
 #: Seconds that bodies take; the last is longer than a lease.
 LENGTHS = [0.0, 0.0, 0.1, 0.3, 1.0, 1.5 * TTL]
 
-#: The same of one that a newer message stops: longer than that may take.
+#: The same for a body that a newer message stops: longer than stopping may take.
 LONG = 3 * TTL
 
-#: Options of a call of a task that has no policy of its own: `{}` leaves it to the app's settings.
+#: Options of a call of a task without its own policy: `{}` leaves it to the app's settings.
 CALLS: list[dict[str, Any]] = [
     {},
     {"on_conflict": "skip"},
@@ -42,12 +42,12 @@ CALLS: list[dict[str, Any]] = [
     {"wait": 10.0, "on_conflict": "raise"},
 ]
 
-#: Messages that may have no end yet, when more are sent.
+#: How many messages may be without an end when more are sent.
 PENDING = 40
 
 
 def _forget(result: AsyncResult) -> None:
-    """Nothing: to unsubscribe takes a server, which may have gone, and a garbage collector that may wait for it."""
+    """Do nothing: to unsubscribe needs a server, which may be gone, and would make garbage collection wait for it."""
 
 
 AsyncResult.__del__ = _forget
@@ -78,7 +78,7 @@ class Load:
     """Sends until it is stopped, past the proxies.
 
     Attributes:
-        pending: messages that were sent and have no end yet, by what has to end before.
+        pending: messages that were sent and have no end yet; for each, the messages that have to end before it.
     """
 
     def __init__(self, scene: Scene, seed: int) -> None:
@@ -98,7 +98,7 @@ class Load:
         self._thread.join()
 
     def look(self) -> set[str]:
-        """Messages that are to have an end, and have none."""
+        """Messages that must have an end, and have none."""
         told = self._ends.look()
         self.pending = {message: before for message, before in self.pending.items() if message not in told}
         return {message for message, before in self.pending.items() if told.issuperset(before)}
@@ -120,7 +120,7 @@ class Load:
         send()
 
     def _only(self, key: str) -> None:
-        """What every package can do."""
+        """Send a task that every package has."""
         signature = self._tasks["work"].si(key, length_of(key)).set(task_id=_new_id())
         self._send_all(signature, [(signature, [])])
 
@@ -153,13 +153,13 @@ class Load:
             self._some(self._chance.choice(tasks))
 
     def _some(self, task: str) -> None:
-        """One or more for a hot key, which meet each other there, and others."""
+        """Send one or more messages for a hot key, which meet each other and other messages there."""
         key = self._chance.choice([*HOT])
         for _ in range(self._chance.randint(1, 3)):
             self._one(self._tasks[task], key, {})
 
     def _jobs(self) -> None:
-        """A canvas of jobs that are clicked at as well: its parts follow whoever has the lock."""
+        """Send a canvas of jobs that are also sent alone: its parts follow the message that has the lock."""
         jobs = [self._job() for _ in range(2)]
         if self._chance.random() < 0.5:
             steps = [jobs[0], self._step(), jobs[1]]
@@ -191,10 +191,10 @@ class Load:
             result = whole.apply_async()
             refused = result is None or result.id not in ids
         except (OSError, OperationalError, RedisError):
-            # Some of it may have been sent.
+            # A part of it may have been sent.
             refused = True
         except Exception:
-            # Packages that lock when a message is sent refuse it so.
+            # Packages that lock when a message is sent refuse it with an exception.
             if "patient" in self._tasks:
                 raise
             refused = True
@@ -205,7 +205,7 @@ class Load:
             self.pending |= ids
 
     def _key(self) -> str:
-        """Most are hot."""
+        """A key, mostly a hot one."""
         return self._chance.choice([*HOT]) if self._chance.random() < 0.7 else f"c{next(self._numbers)}"
 
     def _note(self, event: str, message: str, **fields: object) -> None:

@@ -1,4 +1,4 @@
-"""Builds of the package that are broken: the storm has to find each."""
+"""Broken builds of the package: the storm has to find each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from celery_singleton_lock.task.abort import Body
 
 
 def apply(name: str) -> None:
-    """Break this process' copy of the package; an empty name leaves it whole."""
+    """Break this process's copy of the package; an empty name leaves it intact."""
     if name:
         MUTANTS[name]()
 
 
 def _change(old: bytes, new: bytes) -> None:
-    """Put another text into each script that has this one."""
+    """Replace a text by another in each script that contains it."""
     scripts = [script for script in vars(lock_commands).values() if isinstance(script, Script) and old in script.text]
-    assert scripts, f"no script has {old!r} any more"
+    assert scripts, f"no script contains {old!r} any more"
     for script in scripts:
         script.text = script.text.replace(old, new)
         script.sha = hashlib.sha1(script.text, usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""What goes wrong in a storm, by kind; each fault undoes itself, and says what it struck."""
+"""What goes wrong in a storm, by kind; each fault undoes itself, and reports what it struck."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from tests.storm.load import HOT
 from tests.storm.places import Sentinels, Servers
 from tests.storm.scene import TTL, Host, Scene, children_of, end, group_of
 
-#: Seconds from one fault to the next of one nemesis; of one whose faults last for a moment only.
+#: Seconds between two faults of one nemesis; and of a nemesis whose faults last only a moment.
 PAUSE, MOMENT = (0.1, 1.5), (0.1, 0.9)
 
-#: Of the one that kills children: most of them come to do something before.
+#: The same for the nemesis that kills children: most children get to do something first.
 CHILD = 0.5, 3.0
 
-#: Seconds for which a server or a way to it is silent.
+#: Seconds of silence of a server, or of a way to it.
 SILENCE = 0.3, 2.5 * TTL
 
-#: Seconds between two faults by which a lock server forgets: what is held now is on all nodes again by then.
+#: Seconds between two faults that make a lock server forget: by then, all held locks are on all nodes again.
 APART = 3 * TTL
 
 
-#: Seconds for which a client waits for an answer: a twentieth of the ttl, less what it and the server take.
+#: Seconds for which a client waits for an answer: a twentieth of the ttl, less the time that it and the server need.
 PATIENCE = TTL / 40
 
 #: Nodes of a Redlock that may be struck at the same time: a majority of five.
@@ -48,15 +48,15 @@ AT_ONCE = 3
 
 @dataclass
 class Struck:
-    """What a fault is written down with.
+    """What is recorded of a fault.
 
     Attributes:
-        pids: of processes that were concerned; none where all are.
-        fate: what came of them: "killed", "frozen" (a whole worker stood still), "stopped" (one of its processes did).
-        forgot: the lock server that has forgotten something.
-        latest: it has forgotten only what was written since the fault began.
-        but_ends: it has not forgotten how messages ended: that waited for replicas.
-        silent: ways by which no lock server answered: "east/0", "*/0" for those of all hosts.
+        pids: of the processes that it struck; empty if it struck all.
+        fate: what happened to them: "killed", "frozen" (a whole worker), "stopped" (one process of a worker).
+        forgot: the lock server that forgot something.
+        latest: it forgot only what was written since the fault began.
+        but_ends: it did not forget how messages ended: those writes waited for replicas.
+        silent: ways on which no lock server answered: "east/0", or "*/0" for those of all hosts.
     """
 
     pids: list[int] = field(default_factory=list)
@@ -69,16 +69,16 @@ class Struck:
 
 Strike = Callable[["Nemesis"], Struck | None]
 
-#: Kinds of faults: to processes of a host, to the lock servers and the ways there, and to the broker.
+#: Kinds of faults: of processes of a host, of the lock servers and the ways to them, and of the broker.
 PROCESSES: dict[str, Strike] = {}
 LOCKS: dict[str, Strike] = {}
 BROKER: dict[str, Strike] = {}
 
-#: Where the lock servers see to it themselves that one that is gone is replaced.
+#: Faults of lock servers that replace a lost server themselves.
 SENTINELS: dict[str, Strike] = {}
 CLUSTER: dict[str, Strike] = {}
 
-#: Those that are over in a moment, and come several times a second.
+#: Faults that are over in a moment, and come several times a second.
 CHILDREN: dict[str, Strike] = {}
 MOMENTS: dict[str, Strike] = {}
 
@@ -95,13 +95,13 @@ class Nemesis:
     """Strikes at one part of a scene, one fault after another, until it is stopped.
 
     Args:
-        scene: what it strikes at.
+        scene: where it strikes.
         kinds: of faults.
-        seed: says which comes when; what comes of it is up to the machine.
-        host: whose processes; None where no processes are concerned.
-        servers: which of the lock servers, by their numbers; no two nemeses have the same.
-        pause: seconds from one fault to the next, from and to.
-        revives: whether it starts what has ended by itself on its host.
+        seed: decides which fault comes when; its effect is up to the machine.
+        host: whose processes it strikes; None if it strikes no processes.
+        servers: numbers of its lock servers; no two nemeses share one.
+        pause: range of seconds between two faults.
+        revives: whether it restarts what has ended by itself on its host.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Nemesis:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for it; `join` waits until the last fault is undone."""
+        """Ask it to stop; `join` waits until the last fault is undone."""
         self._stopped.set()
 
     def join(self) -> None:
@@ -142,17 +142,17 @@ class Nemesis:
 
     @property
     def number(self) -> int:
-        """Of one of the lock servers that are its own."""
+        """The number of one of its lock servers."""
         return self.chance.choice(self._servers)
 
     @property
     def server(self) -> RedisServer | None:
-        """One that has locks, if there is any."""
+        """A server that has locks, if there is one."""
         primaries = list(self.scene.place.primaries)
         return self.chance.choice(primaries) if primaries else None
 
     def silence(self) -> None:
-        """For as long as a server is stalled, or a partition lasts; most are short."""
+        """Seconds of a stall or a partition; most are short."""
         self._stopped.wait(self.chance.triangular(*SILENCE, SILENCE[0]))
 
     def wait(self, seconds: float) -> None:
@@ -188,7 +188,7 @@ class Nemesis:
 
 
 def _worker(nemesis: Nemesis) -> tuple[Host, str, list[int]]:
-    """One of the host's, by its pool, and all its processes."""
+    """A worker of the host, by its pool, and all its processes."""
     host = nemesis.host
     pool = nemesis.chance.choice(sorted(host.workers))
     return host, pool, group_of(host.workers[pool].process.pid)
@@ -196,7 +196,7 @@ def _worker(nemesis: Nemesis) -> tuple[Host, str, list[int]]:
 
 def _restart(nemesis: Nemesis, host: Host, pool: str) -> None:
     host.workers[pool] = nemesis.scene.worker(host, pool)
-    with suppress(AssertionError):  # It has ended: something else struck, and it is started again.
+    with suppress(AssertionError):  # It has ended: another fault struck it, and it is restarted.
         host.workers[pool].wait_until_ready()
 
 
@@ -309,9 +309,9 @@ def terminate_worker(nemesis: Nemesis) -> Struck:
 
 @kind(PROCESSES, "rolling deploy, to other options")
 def deploy(nemesis: Nemesis) -> Struck:
-    """The new one starts before the old one ends, and has another ttl, wait, policy and prefetch.
+    """The new worker starts before the old one ends, and has another ttl, wait, policy and prefetch.
 
-    All locks of a Redlock have one ttl.
+    All locks of a Redlock have the same ttl.
     """
     host, pool, pids = _worker(nemesis)
     old, chance = host.workers[pool], nemesis.chance
@@ -328,7 +328,7 @@ def deploy(nemesis: Nemesis) -> Struck:
 
 @kind(PROCESSES, "GIL held")
 def hog(nemesis: Nemesis) -> Struck | None:
-    """By a task, wherever it comes: shorter than a lease, since only prefork bears more."""
+    """A task holds it, on whichever worker: shorter than a lease, since only prefork tolerates more."""
     if "hogging" not in nemesis.scene.app.tasks:
         return None
     try:
@@ -371,7 +371,7 @@ def kill_sender(nemesis: Nemesis) -> Struck | None:
     return Struck(pids, "killed")
 
 
-# Lock servers, and the ways to them
+# Lock servers and the ways to them
 
 
 def _server_and_way(nemesis: Nemesis) -> tuple[Any, list[str]]:
@@ -440,7 +440,7 @@ def client_pause(nemesis: Nemesis) -> Struck | None:
 
 
 def _asked(server: RedisServer | None, *command: Any, silent: Sequence[str] = ()) -> Struck | None:
-    """What came of a command: nothing, where the server does not answer."""
+    """Send a command; no fault if the server does not answer."""
     if server is None:
         return None
     try:
@@ -498,7 +498,7 @@ def half_open(nemesis: Nemesis) -> Struck:
     return Struck(silent=ways)
 
 
-# Lock servers that are replaced
+# Lock servers that get replaced
 
 
 @kind(SENTINELS, "primary: SIGKILL, a replica is promoted")
@@ -510,12 +510,12 @@ def promote(nemesis: Nemesis) -> Struck:
 
 @kind(SENTINELS, "primary: silent, a replica is promoted; it comes back")
 def depose(nemesis: Nemesis) -> Struck:
-    """Processes that are still connected to the old one free and renew there, and the new one does not know of it."""
+    """Processes that are still connected to the old primary free and renew there, and the new one does not notice."""
     group = nemesis.scene.place.group
     old = group.master()
     old.pause()
     try:
-        until(lambda: _is_deposed(group, old), "another one is primary")
+        until(lambda: _is_deposed(group, old), "another server is primary")
     finally:
         old.resume()
     nemesis.wait(nemesis.chance.uniform(0.0, 1.0))
@@ -561,7 +561,7 @@ def move_slot(nemesis: Nemesis) -> Struck:
 
 @kind(CLUSTER, "cluster: a slot moves, and takes its time")
 def move_slot_slowly(nemesis: Nemesis) -> Struck:
-    """New keys are at the new place, old ones at the old one."""
+    """Meanwhile, new keys are on the new primary, old keys on the old one."""
     nemesis.scene.place.group.migrate_slot(_key(nemesis), lambda: nemesis.wait(nemesis.chance.uniform(0.2, TTL)))
     return Struck()
 
@@ -576,7 +576,7 @@ def promote_in_cluster(nemesis: Nemesis) -> Struck:
 
 
 def _key(nemesis: Nemesis) -> str:
-    """Of a lock that many want."""
+    """The key of a lock that many want."""
     return nemesis.scene.app.tasks["work"].lock_key_of(nemesis.chance.choice([*HOT]), 0.0)
 
 
@@ -683,7 +683,7 @@ def part_broker(nemesis: Nemesis) -> Struck:
 
 
 def nemeses(scene: Scene, seed: int, kinds: Callable[[str], bool]) -> list[Nemesis]:
-    """One for the processes of each host, one for the lock server or some for the nodes, one for the broker."""
+    """Nemeses for the processes of each host, for the lock server (several for a Redlock's nodes), for the broker."""
 
     def chosen(of: Mapping[str, Strike]) -> dict[str, Strike]:
         return {name: strike for name, strike in of.items() if kinds(name)}

@@ -1,7 +1,7 @@
-"""Judges messages of which only the newest is to run: `on_conflict="rerun"`, and `"replace"`, which also stops a run.
+"""Judges messages of which only the newest is to run: `on_conflict="rerun"`, or `"replace"`, which also stops a run.
 
-The lock server numbers them as they come, which nobody sees. But a message has come after a worker got it, and before
-it met the lock or began to run: so of many pairs it is sure which one is older.
+The lock server numbers them when they come, which nobody sees. But a message comes after a worker got it, and before it
+met the lock or began to run: so for many pairs it is certain which message is older.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.storm.story import Attempt, Story
 #: The tasks, by policy.
 RERUN, REPLACE = "newest", "latest"
 
-#: Shares of the ttl in which a run has stopped for a newer one: a renewal says so after a third, it has a tenth to stop
-#: in, and a main process kills a child that has not at its third renewal; with a round trip for each.
+#: Share of the ttl within which a run has stopped for a newer one: a renewal reports it after a third, the run has a
+#: tenth to stop, and a main process kills a child that has not stopped at its third renewal; each with a round trip.
 STOPPED = 1.5
 
 
@@ -26,8 +26,8 @@ class Came:
     """A message.
 
     Attributes:
-        after: it has not come before that.
-        before: it has come by then.
+        after: it did not come before this time.
+        before: it had come by this time.
         met: when it met the lock; infinite if it did not.
     """
 
@@ -43,12 +43,12 @@ class Came:
         return min((run.start for run in self.runs), default=math.inf)
 
     def is_older(self, other: Came) -> bool:
-        """Whether that is sure."""
+        """Whether it is certainly older."""
         return self.before < other.after
 
 
 def broken(story: Story, ttl: float) -> Iterator[tuple[str, float, str, str]]:
-    """What is wrong: message, time, text, and what is excused of it."""
+    """Broken promises: message, time, text, and excuse."""
     by_key = _by_key(story)
     for of_key in by_key.values():
         for newer in of_key:

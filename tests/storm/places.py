@@ -1,4 +1,4 @@
-"""Where the locks of a storm are: on servers that hosts reach by proxies, behind Sentinels, in a cluster."""
+"""Where the locks of a storm are: on servers that hosts reach through proxies, behind Sentinels, or in a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT = "redis://127.0.0.1:{}/{}"
 
 
 class Durable(RedisServer):
-    """A server that writes down each change before it answers: killed and started, it has all its data."""
+    """A server that writes each change to disk before it answers: killed and restarted, it has all its data."""
 
     def __init__(self) -> None:
         super().__init__(["--appendonly", "yes", "--appendfsync", "always"])
@@ -33,7 +33,7 @@ class Durable(RedisServer):
         self.start()
 
     def go_back(self, seconds: float) -> None:
-        """Die, and come back with the data of this many seconds ago."""
+        """Die, and come back with the data from this many seconds ago."""
         older = self._directory.with_name(f"{self._directory.name}.older")
         shutil.copytree(self._directory, older, ignore=shutil.ignore_patterns("redis.sock", "log"))
         try:
@@ -51,12 +51,12 @@ class Durable(RedisServer):
 
 
 class Servers:
-    """Independent ones: several are a Redlock. Each host has a way of its own to each, which can be cut."""
+    """Independent servers: several are a Redlock. Each host has its own way to each server, which can be cut."""
 
     def __init__(self, count: int, exits: ExitStack) -> None:
         self.servers = [exits.enter_context(Durable()) for _ in range(count)]
         for server in self.servers:
-            # Nodes that are new have no vote for a while: these count as old.
+            # New nodes have no vote for a while: these are to count as old.
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
 
     @property
@@ -65,22 +65,22 @@ class Servers:
 
     @property
     def primaries(self) -> Sequence[RedisServer]:
-        """Those that have the locks."""
+        """The servers that have the locks."""
         return self.servers
 
     def ways(self, exits: ExitStack) -> list[LossyProxy]:
-        """For one host."""
+        """The ways of one host."""
         return [exits.enter_context(LossyProxy(server.port)) for server in self.servers]
 
     def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
-        """Settings for programs that go by these ways, or by none."""
+        """Settings for programs that use these ways, or connect directly."""
         ports = [one.port for one in ways or self.servers]
         return {"singleton_lock_backend": ";".join(AT.format(port, 0) for port in ports)}
 
 
 class _Group:
-    """Servers that say where they are themselves: no proxy can be in between. They make up one lock server, of which a
-    replica has each lock before it counts.
+    """Servers that announce their own addresses, so that no proxy can be in between. They make up one lock server, on
+    which a lock counts once a replica has it.
     """
 
     quorum = 1
@@ -111,7 +111,7 @@ class Sentinels(_Group):
 
 
 class Clustered(_Group):
-    """Three primaries with a replica each."""
+    """Three primaries, each with a replica."""
 
     def __init__(self, exits: ExitStack) -> None:
         super().__init__(Cluster(), exits)

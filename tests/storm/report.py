@@ -10,7 +10,7 @@ from tests.storm.excuses import REASONS
 
 
 def faults(verdict: Verdict, ttl: float) -> str:
-    """By kind of fault: a finding counts with each fault of the two leases before it."""
+    """A table by kind of fault: a finding counts for each fault in the two leases before it."""
     rows = []
     for kind, times in sorted(Counter(fault.kind for fault in verdict.faults).items()):
         twice = verdict.of(kind, "overlap", ttl) + verdict.of(kind, "again", ttl)
@@ -27,7 +27,7 @@ def faults(verdict: Verdict, ttl: float) -> str:
 
 
 def excuses(verdict: Verdict) -> str:
-    """What the guarantees do not promise, and was seen."""
+    """What was seen and the guarantees do not exclude."""
     found = Counter((finding.excuse, finding.broken) for finding in verdict.findings if finding.excuse)
     rows = [
         [broken, excuse, str(found[excuse, broken]), REASONS[excuse]]
@@ -39,7 +39,7 @@ def excuses(verdict: Verdict) -> str:
 
 
 def summary(verdict: Verdict) -> str:
-    """Counts, then each finding that has no excuse."""
+    """Counts, then each finding without an excuse."""
     counts = Counter(finding.broken for finding in verdict.broken)
     minutes = verdict.seconds / 60 or 1.0
     lines = [
@@ -53,7 +53,7 @@ def summary(verdict: Verdict) -> str:
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of storms one after another as one."""
+    """Consecutive storms as one."""
     whole = Verdict()
     for one in verdicts:
         whole.findings += one.findings

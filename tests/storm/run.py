@@ -1,4 +1,4 @@
-"""One storm: load and nemeses for some minutes, then calm, and what the checker says."""
+"""A storm: load and nemeses for some minutes, then a calm, then the checker's verdict."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.storm.nemesis import Nemesis, nemeses
 from tests.storm.scene import TTL, Scene, scene
 from tests.storm.waiting import QUEUE_TTL
 
-#: Seconds in which everything ends when the faults have: copies wait for leases, and are put back for some seconds.
+#: Seconds within which everything ends after the faults: copies wait for leases, and are put back for some seconds.
 CALM = 120.0
 
-#: Seconds for which none of the messages without an end is in the broker: they are lost.
+#: Seconds after which messages without an end that are not in the broker count as lost.
 UNSEEN = 5.0
 
-#: Seconds after which a lock that is held by nobody has to be gone.
+#: Seconds after which a lock without a holder must be gone.
 FREE = 2 * TTL
 
-#: The same of the lock of a message that is lost: its countdown and its ttl, and as long as a program takes to send.
+#: The same for the lock of a lost message: its countdown, its ttl, and the time that a send takes.
 FREE_OF_MESSAGE = QUEUE_TTL + 10.0
 
 
@@ -44,17 +44,17 @@ def storm(
     kinds: Callable[[str], bool] = lambda name: True,
     enough: Callable[[Verdict], bool] | None = None,
 ) -> Verdict:
-    """Run one.
+    """Run a storm.
 
     Args:
-        directory: for the history, and the logs of all processes.
+        directory: for the history and the logs of all processes.
         seed: decides what is sent and what goes wrong.
         minutes: until the calm.
         place: where the locks are, as named in `places.py`.
-        package: by which the tasks lock; ours by default.
-        mutant: of ours, that the workers run.
-        kinds: which faults are among it.
-        enough: ends the storm, without a calm, once this is true of what was found so far; asked now and then.
+        package: which locks the tasks; ours by default.
+        mutant: of our package, which the workers run.
+        kinds: selects the faults.
+        enough: ends the storm, without a calm, once this is true of the findings so far; called now and then.
     """
     with scene(directory, place=place, package=package, mutant=mutant) as made, contextlib.ExitStack() as exits:
         checker = Checker(TTL, quorum=made.place.quorum, servers=len(made.place.servers))
@@ -87,7 +87,7 @@ def _going_on(load: Load, angry: list[Nemesis]) -> Iterator[None]:
 
 
 def _calm(made: Scene, load: Load) -> None:
-    """Wait for all that is to end, and write down what does not."""
+    """Wait for everything to end, and record what does not."""
     for host in made.hosts.values():
         if host.sender is not None:
             host.sender.kill()
@@ -116,7 +116,7 @@ def _calm(made: Scene, load: Load) -> None:
 
 
 def _ask_backend(made: Scene, pending: set[str]) -> None:
-    """Write down the ends that it knows: a worker that was killed as it told one did not come to write that down."""
+    """Record the ends that it knows: a worker that was killed while it reported an end could not record it."""
     for message in pending:
         meta = made.app.backend.get_task_meta(message, cache=False)
         if meta["status"] in states.READY_STATES:
@@ -125,7 +125,7 @@ def _ask_backend(made: Scene, pending: set[str]) -> None:
 
 
 def _wait_for_locks(made: Scene) -> None:
-    """Until nobody holds any but for beat, which goes on."""
+    """Wait until nobody holds a lock except beat, which goes on."""
     deadline = clock.now() + (FREE_OF_MESSAGE if "once" in made.app.tasks else FREE)
     while held := _held(made):
         if clock.now() > deadline:
@@ -136,12 +136,12 @@ def _wait_for_locks(made: Scene) -> None:
 
 
 def _try_keys(made: Scene) -> None:
-    """Whether each hot key can still be had, as soon as a lock that was left behind has ended."""
+    """Check that each hot key can still be locked once a lock that was left behind has expired."""
     began, deadline = clock.now(), clock.now() + FREE
     stuck = {*HOT}
     while stuck and clock.now() < deadline:
         for key in stuck:
-            # What a package raises that locks when a message is sent, and refuses this one.
+            # Packages that lock when a message is sent raise if they refuse it.
             with contextlib.suppress(Exception):
                 made.app.tasks["work"].apply_async((key, length_of(key)))
         clock.sleep(1)
@@ -153,7 +153,7 @@ def _try_keys(made: Scene) -> None:
 
 
 def _try_jobs(made: Scene) -> None:
-    """Whether each job can be sent, with its lock, and runs."""
+    """Check that each job can be sent, with its lock, and runs."""
     sent = {(task, key): made.app.tasks[task].apply_async((key, 0.0)) for task in SCOPED for key in JOBS}
     deadline = clock.now() + FREE
     while clock.now() < deadline:
@@ -172,7 +172,7 @@ def _held(made: Scene) -> list[str]:
     found = []
     for server in made.place.primaries:
         with Redis(port=server.port, decode_responses=True) as client:
-            # What was recorded of a message is no hold: its name may begin so as well.
+            # The record of a message is not a hold, though its name may look like one.
             names = [key for key in client.scan_iter("*:run*") if ":done:" not in key]
             found += [key for key in names if "tick" not in key and "beat" not in key]
     return found

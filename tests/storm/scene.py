@@ -1,4 +1,4 @@
-"""Where a storm takes place: servers, two hosts with a way to each server of their own, their workers and beats."""
+"""Where a storm takes place: servers, two hosts, each with its own way to each server, their workers and beats."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.storm.waiting import QUEUE_TTL
 #: Seconds of each lock.
 TTL = 4.0
 
-#: Of a broker that takes a message which was not acknowledged for eight seconds for lost. Who looks for these locks the
-#: others out meanwhile: for five minutes, unless told otherwise, if it is killed while it looks.
+#: Options of a broker that counts a message as lost if it is not acknowledged within eight seconds. The worker that
+#: looks for such messages locks others out meanwhile: by default for five minutes if it is killed while it looks.
 FORGETFUL = {
     "visibility_timeout": 8,
     "unacked_restore_interval": 1,
@@ -37,28 +37,28 @@ FORGETFUL = {
     "unacked_mutex_expire": 4,
 }
 
-#: Each host's workers: a name and a pool, and which number of bodies at once.
+#: The workers of each host: pool, and number of bodies at once.
 WORKERS = {
     "east": (("prefork", 3), ("threads", 3), ("eventlet", 2)),
     "west": (("prefork", 3), ("gevent", 4), ("solo", 1)),
 }
 
-#: Seconds that a process gets to end in order.
+#: Seconds that a process gets to shut down.
 ENDING = 20.0
 
 
 class Host:
-    """What runs on it, and the proxies by which it reaches the servers."""
+    """A host's processes, and the proxies through which it reaches the servers."""
 
     def __init__(self, name: str, broker: RedisServer, place: Place, exits: ExitStack) -> None:
         self.name = name
         self.to_broker = exits.enter_context(LossyProxy(broker.port))
         self.to_locks = place.ways(exits)
         self.workers: dict[str, Worker] = {}
-        #: Settings by which a pool's workers differ, since they were deployed anew.
+        #: Settings of a pool's workers that changed with their last deploy.
         self.deployed: dict[str, Mapping[str, Any]] = {}
         self.beat: Process | None = None
-        #: What sends jobs that are locked as they are sent.
+        #: The program that sends jobs that are locked when sent.
         self.sender: Sender | None = None
 
 
@@ -72,13 +72,13 @@ class Sender(Process):
 
 
 class Scene:
-    """All of it; `exits` ends it.
+    """The whole scene; `exits` ends it.
 
     Args:
-        directory: for the logs, and the history.
+        directory: for the logs and the history.
         place: where the locks are, as named in `places.py`.
-        package: by which the tasks lock; ours by default.
-        mutant: of our package, that the workers run.
+        package: which locks the tasks; ours by default.
+        mutant: of our package, which the workers run.
     """
 
     def __init__(self, directory: Path, exits: ExitStack, *, place: str, package: str = "", mutant: str = "") -> None:
@@ -96,7 +96,7 @@ class Scene:
         self.app: Celery = tasks.make(self._conf(self.broker.port), package)
 
     def start(self) -> None:
-        """All workers, and the beats of our package."""
+        """Start all workers, and the beats of our package."""
         for host in self.hosts.values():
             for pool, _ in WORKERS[host.name]:
                 host.workers[pool] = self.worker(host, pool)
@@ -107,7 +107,7 @@ class Scene:
                 worker.wait_until_ready()
 
     def may_forget(self, apart: float) -> bool:
-        """Whether the last time that a lock server forgot something is this many seconds ago; then this is one."""
+        """Whether no lock server forgot anything for this many seconds; if so, the caller may let one forget now."""
         with self._mutex:
             if clock.now() < self._forgot_at + apart:
                 return False
@@ -115,7 +115,7 @@ class Scene:
             return True
 
     def worker(self, host: Host, pool: str) -> Worker:
-        """Start one with what was deployed last; it is not ready yet."""
+        """Start a worker with its last deployed settings; it is not ready yet."""
         concurrency = dict(WORKERS[host.name])[pool]
         self._starts += 1
         worker = Worker(
@@ -130,7 +130,7 @@ class Scene:
         return worker
 
     def revive(self, host: Host) -> list[tuple[str, list[int]]]:
-        """Start again what has ended by itself on a host, as a supervisor does; what that was, and its processes."""
+        """Restart what has ended by itself on a host, like a supervisor; returns what that was, and its processes."""
         over = [(pool, worker) for pool, worker in host.workers.items() if worker.process.poll() is not None]
         ended = [(pool, [worker.process.pid, *group_of(worker.process.pid)]) for pool, worker in over]
         for pool, worker in over:
@@ -161,7 +161,7 @@ class Scene:
         return sender
 
     def _note(self, process: Process) -> None:
-        # Those that are over are forgotten: in an hour their ids are those of others.
+        # Forget the processes that have ended: an hour later, their ids may belong to others.
         with self._mutex:
             left = [one for one in self._processes if one.process.poll() is None or group_of(one.process.pid)]
             self._processes = [*left, process]
@@ -207,7 +207,7 @@ def scene(directory: Path, **options: Any) -> Iterator[Scene]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that it has started, and that run or wait to be reaped."""
+    """Its child processes that run or wait to be reaped."""
     found: list[int] = []
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -216,7 +216,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def group_of(pid: int) -> list[int]:
-    """Processes of a program that `programs.start` has started: each has a group of its own."""
+    """The processes of a program that `programs.start` has started: each program has its own process group."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -226,8 +226,8 @@ def group_of(pid: int) -> list[int]:
 
 
 def end(process: Process, how: signal.Signals) -> None:
-    """Have one end by a signal to its main process, and whatever is left of it afterwards by force."""
-    with suppress(ProcessLookupError):  # It ends in this very moment.
+    """End a program by a signal to its main process; what is left afterwards is killed."""
+    with suppress(ProcessLookupError):  # It ends just now.
         process.process.send_signal(how)
     deadline = clock.now() + ENDING
     while group_of(process.process.pid) and process.process.poll() is None and clock.now() < deadline:

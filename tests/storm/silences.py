@@ -1,20 +1,20 @@
-"""When too few lock servers could be reached from a host for a lock to be taken, renewed or freed."""
+"""When a host could reach too few lock servers to take, renew or free a lock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-#: A way to a lock server, and from when to when nothing came by it.
+#: A way to a lock server, and the begin and end of its silence.
 Span = tuple[str, float, float]
 
 
 class Silences:
-    """Those of all hosts.
+    """The silences of all hosts.
 
     Args:
-        spans: a way is "east/0" from one host, "*/0" from all.
+        spans: silent ways; a way is "east/0" from one host, "*/0" from all hosts.
         too_few: how many servers have to be silent at once.
-        pause: seconds after which one that answers again is heard at the latest: clients connect anew, and ask again.
+        pause: seconds after which a server that answers again is heard at the latest: clients reconnect, and ask again.
     """
 
     def __init__(self, spans: Iterable[Span], *, too_few: int, pause: float) -> None:
@@ -22,17 +22,18 @@ class Silences:
         self._of: dict[str, Sequence[tuple[float, float]]] = {}
 
     def touch(self, host: str, begin: float, end: float) -> bool:
-        """Whether there is one at some time between."""
+        """Whether there is a silence at some time in between."""
         return any(first <= end and last >= begin for first, last in self._at(host))
 
     def cover(self, host: str, begin: float, end: float, *, still: Iterable[tuple[float, float]] = ()) -> bool:
-        """Whether they go on from the one moment to the other.
+        """Whether silences cover the whole time.
 
         Args:
             host: where.
-            begin: the one.
-            end: the other.
-            still: when a process stood still that nobody could answer; it asks as it goes on, and is heard as above.
+            begin: of that time.
+            end: of that time.
+            still: when a process was frozen, so that nobody could answer it; it asks when it resumes, and is heard
+                after the pause.
         """
         reached = begin
         stood_still = ((first, last + self._pause) for first, last in still)
@@ -57,7 +58,7 @@ class Silences:
         found: list[tuple[float, float]] = []
         silent: dict[str, int] = {}
         began: float | None = None
-        # One that begins as another ends goes on.
+        # A silence that begins when another ends continues it.
         for at, change, server in sorted(changes, key=lambda one: (one[0], -one[1])):
             silent[server] = silent.get(server, 0) + change
             enough = sum(number > 0 for number in silent.values()) >= self._too_few

@@ -1,4 +1,4 @@
-"""A history, sorted out: which bodies ran, what became of each message, and what went wrong meanwhile."""
+"""A history, sorted out: which bodies ran, what happened to each message, and what went wrong meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Line = Mapping[str, Any]
 
 @dataclass
 class Attempt:
-    """A body that ran, from its first line to its last one."""
+    """A body that ran, from its first line to its last."""
 
     run: str
     key: str
@@ -24,7 +24,7 @@ class Attempt:
     host: str
     fence: int
     limit: int
-    #: Whether its end is that of its message: not, where it retries.
+    #: Whether its end is the end of its message: it is not if it retries.
     is_last: bool
     retries: int
     due: str | None
@@ -45,13 +45,13 @@ class Attempt:
         return self.times[after - 1], self.times[after]
 
     def stood_still(self, begin: float, end: float, least: float) -> float:
-        """Seconds in that time within gaps of at least this many seconds."""
+        """Seconds of that time that lie in gaps of at least this many seconds."""
         pairs = zip(self.times, self.times[1:], strict=False)
         gaps = ((max(one, begin), min(next_one, end)) for one, next_one in pairs if next_one - one >= least)
         return sum(max(next_one - one, 0.0) for one, next_one in gaps)
 
 
-#: Seconds in which a process dies of a signal that came while it stood still: it writes a traceback before.
+#: Seconds in which a process dies of a signal that came while it was frozen: it writes a traceback first.
 DYING = 0.1
 
 
@@ -61,15 +61,15 @@ class Fault:
     begin: float
     end: float
     pids: frozenset[int]
-    #: What came of them: "killed", "frozen" (a whole worker stood still), "stopped" (one of its processes did).
+    #: What happened to them: "killed", "frozen" (a whole worker stood still), "stopped" (one of its processes did).
     fate: str
-    #: The lock server that has forgotten something by it; empty for none.
+    #: The lock server that forgot something because of it; empty for none.
     forgot: str
-    #: It has forgotten only what was written since the fault began.
+    #: Whether it forgot only what was written since the fault began.
     latest: bool
-    #: It has not forgotten how messages ended.
+    #: Whether it did not forget how messages ended.
     but_ends: bool
-    #: Ways by which no lock server answered: "east/0", "*/0" for those of all hosts.
+    #: Ways on which no lock server answered: "east/0", or "*/0" for those of all hosts.
     silent: frozenset[str]
 
     def overlaps(self, begin: float, end: float) -> bool:
@@ -82,27 +82,27 @@ class Story:
     Args:
         lines: of all processes, in any order.
         quorum: of the lock servers.
-        servers: number of them.
-        pause: seconds for which one that answers again is not heard yet.
+        servers: number of lock servers.
+        pause: seconds until a lock server that answers again is heard.
     """
 
     def __init__(self, lines: Iterable[Line], *, quorum: int, servers: int, pause: float) -> None:
         self._quorum = quorum
         self.attempts: dict[str, Attempt] = {}
         self.told: dict[str, list[Line]] = defaultdict(list)
-        #: Ends that a lock server has taken before they were told, of messages that did not run, or were stopped.
+        #: Ends that a lock server had recorded before they were reported, of messages that did not run or were stopped.
         self.recorded: dict[str, list[Line]] = defaultdict(list)
         self.sent: dict[str, Line] = {}
-        #: Perhaps sent: its sender got an error; or taken for another one by the package.
+        #: Perhaps sent: the sender got an error, or the package took the message for a duplicate.
         self.unsure: set[str] = set()
-        #: What is locked as it is sent: what somebody was about to send, what was a duplicate, what went where.
+        #: Jobs that are locked when they are sent: which were about to be sent, were duplicates, were queued or taken.
         self.clicked: dict[str, Line] = {}
         self.duplicates: list[Line] = []
         self.queued: list[Line] = []
         self.taken: list[Line] = []
-        #: By message and attempt: what was last heard of it from the broker.
+        #: By message and attempt: the last news of it from the broker.
         self.broker: dict[tuple[str, int], str] = {}
-        #: By message: when a worker first got it; and when it met a lock for which only the newest waits.
+        #: By message: when a worker first got it, and when it met a lock for which only the newest message waits.
         self.came: dict[str, float] = {}
         self.met: dict[str, float] = {}
         self.faults: list[Fault] = []
@@ -121,12 +121,12 @@ class Story:
         yield from keys.values()
 
     def forgot(self, begin: float, end: float, *, written: float | None = None) -> float | None:
-        """When the last of this many lock servers has forgotten something in that time that no quorum is left.
+        """When the last lock server forgot something in that time, if so many did that no quorum is left.
 
         Args:
             begin: of that time.
-            end: of it.
-            written: when the end was written which is missing.
+            end: of that time.
+            written: when the missing end was written.
         """
         found = [one for one in self.faults if one.forgot and one.overlaps(begin, end)]
         if written is not None:
@@ -134,13 +134,13 @@ class Story:
         return max(one.end for one in found) if len({one.forgot for one in found}) >= self._quorum else None
 
     def lacks(self, host: str, begin: float, gone: float, at: float) -> bool:
-        """Whether no quorum is left of the servers that have what a process wrote.
+        """Whether no quorum is left of the servers that have a process's write.
 
         Args:
             host: of the process.
-            begin: when it had something to write; it went on to those that did not answer.
+            begin: when it had something to write; it kept trying the servers that did not answer.
             gone: when it was killed.
-            at: when somebody asks for that. Meanwhile others may have forgotten it.
+            at: when somebody asks for the write. Meanwhile, other servers may have forgotten it.
         """
         missed, forgot = set[str](), set[str]()
         for one in self.faults:
@@ -152,7 +152,7 @@ class Story:
         return self._quorum > 1 and bool(forgot) and len(missed | forgot) >= self._quorum
 
     def struck(self, pid: int, fate: str, begin: float, end: float) -> Iterator[Fault]:
-        """Faults of that fate that concerned a process in that time."""
+        """Faults with that fate that concerned a process in that time."""
         return (one for one in self.faults if one.fate == fate and pid in one.pids and one.overlaps(begin, end))
 
     def hogged(self, pid: int, begin: float, end: float) -> bool:
@@ -205,7 +205,7 @@ class Story:
         self.broker[line["message"], line.get("retries", 0)] = "taken"
         self.came.setdefault(line["message"], line["at"])
         if line["message"] in self.clicked:
-            self.queued.append(line)  # It is confirmed, and lasts anew.
+            self.queued.append(line)  # The lock is confirmed, and lasts anew.
             self.taken.append(line)
 
     def _met(self, line: Line) -> None:
@@ -219,15 +219,15 @@ class Story:
 
     @property
     def unheard(self) -> set[str]:
-        """What was clicked at, and its sender did not come to say what came of it."""
+        """Messages that were about to be sent, and whose sender never noted the outcome."""
         return self.clicked.keys() - self.sent.keys()
 
     def group(self, pid: int) -> frozenset[int]:
-        """Processes that faults have struck together with this one."""
+        """Processes that faults have struck together with this process."""
         return frozenset().union(*(fault.pids for fault in self.faults if pid in fault.pids))
 
     def _when_it_went_on(self, killed: Fault) -> Fault:
-        """A process that stands still dies of a signal (other than SIGKILL) as it goes on."""
+        """A frozen process dies of a signal (other than SIGKILL) when it resumes."""
         if killed.fate != "killed":
             return killed
         still = (one for one in self.faults if one.fate in ("frozen", "stopped") and one.pids & killed.pids)

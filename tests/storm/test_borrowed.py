@@ -1,4 +1,4 @@
-"""Histories of messages that end as another one's run: a success that nobody has run is found, and nothing else."""
+"""Histories of messages that end as another message's run: the judge finds successes without a run, nothing else."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def wrong(verdict: Verdict) -> list[str]:
     return [one.text for one in verdict.findings if one.broken == "wrong end"]
 
 
-def test_what_is_locked_as_it_is_sent_may_be_followed() -> None:
+def test_tasks_that_are_locked_when_sent_may_be_followed() -> None:
     assert {*FOLLOWING} == {*SCOPED}
 
 
-def test_own_run_is_well() -> None:
+def test_success_of_its_own_run_is_fine() -> None:
     assert found(judge(call("a", 1, "work"), body("a", 2, 3), success("a", 3.1, "a"))) == []
 
 
-def test_run_that_was_joined_is_well() -> None:
+def test_success_of_the_joined_run_is_fine() -> None:
     lines = call("a", 1, "work"), body("a", 2, 5), success("a", 5.1, "a")
     assert found(judge(*lines, call("b", 3, JOINING), success("b", 5.2, "a"))) == []
 
@@ -44,12 +44,12 @@ def test_success_without_a_run() -> None:
 
 
 @pytest.mark.parametrize("how", ["stopped", "raised", ""])
-def test_success_of_a_run_that_came_to_no_end(how: str) -> None:
+def test_success_of_a_run_that_did_not_complete(how: str) -> None:
     lines = call("a", 1, "work"), body("a", 2, 5, how=how), call("b", 3, JOINING)
     assert wrong(judge(*lines, success("b", 6, "a"), end_of("a", 7, "FAILURE"))) == ["ended as a, which has not run"]
 
 
-def test_attempt_that_was_tried_again_is_no_end() -> None:
+def test_attempt_that_was_retried_is_not_an_end() -> None:
     lines = call("a", 1, "work"), body("a", 2, 3, last=False), call("b", 2.5, JOINING), success("b", 4, "a")
     assert len(wrong(judge(*lines, end_of("a", 5, "FAILURE")))) == 1
 
@@ -92,6 +92,6 @@ def test_followers_end_as_a_run_of_their_job(task: str) -> None:
 
 
 @pytest.mark.parametrize(("later", "count"), [(KEEPS_OUT - 1, 0), (KEEPS_OUT + 2, 1)])
-def test_follower_of_one_that_keeps_others_out_for_its_time(later: float, count: int) -> None:
+def test_follower_of_a_message_that_keeps_others_out_for_a_time(later: float, count: int) -> None:
     lines = call("a", 1, "each"), body("a", 1.5, 2, key="each:k:a"), success("a", 2.1, "a")
     assert len(wrong(judge(*lines, call("b", 2 + later, "each"), success("b", 20, "a")))) == count

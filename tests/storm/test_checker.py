@@ -1,4 +1,4 @@
-"""Histories with known faults: the checker finds each, and nothing where there is none."""
+"""Histories with known faults: the checker finds each fault, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storm.excuses import (
 
 TTL = 4.0
 
-#: A message that was put back, and taken off the list by nobody who lived to note it.
+#: A message that was put back; whoever took it off the list did not live to note that.
 QUEUED_AGAIN = (1, "taken"), (2, "queued")
 
 Lines = list[dict[str, Any]]
@@ -43,7 +43,7 @@ def body(
     told: str = "",
     **fields: Any,
 ) -> Lines:
-    """A body that writes all the time; `how=""` for one that was killed, `told` for what its end was stored as."""
+    """A body that writes all the time; `how=""` if it was killed; `told` is the state stored as its end."""
     run, about = f"{message}-{pid}-{start}", {"host": "east", "pid": pid}
     begun = {"at": start, "event": "start", "run": run, "key": key, "message": message, "fence": fence, **fields}
     beats = [start + number * every for number in range(1, int((end - start) / every))]
@@ -78,7 +78,7 @@ def found(verdict: Verdict) -> list[tuple[str, str]]:
     return [(finding.broken, finding.excuse) for finding in verdict.findings]
 
 
-def test_bodies_one_after_another_are_well() -> None:
+def test_consecutive_bodies_are_fine() -> None:
     lines = body("a", 1, 3, fence=1, told="SUCCESS"), body("b", 3, 4, fence=2, told="SUCCESS")
     verdict = judge(sent("a"), sent("b"), *lines)
     assert found(verdict) == []
@@ -89,11 +89,11 @@ def test_two_bodies_of_one_key_at_once() -> None:
     assert found(judge(body("a", 1, 3), body("b", 2, 4))) == [("overlap", "")]
 
 
-def test_two_keys_do_not_meet() -> None:
+def test_bodies_of_two_keys_may_overlap() -> None:
     assert found(judge(body("a", 1, 3), body("b", 2, 4, key="other"))) == []
 
 
-def test_run_that_began_long_ago_is_still_there_after_others() -> None:
+def test_long_run_overlaps_with_several_others() -> None:
     assert found(judge(body("a", 1, 9), body("b", 2, 3), body("c", 8, 8.5))) == [("overlap", "")] * 2
 
 
@@ -102,12 +102,12 @@ def test_a_body_that_was_killed_ends_with_its_last_line() -> None:
 
 
 @pytest.mark.parametrize(("bodies", "wrong"), [(2, 0), (3, 1)])
-def test_as_many_as_the_limit_and_no_more(bodies: int, wrong: int) -> None:
+def test_no_more_bodies_than_the_limit(bodies: int, wrong: int) -> None:
     lines = [body(f"m{number}", 1 + number / 10, 3, limit=2) for number in range(bodies)]
     assert found(judge(*lines)) == [("overlap", "")] * wrong
 
 
-def test_a_process_that_stood_still_dies_of_a_signal_as_it_goes_on() -> None:
+def test_a_frozen_process_dies_of_a_signal_when_it_resumes() -> None:
     frozen = fault("worker: frozen", 1.2, 2, pids=[1], fate="frozen")
     killed = fault("child: SIGSEGV", 1.5, 1.5, pids=[1], fate="killed")
     assert found(judge(body("a", 1, 2.2), frozen, killed, body("a", 9, 10, pid=2))) == [("again", "")]
@@ -115,7 +115,7 @@ def test_a_process_that_stood_still_dies_of_a_signal_as_it_goes_on() -> None:
 
 
 class TestAnEndOnABareMajority:
-    """Two of five nodes are away as it is written, its process is killed, and one of the others forgets it."""
+    """Two of five nodes are away when it is written, its process is killed, and one of the other nodes forgets it."""
 
     @staticmethod
     def lines(*faults: dict[str, Any], gone: float = 2.1) -> list[Any]:
@@ -140,7 +140,7 @@ class TestAnEndOnABareMajority:
     def test_unless_it_is_the_same_node(self) -> None:
         assert self.judged(self.away(0), self.away(1), self.forgets(1)) == [("again", "")]
 
-    def test_unless_it_was_there_again_before_the_process_was_killed(self) -> None:
+    def test_unless_it_was_back_before_the_process_was_killed(self) -> None:
         assert self.judged(self.away(0), self.away(1, until=2.05), self.forgets(2)) == [("again", "")]
 
     def test_unless_it_was_away_from_another_host(self) -> None:
@@ -154,7 +154,7 @@ class TestAnEndOnABareMajority:
 
 
 class TestABodyThatStoodStill:
-    """From 3 to 9, while the other one began."""
+    """It was frozen from 3 to 9, while the other body began."""
 
     frozen = fault("worker: frozen", 3, 9, pids=[1, 2], fate="frozen")
 
@@ -181,17 +181,17 @@ class TestABodyThatStoodStill:
         alone, silence = fault("child: stopped", 3, 9, pids=[1], fate="stopped"), fault("cut", 4, 8, silent=["east/0"])
         assert found(judge(self.still(), alone, silence, body("b", 8, 12))) == [("overlap", FROZEN)]
 
-    def test_as_c_code_held_its_process_is_an_exception(self) -> None:
+    def test_while_c_code_held_its_process_is_an_exception(self) -> None:
         assert found(judge(self.still(), body("c", 3, 9, key="hog-1"), body("b", 8, 12))) == [("overlap", HOGGED)]
 
-    def test_not_being_stopped_then_is_not_an_excuse(self) -> None:
+    def test_going_on_afterwards_is_not_an_excuse(self) -> None:
         assert found(judge(self.still(14), self.frozen, body("b", 8, 9.5))) == [("overlap", "")]
 
     def test_long_before_is_not_an_excuse(self) -> None:
         assert found(judge(self.still(14), self.frozen, body("b", 12, 13))) == [("overlap", "")]
 
 
-def test_a_gap_as_between_any_two_lines_is_not_an_excuse() -> None:
+def test_a_gap_of_the_usual_length_is_not_an_excuse() -> None:
     frozen = fault("worker: frozen", 2, 2.4, pids=[1], fate="frozen")
     assert found(judge(body("a", 1, 3, every=0.5), frozen, body("b", 2.2, 4))) == [("overlap", "")]
 
@@ -205,11 +205,11 @@ class TestALockServerThatForgot:
     def test_excuses_no_run_that_goes_on_after_the_next_renewal(self) -> None:
         assert found(judge(body("a", 1, 4.6), self.empty, body("b", 3, 5))) == [("overlap", "")]
 
-    def test_excuses_no_run_that_goes_on(self) -> None:
+    def test_excuses_no_run_that_goes_on_for_long(self) -> None:
         assert found(judge(body("a", 1, 9), self.empty, body("b", 3, 5))) == [("overlap", "")]
 
     @pytest.mark.parametrize(("fence", "excuse"), [(1, FORGOT), (3, "")])
-    def test_excuses_one_that_had_the_lock_before_and_was_slow_to_begin(self, fence: int, excuse: str) -> None:
+    def test_excuses_an_earlier_holder_that_was_slow_to_begin(self, fence: int, excuse: str) -> None:
         lines = body("a", 2.5, 4, fence=2), self.empty, body("b", 3.5, 4.1, fence=fence)
         assert found(judge(*lines))[:1] == [("overlap", excuse)]
 
@@ -225,12 +225,12 @@ def test_a_body_after_the_success_of_its_message() -> None:
     assert found(judge(body("a", 1, 2, told="SUCCESS"), body("a", 3, 4, pid=2))) == [("again", "")]
 
 
-def test_a_worker_that_was_killed_before_anybody_knew_is_an_exception() -> None:
+def test_a_worker_that_was_killed_before_the_end_was_known_is_an_exception() -> None:
     lines = body("a", 1, 2), fault("kill", 1.9, 2.1, pids=[1], fate="killed"), body("a", 3, 4, pid=2)
     assert found(judge(*lines)) == [("again", KILLED)]
 
 
-def test_a_worker_that_was_killed_when_the_end_was_known_is_not_an_excuse() -> None:
+def test_a_worker_that_was_killed_after_the_end_was_known_is_not_an_excuse() -> None:
     lines = body("a", 1, 2, told="SUCCESS"), fault("kill", 1.9, 2.1, pids=[1], fate="killed"), body("a", 3, 4, pid=2)
     assert found(judge(*lines)) == [("again", "")]
 
@@ -252,8 +252,8 @@ def test_a_worker_that_was_killed_before_the_end_reached_a_lock_server_is_an_exc
 
 
 @pytest.mark.parametrize(("fate", "excuse"), [("frozen", SILENT), ("stopped", "")])
-def test_a_worker_that_stood_still_when_the_lock_server_was_back_is_an_exception(fate: str, excuse: str) -> None:
-    """It did not hear of that, and when it went on the server had gone again."""
+def test_a_worker_that_was_frozen_while_the_lock_server_was_back_is_an_exception(fate: str, excuse: str) -> None:
+    """It did not notice, and when it resumed the server was gone again."""
     silences = fault("partition", 1.9, 4, silent=["*/0"]), fault("partition", 7, 10, silent=["*/0"])
     lines = body("a", 1, 2), [*silences], fault("worker: frozen", 3.9, 7, pids=[1], fate=fate), body("a", 8.5, 9, pid=2)
     assert found(judge(*lines)) == [("again", excuse)]
@@ -261,14 +261,14 @@ def test_a_worker_that_stood_still_when_the_lock_server_was_back_is_an_exception
 
 @pytest.mark.parametrize(("until", "excuse"), [(8, SILENT), (5, "")])
 def test_a_worker_that_was_ending_lives_until_it_has_ended(until: float, excuse: str) -> None:
-    """By SIGQUIT, before the body's end."""
+    """It got SIGQUIT before the end of the body."""
     silence, death = fault("partition", 1.9, until, silent=["*/0"]), fault("quit", 1, 7.5, pids=[1], fate="killed")
     lines = body("a", 1, 2, told="SUCCESS"), silence, death, body("a", 12, 13, pid=2)
     assert found(judge(*lines)) == [("again", excuse)]
 
 
 def test_an_end_of_a_stopped_run_after_a_success_is_not_an_excuse() -> None:
-    """It is told when it is recorded."""
+    """Such an end is reported only after it is recorded."""
     silence = fault("partition", 0, 1.9, silent=["*/0"])
     lines = silence, end_of("a", 1, "SUCCESS"), end_of("a", 2, "FAILURE", error="LockLost")
     assert found(judge(*lines)) == [("told twice", "")]
@@ -321,7 +321,7 @@ def test_an_attempt_that_was_killed_as_it_retried_may_run_again(fate: str, excus
     assert found(judge(*lines)) == [("again", excuse)]
 
 
-def test_a_worker_that_stood_still_before_it_was_recorded_is_an_exception() -> None:
+def test_a_worker_that_was_frozen_before_the_end_was_recorded_is_an_exception() -> None:
     frozen = fault("worker: frozen", 2.1, 9, pids=[1], fate="frozen")
     assert found(judge(body("a", 1, 2), frozen, body("a", 7, 8, pid=2))) == [("again", FROZEN_AT_THE_END)]
 
@@ -329,8 +329,8 @@ def test_a_worker_that_stood_still_before_it_was_recorded_is_an_exception() -> N
 @pytest.mark.parametrize(
     ("began", "start", "excuse"), [(2, 7.2, FROZEN_AT_THE_END), (5, 7.2, ""), (2, 9, "")], ids=["", "shortly", "late"]
 )
-def test_a_worker_that_ended_its_body_as_it_went_on_is_an_exception(began: float, start: float, excuse: str) -> None:
-    """Its lease had ended, and another one took the lock before this was recorded."""
+def test_a_worker_whose_body_ended_when_it_resumed_is_an_exception(began: float, start: float, excuse: str) -> None:
+    """Its lease had ended, and another message took the lock before the end was recorded."""
     frozen = fault("worker: frozen", began, 6.9, pids=[1], fate="frozen")
     first = [line for line in body("a", 1, 7) if not began < line["at"] < 6.9]
     assert found(judge(first, frozen, body("a", start, 10, pid=2))) == [("again", excuse)]
@@ -356,13 +356,13 @@ def test_a_task_that_was_failed_after_its_success_is_an_exception_too() -> None:
 
 
 def test_a_success_after_such_a_failure_is_not_an_excuse() -> None:
-    """Nothing was sent for it: a copy found that it had ended."""
+    """No next attempt was sent: a copy found that the message had ended."""
     cut, ran = fault("broker: connections cut", 0.5, 0.6), body("a", 0.7, 0.9)
     lines = sent("a"), cut, ran, end_of("a", 1, "FAILURE", error="ConnectionError"), end_of("a", 2, "SUCCESS", pid=2)
     assert found(judge(*lines)) == [("told twice", "")]
 
 
-def test_attempts_that_retry_are_none_after_the_success() -> None:
+def test_an_attempt_before_the_success_is_not_a_second_body() -> None:
     assert found(judge(body("a", 1, 2, last=False), body("a", 3, 4, told="SUCCESS"))) == []
 
 
@@ -378,9 +378,7 @@ def test_a_message_that_was_rejected_and_came_again_is_an_exception() -> None:
 
 @pytest.mark.parametrize("error", ["ChordError", "ConnectionError"])
 @pytest.mark.parametrize(("after", "excuse"), [(("step",), UNSENT), ((), "")])
-def test_a_step_that_celery_could_not_send_as_far_as_it_knows_is_an_exception(
-    error: str, after: tuple[str, ...], excuse: str
-) -> None:
+def test_a_step_that_celery_took_for_unsent_is_an_exception(error: str, after: tuple[str, ...], excuse: str) -> None:
     cut = fault("broker: connections cut", 0.5, 0.6)
     ends = end_of("a", 1, "FAILURE", error=error), body("a", 2, 3, told="SUCCESS")
     assert found(judge(sent("a", after=after), cut, *ends)) == [("again", excuse), ("told twice", excuse)]
@@ -388,7 +386,7 @@ def test_a_step_that_celery_could_not_send_as_far_as_it_knows_is_an_exception(
 
 @pytest.mark.parametrize(("error", "excuse"), [("Reject", REJECTED), ("LockLost", "")])
 def test_an_attempt_that_celery_rejected_as_it_retried_may_come_again(error: str, excuse: str) -> None:
-    """Its next attempt was sent, and had a success; nothing was recorded of this one."""
+    """Its next attempt was sent and succeeded; nothing was recorded of this attempt."""
     retry = {"at": 2.5, "event": "taken", "message": "a", "retries": 1}
     cut, rejected = fault("broker: connections cut", 1.5, 1.6), end_of("a", 2.1, "FAILURE", error=error)
     ran = body("a", 1, 2, last=False), rejected, retry, body("a", 3, 4, retries=1, told="SUCCESS")
@@ -412,7 +410,7 @@ def test_a_retry_that_celery_took_for_unsent_was_sent(error: str, retries: int, 
     assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
 
 
-def test_a_retry_that_was_not_sent_for_no_reason_is_not_an_excuse() -> None:
+def test_a_retry_that_celery_took_for_unsent_without_a_fault_is_not_an_excuse() -> None:
     taken = {"at": 1.5, "event": "taken", "message": "a", "retries": 1}
     told = end_of("a", 1, "FAILURE", error="Reject"), body("a", 2, 3, told="SUCCESS", retries=1)
     assert found(judge({**sent("a"), "policy": "retry"}, taken, *told)) == [("again", ""), ("told twice", "")]
@@ -420,7 +418,7 @@ def test_a_retry_that_was_not_sent_for_no_reason_is_not_an_excuse() -> None:
 
 @pytest.mark.parametrize(("recorded", "pid", "excuse"), [(0.8, 1, FORGOT), (1.5, 1, ""), (0.8, 2, "")])
 def test_an_end_that_was_forgotten_before_it_was_reported(recorded: float, pid: int, excuse: str) -> None:
-    """It was recorded before the lock server came back empty, and told after that, by the same process."""
+    """The same process recorded it before the lock server came back empty, and reported it afterwards."""
     record = {"at": recorded, "event": "recorded", "message": "a", "pid": pid}
     empty, end = fault("restarts empty", 1, 1.2, forgot="7000"), end_of("a", 2, "FAILURE", error="LockLost")
     verdict = judge(record, empty, end, body("a", 3, 4, pid=3, told="SUCCESS"))
@@ -433,7 +431,7 @@ def test_a_stopped_run_that_could_not_be_recorded_is_not_an_excuse() -> None:
     assert found(judge(*lines)) == [("again", ""), ("told twice", "")]
 
 
-def test_what_has_no_end_yet_is_not_lost_before_the_storm_is_over() -> None:
+def test_a_message_without_an_end_is_not_lost_before_the_storm_is_over() -> None:
     taken = {"at": 0.5, "event": "taken", "message": "a"}
     assert Checker(TTL).judge([sent("a"), taken], is_over=False).findings == []
 
@@ -456,14 +454,14 @@ def test_an_end_that_changed() -> None:
 
 
 @pytest.mark.parametrize(("until", "excuse"), [(8, SILENT), (3, "")])
-def test_a_success_that_no_lock_server_heard_of_may_be_followed_by_a_refusal(until: float, excuse: str) -> None:
+def test_a_success_unknown_to_the_lock_server_may_be_followed_by_a_refusal(until: float, excuse: str) -> None:
     silence, death = fault("failover", 1.9, until, silent=["*/0"]), fault("kill", 5, 5.1, pids=[1], fate="killed")
     lines = body("a", 1, 2, told="SUCCESS"), silence, death, end_of("a", 9, "FAILURE", error="LockConflict", pid=2)
     assert found(judge(*lines)) == [("told twice", excuse)]
 
 
 @pytest.mark.parametrize(("until", "excuse"), [(8, SILENT), (3, "")])
-def test_a_refusal_may_be_followed_by_the_end_of_a_run_that_no_lock_server_heard_of(until: float, excuse: str) -> None:
+def test_a_refusal_may_be_followed_by_the_end_of_a_run_unknown_to_the_lock_server(until: float, excuse: str) -> None:
     silence = fault("partition", 1.9, until, silent=["*/0"])
     refusal, late = end_of("a", 6, "REVOKED", pid=2), end_of("a", 9, "FAILURE", error="ConnectionError", pid=1)
     assert found(judge(body("a", 1, 2), silence, refusal, late)) == [("told twice", excuse)]
@@ -482,11 +480,11 @@ def test_a_next_step_that_was_never_sent_is_lost() -> None:
     assert found(judge(end_of("a", 1, "SUCCESS"), sent("b", after=("a",)))) == [("lost", "")]
 
 
-def test_a_message_that_was_perhaps_not_sent_is_not() -> None:
+def test_a_message_that_may_not_have_been_sent_is_not_lost() -> None:
     assert found(judge(sent("a"), {"at": 1, "event": "unsure", "message": "a"})) == []
 
 
-def test_what_the_broker_lost_is_counted_by_itself() -> None:
+def test_messages_that_the_broker_lost_are_counted_separately() -> None:
     verdict = judge(sent("a"), sent("b"), [{"at": at, "event": event, "message": "b"} for at, event in QUEUED_AGAIN])
     assert found(verdict) == [("lost", LOST_BY_BROKER)] * 2
 
@@ -497,7 +495,7 @@ def test_an_attempt_that_the_broker_lost_counts_though_an_earlier_one_came_again
     assert found(judge(sent("a"), retry, again)) == [("lost", LOST_BY_BROKER)]
 
 
-def test_what_was_taken_is_not_the_brokers_to_lose() -> None:
+def test_a_message_that_a_worker_has_was_not_lost_by_the_broker() -> None:
     queue = [{"at": at, "event": event, "message": "a"} for at, event in ((1, "queued"), (2, "taken"))]
     assert found(judge(sent("a"), queue)) == [("lost", "")]
 
@@ -509,7 +507,7 @@ def test_the_next_step_of_a_chain_gets_an_end(before: str, wrong: int) -> None:
 
 
 @pytest.mark.parametrize(("what", "broken"), [("message", "stuck"), ("lock", "left"), ("key", "left")])
-def test_what_is_left_behind(what: str, broken: str) -> None:
+def test_leftovers_are_found(what: str, broken: str) -> None:
     left = {"at": 9, "event": "left", "what": what, "name": "a", "text": "is there"}
     assert found(judge(left)) == [(broken, "")]
 

@@ -21,15 +21,15 @@ def test_lasts_until_the_server_is_heard_again() -> None:
     assert (found.cover("east", 2, 3.5), found.cover("east", 2, 3.6)) == (True, False)
 
 
-def test_one_after_another_is_one() -> None:
+def test_consecutive_silences_count_as_one() -> None:
     found = silences(("*/0", 1, 3), ("east/0", 3.2, 5))
     assert (found.cover("east", 1, 5), found.cover("west", 1, 5)) == (True, False)
 
 
-def test_needs_that_many_servers_at_once() -> None:
+def test_needs_enough_silent_servers_at_once() -> None:
     found = silences(("*/0", 1, 4), ("*/1", 2, 5), too_few=2)
     assert [found.touch("east", at, at) for at in (1.5, 3.0, 4.8)] == [False, True, False]
 
 
-def test_two_faults_of_one_server_are_one_server() -> None:
+def test_two_faults_of_one_server_count_as_one() -> None:
     assert not silences(("*/0", 1, 4), ("east/0", 2, 5), too_few=2).touch("east", 0, 9)

@@ -1,4 +1,4 @@
-"""A short storm breaks no promise, and a broken build is found by one."""
+"""A short storm breaks no promise, and it finds a broken build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.storm.report import page, summary
 from tests.storm.run import storm
 from tests.storm.scene import TTL
 
-#: Minutes after which a mutant that was not found counts as none that a storm finds.
+#: Minutes after which a mutant counts as not found.
 AT_MOST = 1.0
 
 
@@ -37,7 +37,7 @@ def test_no_promise_is_broken(tmp_path: Path, place: str) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_broken_build_is_found(tmp_path: Path, mutant: str) -> None:
-    """By faults that leave the lock server and the broker well: nothing that they forgot can excuse what is found."""
+    """With faults that spare the lock server and the broker: nothing that these forgot can excuse a finding."""
     began = clock.now()
     kinds = ("worker: frozen", "child: SIGKILL")
     verdict = storm(

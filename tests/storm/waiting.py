@@ -1,7 +1,7 @@
-"""Judges messages that have a lock as they wait: no second one waits, and a lock goes with its message.
+"""Judges messages that have a lock while they wait: no second one waits, and a lock ends with its message.
 
-A lock is surely its message's from when the broker has that until a body begins, or the last one has ended, and for
-`QUEUE_TTL` at most from whenever it is heard of: then it may have ended by itself.
+A message surely has its lock from when the broker has the message until a body begins, or the last body has ended; but
+at most for `QUEUE_TTL` after each sign of it: then the lock may have expired.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 
 from tests.storm.story import Attempt, Story
 
-#: Seconds for which the lock of a message lasts that nobody hears of, beyond its countdown; and most of that.
+#: Seconds that the lock of a message lasts without a sign of it, beyond its countdown; and most of that time.
 QUEUE_TTL, SURELY = 40.0, 30.0
 
-#: Seconds for which one that lasts for its time keeps the others out, counted from before it is sent.
+#: Seconds for which a message of the task "each" keeps others out, counted from before it is sent.
 KEEPS_OUT = 4.0
 
-#: Seconds after which what is free again can be sent, whatever has kept it: sending takes three where nobody answers.
+#: Seconds after which a job that is over can be sent again, whatever kept it: a send without an answer takes three.
 FREE_AGAIN = QUEUE_TTL + 60.0 + 10.0
 
-#: Seconds from when a lock is freed until a body has begun; and where the lock servers, or the result backend that is
-#: told of it, do not answer.
+#: Seconds from the release of a lock until a body has begun; and the same if the lock servers, or the result backend,
+#: which is notified first, do not answer.
 BEGINS, WAITS_FOR_SERVERS = 1.0, 3.0
 
 
@@ -31,9 +31,9 @@ class Waiting:
     """A message that was sent with a lock.
 
     Attributes:
-        taken_at: when its sender took the lock, or sooner.
+        taken_at: when its sender took the lock, or earlier.
         heard: when the broker or a worker got it.
-        over: when its lock was free at the latest, for all that is seen; None if that is not seen.
+        over: when its lock was free at the latest, as far as the history shows; None if it does not show that.
     """
 
     message: str
@@ -49,20 +49,20 @@ class Waiting:
 
     def waits(self, at: float) -> bool:
         """Whether it surely has its lock at this time."""
-        if self.task == "each":  # For its time, whatever becomes of it.
+        if self.task == "each":  # It has the lock for a fixed time, whatever happens to it.
             return self.begin < at <= self.taken_at + KEEPS_OUT - BEGINS
         if not self.begin < at or (self.over is not None and at >= self.over - BEGINS):
             return False
         until = self.begin
         for heard in sorted(self.heard):
             if heard > until + SURELY:
-                break  # It may have ended before: that is not taken again.
+                break  # The lock may have expired before, and is not taken again.
             until = heard
         return at <= until + SURELY
 
 
 def sent_twice(story: Story) -> Iterator[tuple[str, float, str, str]]:
-    """Messages that were sent with a lock while another one waited: job, time, text, and what is excused of it."""
+    """Messages that were sent with a lock while another one waited: job, time, text, and excuse."""
     for job, waiting in _by_job(story).items():
         for place, second in enumerate(waiting):
             for first in waiting[:place]:
@@ -103,7 +103,7 @@ def _by_job(story: Story) -> dict[str, list[Waiting]]:
 
 
 def _over(story: Story, waiting: Waiting) -> float | None:
-    """When its lock was free: as its first body began, or its last one ended; or as it was told its end."""
+    """When its lock was free: when its first body began, its last body ended, or its end was reported."""
     told = [line["at"] for line in story.told.get(waiting.message, ())]
     attempts = _attempts(story, waiting.message)
     if waiting.task == "once":
@@ -120,12 +120,12 @@ def _attempts(story: Story, message: str) -> Sequence[Attempt]:
 def _excuse(story: Story, first: Waiting, second: Waiting) -> str:
     from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN, SLOW_TO_BEGIN, SLOW_TO_SEND
 
-    # Either may have taken its lock first: it takes its time from then until the broker has the message.
+    # Either may have taken its lock first: it may take long from then until the broker has the message.
     if story.forgot(min(first.taken_at, second.taken_at), second.begin) is not None:
         return FORGOT
     if second.task == "each" and second.begin - second.taken_at > KEEPS_OUT - BEGINS:
         return SLOW_TO_SEND
-    # Its lock is freed just before its body begins: in between, the worker may have died or stood still.
+    # Its lock is freed just before its body begins: in between, the worker may have died or been frozen.
     takers = [line for line in story.taken if line["message"] == first.message and line["at"] <= second.begin]
     is_at_start = first.task != "once"
     struck = any(
@@ -140,7 +140,7 @@ def _excuse(story: Story, first: Waiting, second: Waiting) -> str:
 
 
 def _is_slow_to_begin(story: Story, first: Waiting, at: float) -> bool:
-    """Whether its body began soon after that time, and a server that is asked just before did not answer meanwhile."""
+    """Whether its body began soon after that time, and a server that it asks first did not answer meanwhile."""
     begun = min(_attempts(story, first.message), key=lambda one: one.start, default=None)
     if begun is None or not at < begun.start <= at + WAITS_FOR_SERVERS:
         return False

@@ -1,4 +1,4 @@
-"""What several of the unit tests begin with."""
+"""Fixtures that several unit tests share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def app(request: pytest.FixtureRequest) -> Celery:
-    """An app whose broker, results and locks are in memory; no other app has its keys."""
+    """An app whose broker, results and locks are in memory, with its own keys."""
     name = f"{request.module.__name__.rpartition('_')[2]}{next(_numbers)}"
     app = Celery(name, set_as_current=False, broker="memory://", backend="cache+memory://")
     app.conf.singleton_lock_prefix = app.main
@@ -23,5 +23,5 @@ def app(request: pytest.FixtureRequest) -> Celery:
 
 @pytest.fixture
 def settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the first execution had had its time to store what it returned."""
+    """As if the first execution had had the time to store its result."""
     monkeypatch.setattr(redelivery, "SETTLING", 0.0)

@@ -1,4 +1,4 @@
-"""Tasks whose runs are counted, and messages that are delivered to them."""
+"""Tasks that list their runs, and messages that are delivered to them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def bound(app: Celery, body: Callable[[Any], Any] = lambda self: None) -> Any:
 
 
 def id_for(task: Any) -> str:
-    """The result backend in memory is one for all apps."""
+    """An id of this app alone, since all apps share the result backend in memory."""
     return f"id-{task.app.main}"
 
 
 def deliver(task: Any, **request: Any) -> Any:
-    """Call the task as a worker does with a message; what it returns or raises."""
+    """Call the task as a worker does for a message; returns or raises what the task does."""
     task.push_request(
         **{
             "id": id_for(task),
@@ -61,7 +61,7 @@ def deliver(task: Any, **request: Any) -> Any:
 
 
 def hold(task: Any, *args: Any, **kwargs: Any) -> Lease:
-    """Hold the lock that a call would take, as another task."""
+    """Hold the lock of a call as another task."""
     asked = LockRequest(task.lock_key_of(*args, **kwargs), new_owner(), ttl=60, holder=Holder("other-task"))
     lease = Runtime.of(task.app).store.acquire(asked)
     assert isinstance(lease, Lease)

@@ -15,7 +15,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.task import abort
 from celery_singleton_lock.task.abort import Body
 
-#: Long enough that the grace (a tenth of it) is never over in a test: there is nothing to kill here.
+#: Long enough that the grace (a tenth of it) never ends in a test: there is nothing to kill here.
 TTL = 600.0
 LIMIT = 10.0
 
@@ -80,8 +80,8 @@ def test_other_thread_is_stopped_at_its_next_bytecode() -> None:
 
 
 @pytest.mark.parametrize("in_main_thread", [True, False])
-def test_strike_that_races_the_end_never_arrives_later(in_main_thread: bool) -> None:
-    """Bodies that end at the very moment they are struck: `Aborted` comes within `with` or not at all."""
+def test_strike_that_races_the_end_never_arrives_late(in_main_thread: bool) -> None:
+    """Bodies that end just as they are struck: `Aborted` comes within `with` or not at all."""
     late: list[BaseException] = []
 
     def work() -> None:
@@ -113,7 +113,7 @@ def test_strike_that_races_the_end_never_arrives_later(in_main_thread: bool) -> 
     assert late == []
 
 
-def test_signal_of_others_reaches_their_handler() -> None:
+def test_foreign_signal_reaches_its_handler() -> None:
     """Celery's soft time limit and its stack dumps use the same signal."""
     got: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
@@ -125,8 +125,8 @@ def test_signal_of_others_reaches_their_handler() -> None:
     assert got == [signal.SIGUSR1]
 
 
-def test_body_that_was_struck_as_it_began_leaves_nothing_behind() -> None:
-    """`Aborted` in `__enter__` itself, so that `__exit__` is never called: the next signal is somebody else's."""
+def test_body_that_was_struck_at_its_start_leaves_nothing_behind() -> None:
+    """`Aborted` comes in `__enter__` itself, so `__exit__` is never called: the next signal is somebody else's."""
     body = Body(lease())
     body.__enter__()
     with pytest.raises(Aborted):
@@ -134,7 +134,7 @@ def test_body_that_was_struck_as_it_began_leaves_nothing_behind() -> None:
         time.sleep(LIMIT)
     body.end()
     body.end()
-    test_signal_of_others_reaches_their_handler()
+    test_foreign_signal_reaches_its_handler()
 
 
 def test_body_has_time_to_clean_up_before_it_is_struck_again() -> None:
@@ -152,7 +152,7 @@ def test_body_has_time_to_clean_up_before_it_is_struck_again() -> None:
     assert cleaned
 
 
-def test_nested_body_is_stopped_for_the_outer_one() -> None:
+def test_nested_body_is_stopped_with_the_outer_one() -> None:
     outer, inner = Body(lease()), Body(lease())
     with pytest.raises(Aborted), outer, inner:
         strike_soon(outer)
@@ -162,7 +162,7 @@ def test_nested_body_is_stopped_for_the_outer_one() -> None:
 
 
 @pytest.mark.parametrize("in_main_thread", [True, False])
-def test_next_attempt_is_sent_in_one_go(in_main_thread: bool) -> None:
+def test_sending_the_next_attempt_is_not_interrupted(in_main_thread: bool) -> None:
     sent: list[str] = []
 
     def work() -> None:
@@ -188,7 +188,7 @@ def test_next_attempt_is_sent_in_one_go(in_main_thread: bool) -> None:
     assert sent == ["retry", "retry is known"]
 
 
-def test_signal_that_was_on_its_way_to_one_that_sends_is_nobody_elses() -> None:
+def test_late_signal_for_a_body_that_sends_reaches_no_other_handler() -> None:
     got: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
     body = Body(lease())
@@ -202,7 +202,7 @@ def test_signal_that_was_on_its_way_to_one_that_sends_is_nobody_elses() -> None:
 
 
 def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The grace begins when it has sent."""
+    """The grace starts when it has sent."""
     now, killed = itertools.count(step=100.0), list[Lease]()
     monkeypatch.setattr(abort, "_kill_this_child", killed.append)
     monkeypatch.setattr(abort, "clock", SimpleNamespace(now=lambda: next(now)))

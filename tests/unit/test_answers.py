@@ -1,4 +1,4 @@
-"""A server that answers what no server does: nothing but `LockUnavailable` comes of it."""
+"""A server with invalid answers: they lead to nothing but `LockUnavailable`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORD = Record("id:0.0", b"x", 60.0)
 
 
 class Fixed(Player):
-    """Answers some commands as it is told, and others as a server does."""
+    """Gives fixed answers to some commands, and answers others as a server does."""
 
     def __init__(self, answers: dict[object, bytes]) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def test_invalid_answer_is_not_a_lease(of: Any, answer: Any) -> None:
         store.acquire(asked())
 
 
-def test_proper_answer_is_one(of: Any) -> None:
+def test_valid_answer_is_a_lease(of: Any) -> None:
     assert isinstance(of({}).acquire(asked()), Lease)
 
 
@@ -85,34 +85,34 @@ def test_too_few_answers_renew_nothing(of: Any) -> None:
         of({lock_commands.RENEW: as_resp([1])}).renew(holds, timeout=0.5)
 
 
-def test_server_that_always_names_more_slots_is_asked_no_further(of: Any) -> None:
-    """`K:slots` of a stranger, above all bounds: each refusal asked forever."""
+def test_server_that_always_names_more_slots_is_not_asked_again(of: Any) -> None:
+    """A stranger's `K:slots`, above all bounds, made each refusal ask forever."""
     store = of({lock_commands.REFUSE: as_resp([5, 10**9])})
     with pytest.raises(LockUnavailable, match="slots"):
         store.refuse(KEY, Holder("id"), RECORD)
 
 
 @pytest.mark.parametrize("error", ["MOVED x", "ASK", "MOVED 5 nowhere"])
-def test_error_that_does_not_say_where_is_an_error(of: Any, error: str) -> None:
+def test_redirection_without_an_address_is_an_error(of: Any, error: str) -> None:
     with pytest.raises(LockUnavailable):
         of(dict.fromkeys(QUESTIONS, as_resp(Exception(error)))).acquire(asked())
 
 
-def test_user_without_the_right_to_pttl(of: Any) -> None:
+def test_user_without_the_right_to_pttl_gets_an_error(of: Any) -> None:
     store = of({b"GET": as_resp(VALUE), b"PTTL": as_resp(ResponseError("NOPERM no"))})
     for look in (lambda: store.inspect(KEY), lambda: store.held(KEY)):
         with pytest.raises(LockUnavailable, match="no"):
             look()
 
 
-def test_answer_to_nothing_is_not_that_to_the_next_question(of: Any) -> None:
+def test_surplus_answer_is_not_taken_for_the_next_one(of: Any) -> None:
     store = of({lock_commands.FREE: as_resp(1) + as_resp([1, 7, 0]), **dict.fromkeys(QUESTIONS, as_resp([4]))})
     assert store.free(Hold(KEY, new_owner(), ttl=30.0))
     with pytest.raises(LockUnavailable, match="given up"):
         store.acquire(asked())
 
 
-def test_script_says_what_it_did_not_answer() -> None:
+def test_invalid_answer_is_named_with_its_script() -> None:
     call = Call(lock_commands.FREE, ["k"], [])
     assert call.understood(1) == 1
     error = ResponseError("no")

@@ -1,4 +1,4 @@
-"""Files that others write while a test reads them."""
+"""Files that other processes write while a test reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read(file) == [{"at": 1.5, "job": "é"}, {"at": 2.0}]
 
 
-def test_half_a_line_is_left_for_later(tmp_path: Path) -> None:
+def test_incomplete_line_is_left_for_later(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     append(file, {"at": 1.5})
     with file.open("a") as writer:

@@ -18,7 +18,7 @@ from celery_singleton_lock.cli.arguments import parse
         *(("NaN", "NaN"), ("-Infinity", "-Infinity"), ("2026-11-01", "2026-11-01"), ("1=2", "1=2")),
     ],
 )
-def test_word_is_json_or_else_a_text(word: str, value: Any) -> None:
+def test_word_is_json_or_a_text(word: str, value: Any) -> None:
     assert parse([word]) == ([value], {})
 
 

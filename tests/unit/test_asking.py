@@ -1,4 +1,4 @@
-"""A lock that is asked for while its message is made: nothing leaves before it is had."""
+"""A lock that is asked for while its message is made: nothing is sent before it is held."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from celery_singleton_lock.stores.memory import MemoryStore
 
 
 class Steps(list[str]):
-    """What was done, in its order."""
+    """The steps that were taken, in order."""
 
 
 @pytest.fixture
 def steps(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """Of an app whose store may be asked ahead."""
+    """The steps of an app whose store can be asked ahead."""
     steps, make, call = Steps(), app.amqp.create_task_message, type(app.backend).on_task_call
 
     def ask(store: MemoryStore, request: LockRequest) -> Asked:
@@ -90,7 +90,7 @@ def test_message_is_made_before_the_answer_and_leaves_after_it(
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_producers_are_given_back(steps: Steps, job: Any, number: int) -> None:
+def test_producers_are_returned(steps: Steps, job: Any, number: int) -> None:
     pool = job.app.producer_pool
     for _ in range(3):
         job.delay(number)
@@ -98,7 +98,7 @@ def test_producers_are_given_back(steps: Steps, job: Any, number: int) -> None:
 
 
 def test_connection_that_has_failed_is_replaced(job: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where Celery has asked for the producer itself."""
+    """As when Celery asks for the producer itself."""
     left: list[Any] = []
     leave = Producer.__exit__
 
@@ -119,7 +119,7 @@ def test_connection_that_has_failed_is_replaced(job: Any, steps: Steps, monkeypa
     assert held(job, 2) == ()
 
 
-def test_waits_for_a_producer_where_all_are_in_use(job: Any, steps: Steps) -> None:
+def test_send_waits_for_a_producer_while_all_are_in_use(job: Any, steps: Steps) -> None:
     """As Celery does."""
     pool = job.app.producer_pool
     with ExitStack() as stack:
@@ -130,7 +130,7 @@ def test_waits_for_a_producer_where_all_are_in_use(job: Any, steps: Steps) -> No
     assert len(pool._dirty) == 0
 
 
-def test_message_that_cannot_be_made_leaves_no_lock(steps: Steps, job: Any) -> None:
+def test_failure_to_make_the_message_leaves_no_lock(steps: Steps, job: Any) -> None:
     with pytest.raises(TypeError):
         job.apply_async((1,), countdown="soon")
     assert steps[0] == "asked"
@@ -138,8 +138,8 @@ def test_message_that_cannot_be_made_leaves_no_lock(steps: Steps, job: Any) -> N
     assert held(job, 1) == ()
 
 
-def test_refusal_of_another_is_not_taken_for_its_own(steps: Steps, job: Any) -> None:
-    """A router sends something as well, for which there is no lock server."""
+def test_error_of_another_lock_server_is_not_taken_for_its_own(steps: Steps, job: Any) -> None:
+    """A router also sends something, whose lock server does not answer."""
 
     def router(*_: Any, **__: Any) -> None:
         raise LockUnavailable("another server")
@@ -151,8 +151,8 @@ def test_refusal_of_another_is_not_taken_for_its_own(steps: Steps, job: Any) -> 
     assert held(job, 1) == ()
 
 
-class TestQuestionThatIsNotAsked:
-    """An interruption as it is sent: it may have been."""
+class TestQuestionThatFails:
+    """It is interrupted while it is sent, so the server may have got it."""
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), LockUnavailable("memory://"), RuntimeError("as told")])
     def test_leaves_no_lock(
@@ -173,10 +173,10 @@ class TestQuestionThatIsNotAsked:
         assert steps == (["made", "backend told", "published"] if isinstance(error, LockUnavailable) else [])
 
 
-class TestPublishingThatIsNotCelerys:
-    """The lock is had before: nobody knows when that sends."""
+class TestOtherWaysOfPublishing:
+    """The lock is taken before: nobody knows when another way sends."""
 
-    def test_of_the_app(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_send_task_of_the_app(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def send_task(*args: Any, **options: Any) -> Any:
             steps.append("sent")
             return job.AsyncResult(options["task_id"])
@@ -186,8 +186,8 @@ class TestPublishingThatIsNotCelerys:
         job.delay(1)
         assert steps == ["asked", "answered", "sent", "asked", "answered"]
 
-    def test_by_a_producer_of_the_app(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Which may have a pool of its own."""
+    def test_producer_of_the_app(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The app may have its own pool of producers."""
 
         class Own(type(job.app)):  # type: ignore[misc]
             def producer_or_acquire(self, producer: Any = None) -> Any:
@@ -199,14 +199,14 @@ class TestPublishingThatIsNotCelerys:
         assert steps[:2] == ["asked", "answered"]
         assert steps.count("producer asked for") == 1
 
-    def test_on_a_connection_of_its_own(self, steps: Steps, job: Any) -> None:
+    def test_own_connection(self, steps: Steps, job: Any) -> None:
         with job.app.connection_for_write() as connection:
             job.apply_async((1,), connection=connection)
         assert steps == ["asked", "answered", "made", "backend told", "published"]
 
     @pytest.mark.parametrize("owner", [Task, Celery])
-    def test_of_the_class(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch, owner: type) -> None:
-        """As tests and tracing put it there, under the name of the one before."""
+    def test_method_of_the_class(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch, owner: type) -> None:
+        """Tests and tracing libraries replace it under the same name."""
         method = Task.apply_async if owner is Task else Celery.send_task
 
         @wraps(method)

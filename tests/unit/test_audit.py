@@ -1,4 +1,4 @@
-"""The audit finds what does not do what somebody meant, and is silent where nothing is wrong."""
+"""The audit finds options that do not do what they seem to, and is silent where nothing is wrong."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kombu.common import Broadcast
 
 from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
 from celery_singleton_lock.cli import locks
+from celery_singleton_lock.diagnosis import settings
 from celery_singleton_lock.diagnosis.audit import (
     audit_app,
     audit_tasks,
@@ -74,7 +75,7 @@ def test_defaults_give_no_finding(pool: str, broker: str) -> None:
 @pytest.mark.parametrize(
     ("pool", "told"), [("gevent", True), ("eventlet", True), ("prefork", False), ("threads", False)]
 )
-def test_pools_of_greenlets_that_reconnect_to_rabbitmq(pool: str, told: bool) -> None:
+def test_greenlet_pools_on_rabbitmq_get_a_finding(pool: str, told: bool) -> None:
     def found(**conf: Any) -> bool:
         return any("worker_enable_prefetch_count_reduction" in one.remedy for one in of_task({}, conf, pool=pool))
 
@@ -127,7 +128,7 @@ def test_plain_task_gives_no_finding() -> None:
         ({"on_conflict": "rerun"}, {}, "note", "is lost, and what it has superseded"),
     ],
 )
-def test_finds_in_a_task(options: dict[str, Any], conf: dict[str, Any], severity: str, words: str) -> None:
+def test_finding_about_a_task(options: dict[str, Any], conf: dict[str, Any], severity: str, words: str) -> None:
     (finding,) = [finding for finding in of_task(options, conf) if words in finding.text]
     assert finding.severity == severity
     assert finding.subject == "bill"
@@ -150,7 +151,7 @@ def test_finds_in_a_task(options: dict[str, Any], conf: dict[str, Any], severity
         ({"lock_wait": 29, "soft_time_limit": 30, "time_limit": 60}, {}),
     ],
 )
-def test_no_warning_where_it_is_meant(options: dict[str, Any], conf: dict[str, Any]) -> None:
+def test_sound_options_give_no_warning(options: dict[str, Any], conf: dict[str, Any]) -> None:
     app = with_task(options, conf)
     assert warnings_at_start(app, Settings.from_app(app), pool="prefork") == []
 
@@ -164,7 +165,7 @@ def test_missing_time_limits_of_a_pool_are_reported() -> None:
     assert "no soft time limits" in gevent.text
 
 
-def test_limit_that_is_left_ends_a_run_that_hangs() -> None:
+def test_remaining_limit_ends_a_run_that_hangs() -> None:
     (gevent,) = pool_warnings({"soft_time_limit": 30, "time_limit": 60}, "gevent")
     assert "hangs" not in gevent.text
     (only_soft,) = pool_warnings({"soft_time_limit": 30}, "gevent")
@@ -179,7 +180,7 @@ def test_finding_about_many_tasks_is_reported_once() -> None:
     assert only.subject == "bill0, bill1, bill2 and 4 more"
 
 
-def test_waiting_is_not_stopped_by_a_limit_that_the_pool_has_not() -> None:
+def test_waiting_is_not_stopped_by_a_limit_that_the_pool_lacks() -> None:
     (only,) = pool_warnings({"lock_wait": 60, "time_limit": 30}, "threads")
     assert "no hard" in only.text
 
@@ -216,15 +217,37 @@ def test_visibility_timeout_is_the_brokers(conf: dict[str, Any], seconds: float 
 
 
 @pytest.mark.parametrize("done_ttl", [0, 60])
-def test_forgetting_a_message_before_its_copy_may_come_is_a_problem(done_ttl: float) -> None:
+def test_forgetting_a_message_while_its_copy_may_still_come_is_a_problem(done_ttl: float) -> None:
     (finding,) = of_app(with_task({}, {"singleton_lock_done_ttl": done_ttl}))
     assert (finding.severity, finding.subject) == ("problem", "singleton_lock_done_ttl")
     assert "3600 s" in finding.text
 
 
-def test_forgetting_is_harmless_if_no_copy_comes() -> None:
+def test_forgetting_is_harmless_if_no_copy_can_come() -> None:
     conf = {"broker_url": "amqp://", "singleton_lock_backend": "redis://localhost", "singleton_lock_done_ttl": 60}
     assert of_app(with_task({}, conf)) == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "severity", "remedy"),
+    [
+        ({"ONCE": {"backend": "celery_once.backends.Redis"}}, "note", "singleton_lock_backend"),
+        ({"singleton_backend_url": "redis://"}, "note", "singleton_lock_backend"),
+        ({"singleton_raise_on_duplicate": True}, "note", "singleton_lock_on_duplicate"),
+        ({"redbeat_lock_timeout": 60}, "note", "singleton_lock_beat_"),
+        ({"singelton_lock_ttl": 60}, "warning", "write singleton_lock_ttl"),
+    ],
+)
+def test_settings_that_nobody_reads_are_reported(conf: dict[str, Any], severity: str, remedy: str) -> None:
+    (finding,) = of_app(with_task({}, conf))
+    assert (finding.severity, finding.subject) == (severity, next(iter(conf)).lower())
+    assert remedy in finding.remedy
+
+
+def test_python_on_which_locks_are_lost_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "UNSAFE_PYTHON", (3, 10))
+    (finding,) = of_app(with_task({}, {}))
+    assert (finding.severity, finding.remedy) == ("warning", "use an older one: 3.10 to 3.13")
 
 
 def test_locks_that_are_switched_off_are_reported() -> None:
@@ -232,13 +255,8 @@ def test_locks_that_are_switched_off_are_reported() -> None:
     assert (finding.severity, finding.subject) == ("warning", "singleton_lock_enabled")
 
 
-def test_pickled_results_are_reported() -> None:
-    (finding,) = of_app(with_task({}, {"result_serializer": "pickle"}))
-    assert (finding.severity, finding.subject) == ("warning", "result_serializer")
-
-
 class TestSharedName:
-    """Tasks with one lock_name."""
+    """Tasks with the same lock_name."""
 
     def _of(self, first: dict[str, Any], second: dict[str, Any], **conf: Any) -> list[Finding]:
         app = make_app(**conf)
@@ -272,7 +290,7 @@ class TestSharedName:
     def test_keys_that_may_meet_are_fine(self, first: Any, second: Any) -> None:
         assert self._of({"lock_key": first}, {"lock_key": second}) == []
 
-    def test_what_is_called_a_problem_does_have_different_keys(self) -> None:
+    def test_reported_problem_does_have_different_keys(self) -> None:
         app = make_app()
         one = app.task(shared=False, base=SingletonTask, lock_name="ledger", lock_key=["tenant_id"])(bill)
         other = app.task(shared=False, base=SingletonTask, lock_name="ledger", lock_key="{tenant_id}")(refund)
@@ -284,8 +302,8 @@ class TestSharedName:
         assert "2 for bill; 1 for refund" in finding.text
 
     @pytest.mark.parametrize("other", ["rerun", "skip"])
-    def test_one_of_which_only_the_newest_runs_beside_another(self, other: str) -> None:
-        """Each has its own newest."""
+    def test_only_the_newest_runs_may_share_a_name_with_other_policies(self, other: str) -> None:
+        """Each task has its own newest message."""
         assert self._of({"lock_key": [], "on_conflict": "rerun"}, {"lock_key": [], "on_conflict": other}) == []
 
     def test_only_the_newest_runs_is_a_problem_on_a_redlock(self) -> None:
@@ -331,7 +349,7 @@ class TestHeartbeatFitsTheTtl:
     def test_three_renewals_fit_into_any_ttl(self) -> None:
         assert round(1 / RENEW_AFTER) >= 3
 
-    def test_a_renewal_that_takes_as_long_as_it_may_ends_before_the_lease_is_given_up(self) -> None:
+    def test_slowest_allowed_renewal_ends_before_the_lease_is_given_up(self) -> None:
         connect_and_read = 2 * STEP_SHARE
         assert RENEW_AFTER + connect_and_read < 1 - GIVE_UP_BEFORE
 
@@ -341,7 +359,7 @@ class TestHeartbeatFitsTheTtl:
         with pytest.raises(InvalidOption, match="singleton_lock_ttl"):
             Settings.from_app(make_app(singleton_lock_ttl=MIN_TTL * 0.99))
 
-    def test_shortest_ttl_leaves_a_network_time_to_answer(self) -> None:
+    def test_shortest_ttl_leaves_the_network_time_to_answer(self) -> None:
         assert MIN_TTL * STEP_SHARE >= 0.05
 
 
@@ -350,7 +368,7 @@ def test_worst_comes_first() -> None:
     assert [finding.subject for finding in worst_first(found)] == ["b", "c", "a"]
 
 
-def test_verdict_is_that_of_the_worst() -> None:
+def test_verdict_is_the_worst_severity() -> None:
     for options, verdict in (({}, "ok"), ({"on_conflict": "reject"}, "warning"), ({"Request": Request}, "problem")):
         app = with_task(options)
         (audited,) = audit_tasks(app, Settings.from_app(app))
@@ -358,14 +376,14 @@ def test_verdict_is_that_of_the_worst() -> None:
 
 
 @pytest.mark.parametrize(("broker", "found"), [("redis://localhost", 1), ("amqp://localhost", 0)])
-def test_broadcast_is_named_where_a_copy_cannot_go_back_to_one_worker(broker: str, found: int) -> None:
+def test_broadcast_queue_is_reported_where_a_copy_cannot_go_back_to_one_worker(broker: str, found: int) -> None:
     app = with_task({}, {**RABBITMQ, "broker_url": broker, "task_queues": [Broadcast("all"), Queue("usual")]})
     findings = [finding for finding in of_app(app) if "goes to the queue usual" in finding.text]
     assert len(findings) == found
 
 
-class TestWhatNoWorkerStartsWith:
-    """The audit said ok to it."""
+class TestWhatKeepsWorkersFromStarting:
+    """The audit used to call it ok."""
 
     def _run(self, app: Celery) -> Result:
         return CliRunner().invoke(locks, ["audit"], obj=CLIContext(app=app, no_color=True, workdir=None))

@@ -1,4 +1,4 @@
-"""What is shown of a URL that was mistyped: never a password, nor a user."""
+"""What is shown of a mistyped URL: never a password or a user."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings, problems
 from celery_singleton_lock.stores import open_store
 
-#: Parts of a password and a user that nobody may see, whatever stands around them.
+#: Parts of a password and a user that nobody may see, whatever surrounds them.
 PASSWORD, USER = "hunter2", "alice7"
 
-#: What people get wrong, and what passwords are made of.
+#: Characters that people get wrong, and that passwords contain.
 noise = st.text("@:/?#;%=&[]\\ .é℀0129ab", max_size=4)
 
 
 @st.composite
 def mangled(draw: st.DrawFn) -> str:
-    """A URL with a user and a password in it, in any state."""
+    """A URL with a user and a password, mistyped in any way."""
     scheme = draw(st.sampled_from([*SCHEMES, "http", "rdis", ""]))
     between = draw(st.sampled_from(["://", ":/", "//", ":", "", ":///"]))
     login = f"{draw(noise)}{USER}{draw(noise)}:{draw(noise)}{PASSWORD}{draw(noise)}"
@@ -45,7 +45,7 @@ def told_of(url: str) -> str:
         store = open_store(settings)
         said += [store.server, repr(store)]
     except InvalidOption as error:
-        # A traceback shows what it came from.
+        # A traceback shows the cause and the context.
         said += [str(error), repr(error), "".join(traceback.format_exception_only(error)), repr(error.__cause__)]
         said += [] if error.__suppress_context__ else [repr(error.__context__)]
     return "\n".join(said)
@@ -72,7 +72,7 @@ def test_neither_password_nor_user_is_shown(url: str) -> None:
     said = told_of(url)
     assert PASSWORD not in said
     if "@" in url:
-        assert USER not in said, "without one, a user cannot be told from a host"
+        assert USER not in said, "without an @, a user looks like a host"
 
 
 @given(st.text())
@@ -82,7 +82,7 @@ def test_any_text_can_be_shown(text: str) -> None:
 
 
 @given(st.text(min_size=5).filter(lambda text: "\u2026" not in text))
-def test_nothing_before_the_last_at_is_shown(secret: str) -> None:
+def test_nothing_before_the_last_at_sign_is_shown(secret: str) -> None:
     assume(secret not in "redis://**@h/0")
     assert secret not in masked(f"redis://{secret}@h/0")
 
@@ -103,7 +103,7 @@ def test_nothing_before_the_last_at_is_shown(secret: str) -> None:
         ("h:6379", "\u2026"),
     ],
 )
-def test_what_can_be_told_apart_is_shown(url: str, expected: str) -> None:
+def test_valid_parts_are_shown(url: str, expected: str) -> None:
     assert masked(url) == expected
 
 
@@ -122,7 +122,7 @@ def test_what_can_be_told_apart_is_shown(url: str, expected: str) -> None:
         ("redis://a;rediss://b;unix:///c", Kind.REDLOCK),
     ],
 )
-def test_kind_is_that_of_the_schemes_in_any_case(urls: str, kind: Kind) -> None:
+def test_schemes_in_any_case_determine_the_kind(urls: str, kind: Kind) -> None:
     for spelling in (urls, urls.upper(), urls.title()):
         found = Backend.parse(spelling)
         assert found.kind is kind
@@ -165,7 +165,7 @@ def test_wrong_urls_are_clear_errors(url: str) -> None:
         open_store(Settings.from_app(app))
 
 
-def test_the_error_says_how_a_password_is_written() -> None:
+def test_error_says_how_to_write_a_password() -> None:
     with pytest.raises(InvalidOption, match="%2F"):
         app = Celery("shop", broker="memory://", set_as_current=False)
         app.conf.singleton_lock_backend = "redis://:pass/word@h"

@@ -25,7 +25,7 @@ from celery_singleton_lock.task.message_identity import SENT_HEADER, fixed
 
 
 class Recorder(Scheduler):
-    """Sends to a list."""
+    """Appends messages to a list instead of sending them."""
 
     sent: list[tuple[str, dict[str, Any]]] = []
 
@@ -65,20 +65,20 @@ def run(scheduler: ExclusiveScheduler, until: Callable[[], object]) -> None:
 
 
 def age(scheduler: ExclusiveScheduler, seconds: float) -> None:
-    """Make every entry's last run so much older, in the record and here."""
+    """Make every entry's last run older, in the record and here."""
     scheduler._claims._ledger._lasts.clear()
     for entry in scheduler.schedule.values():
         entry.last_run_at -= timedelta(seconds=seconds)
     scheduler._inner._heap = None
 
 
-def test_nothing_is_connected_to_when_it_is_made() -> None:
+def test_making_a_scheduler_connects_to_nothing() -> None:
     app = Celery("unit", broker="redis://127.0.0.1:1/0", set_as_current=False)
     assert "celery.beat.PersistentScheduler" in ExclusiveScheduler(app, lazy=True).info
     ExclusiveScheduler(app)
 
 
-def test_it_is_found_by_its_short_name() -> None:
+def test_scheduler_is_found_by_its_short_name() -> None:
     service = Service(app_with(), scheduler_cls="exclusive")
     assert isinstance(service.get_scheduler(lazy=True), ExclusiveScheduler)
 
@@ -89,7 +89,7 @@ def test_it_is_found_by_its_short_name() -> None:
         ("singleton_lock_beat_mode", "both", "'leader' or 'shared'"),
         ("singleton_lock_beat_ttl", 0.5, "seconds from 1"),
         ("singleton_lock_beat_catch_up", -1, "0 or more"),
-        ("singleton_lock_beat_name", "", "not empty"),
+        ("singleton_lock_beat_name", "", "non-empty"),
         ("singleton_lock_beat_scheduler", "no.such:Thing", "no.such"),
         ("singleton_lock_beat_scheduler", "celery.beat:Service", "a subclass of celery.beat.Scheduler"),
         ("singleton_lock_beat_scheduler", "exclusive", "exclusive"),
@@ -105,7 +105,7 @@ def test_wrong_settings_are_refused_with_what_is_allowed(setting: str, value: An
     assert setting in str(refused.value)
 
 
-def test_one_sends_and_the_other_does_not(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_only_one_of_two_schedulers_sends(make: Callable[..., ExclusiveScheduler]) -> None:
     first, second = make(beat_schedule=every(0.05, "a", "b")), make(beat_schedule=every(0.05, "a", "b"))
     run(first, lambda: len(Recorder.sent) >= 4)
     before = len(Recorder.sent)
@@ -120,8 +120,8 @@ def test_one_sends_and_the_other_does_not(make: Callable[..., ExclusiveScheduler
     assert all({"singleton_lock_due", "singleton_lock_entry"} <= headers.keys() for _, headers in Recorder.sent)
 
 
-def test_close_within_a_tick_is_left_to_the_next_one(make: Callable[..., ExclusiveScheduler]) -> None:
-    """A signal's handler closes the scheduler, whatever it has interrupted."""
+def test_close_within_a_tick_waits_for_the_next_call(make: Callable[..., ExclusiveScheduler]) -> None:
+    """A signal handler closes the scheduler, whatever it has interrupted."""
     scheduler = make(beat_schedule=every(60, "a"))
     scheduler.tick()
     scheduler._ticking = True
@@ -133,7 +133,7 @@ def test_close_within_a_tick_is_left_to_the_next_one(make: Callable[..., Exclusi
     assert scheduler.schedule == {}
 
 
-def test_many_that_are_due_are_claimed_in_few_round_trips(
+def test_many_due_entries_are_claimed_in_few_round_trips(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"entry {number}" for number in range(250)]
@@ -148,7 +148,7 @@ def test_many_that_are_due_are_claimed_in_few_round_trips(
     assert claimed == [100, 100, 50]
 
 
-def test_many_that_are_sent_are_recorded_in_few_round_trips(
+def test_many_sent_entries_are_recorded_in_few_round_trips(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
@@ -166,7 +166,7 @@ def test_many_that_are_sent_are_recorded_in_few_round_trips(
 
 
 def many_due(scheduler: ExclusiveScheduler) -> None:
-    """All are due, the first few are sent, and nothing but these is looked at until there is a pause."""
+    """All entries are due, the first few are sent, and no others are looked at before the next pause."""
     scheduler.tick()
     age(scheduler, 3600)
     while len(Recorder.sent) < 5:
@@ -183,7 +183,7 @@ def entries_sent() -> list[str]:
 
 
 @pytest.mark.usefixtures("seldom_compared")
-def test_time_for_an_entry_does_not_grow_with_their_number(
+def test_time_per_entry_does_not_grow_with_the_number_of_entries(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared, equal = [], ScheduleEntry.editable_fields_equal
@@ -204,7 +204,7 @@ def test_time_for_an_entry_does_not_grow_with_their_number(
 @pytest.mark.usefixtures("seldom_compared")
 @pytest.mark.parametrize("place", [0, 44], ids=["next", "last"])
 @pytest.mark.parametrize("change", ["removed", "replaced"])
-def test_entry_that_is_changed_while_many_are_sent_is_not_sent_as_it_was(
+def test_entry_that_is_changed_while_many_are_sent_is_not_sent_unchanged(
     make: Callable[..., ExclusiveScheduler], place: int, change: str
 ) -> None:
     names = [f"entry {number}" for number in range(50)]
@@ -214,7 +214,7 @@ def test_entry_that_is_changed_while_many_are_sent_is_not_sent_as_it_was(
     changed = sorted(inner._heap)[place].entry.name
     assert changed not in entries_sent()
     del inner.schedule[changed]
-    # Their number is as before: that alone does not show it.
+    # The number of entries is the same, so it does not show the change.
     added = "another" if change == "removed" else changed
     inner.schedule[added] = inner._maybe_entry(added, {"task": "task.another", "schedule": 7200})
     run(scheduler, lambda: scheduler.tick() > 0)
@@ -222,7 +222,7 @@ def test_entry_that_is_changed_while_many_are_sent_is_not_sent_as_it_was(
 
 
 def put_another_in(scheduler: ExclusiveScheduler) -> None:
-    """In the place of one that was sent: their number is as before, and that alone does not show it."""
+    """Replace an entry that was sent: the number of entries is the same, so it does not show the change."""
     schedule = scheduler._inner.schedule
     del schedule[entries_sent()[0]]
     schedule["another"] = scheduler._inner._maybe_entry("another", {"task": "task.another", "schedule": 0.01})
@@ -253,10 +253,10 @@ def test_entry_that_is_added_while_many_are_sent_is_seen_in_between(
 
 
 @pytest.mark.usefixtures("seldom_compared")
-def test_wrapped_scheduler_that_looks_for_itself_does_so_before_each_message(
+def test_wrapped_scheduler_with_its_own_look_uses_it_before_each_message(
     make: Callable[..., ExclusiveScheduler],
 ) -> None:
-    """As that of django-celery-beat, which asks its database."""
+    """Like that of django-celery-beat, which asks its database."""
     looked = []
 
     class Looking(Recorder):
@@ -272,7 +272,7 @@ def test_wrapped_scheduler_that_looks_for_itself_does_so_before_each_message(
 
 
 @pytest.mark.parametrize("mode", ["leader", "shared"])
-def test_what_another_has_sent_is_passed_over(make: Callable[..., ExclusiveScheduler], mode: str) -> None:
+def test_ticks_that_another_beat_has_sent_are_skipped(make: Callable[..., ExclusiveScheduler], mode: str) -> None:
     conf = {"beat_schedule": every(3600, "a", "b", "c"), "singleton_lock_beat_mode": mode}
     scheduler = make(**conf)
     scheduler.tick()
@@ -300,7 +300,7 @@ def test_skipping_is_as_quick_as_sending(make: Callable[..., ExclusiveScheduler]
 
 
 class SendsByItself(Recorder):
-    """As RedBeat's: asks the entry, not is_due()."""
+    """Like RedBeat's: asks the entry, not is_due()."""
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         for entry in list(self.schedule.values()):
@@ -309,14 +309,14 @@ class SendsByItself(Recorder):
         return 0.01
 
 
-def test_scheduler_that_sends_in_a_way_of_its_own_is_refused(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_scheduler_that_sends_in_its_own_way_is_refused(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(0.01, "a"))
     scheduler._wrapped = SendsByItself
     with pytest.raises(InvalidOption, match="singleton_lock_beat_scheduler"):
         run(scheduler, lambda: False)
 
 
-def test_wrapped_scheduler_that_cannot_be_made_costs_the_others_nothing(
+def test_broken_wrapped_scheduler_does_not_stop_another_beat(
     make: Callable[..., ExclusiveScheduler],
 ) -> None:
     class Broken(Recorder):
@@ -330,7 +330,7 @@ def test_wrapped_scheduler_that_cannot_be_made_costs_the_others_nothing(
     run(well, lambda: Recorder.sent)
 
 
-def test_wrapped_scheduler_is_made_anew_for_each_term(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_each_term_has_a_new_wrapped_scheduler(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(60, "a"))
     scheduler.tick()
     first = scheduler._inner
@@ -350,7 +350,7 @@ def test_own_task_id_and_headers_of_an_entry_are_kept(make: Callable[..., Exclus
     assert "singleton_lock_due" not in entry["options"]["headers"]
 
 
-@pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="there it stops Celery's own scheduler too")
+@pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="older versions stop Celery's own scheduler as well")
 def test_entry_whose_schedule_fails_does_not_stop_the_others(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(0.05, "good", "bad"))
     scheduler.tick()
@@ -384,7 +384,7 @@ def test_lock_server_that_does_not_answer_is_reported_once(
 
 
 def unanswered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Carries it out, and nobody hears of it."""
+    """Carries the call out, but its answer is lost."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         function(*args, **kwargs)
@@ -406,7 +406,7 @@ def test_claim_without_an_answer_delays_nobody(
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "claim", unanswered(ledger.claim))
         assert first.tick() == 1.0
-    assert ledger._claims, "it is claimed all the same"
+    assert ledger._claims, "it is claimed nevertheless"
     first.close()
     assert not ledger._claims
     run(second, lambda: Recorder.sent)
@@ -414,7 +414,7 @@ def test_claim_without_an_answer_delays_nobody(
     assert len(Recorder.sent) == 1
 
 
-def test_claim_without_an_answer_is_taken_back_also_where_another_leads(
+def test_claim_without_an_answer_is_taken_back_even_if_another_leads(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (make(beat_schedule=every(3600, "a")) for _ in range(2))
@@ -431,7 +431,7 @@ def test_claim_without_an_answer_is_taken_back_also_where_another_leads(
     run(second, lambda: Recorder.sent)
 
 
-def test_id_of_a_tick_cannot_be_told_in_advance(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_id_of_a_tick_cannot_be_predicted(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(0.05, "a"))
     run(scheduler, lambda: len(Recorder.sent) == 1)
     (task_id, headers), secret = Recorder.sent[0], scheduler._claims._ledger.secret()
@@ -441,13 +441,13 @@ def test_id_of_a_tick_cannot_be_told_in_advance(make: Callable[..., ExclusiveSch
     assert tick.id_for("unit", "") != task_id
 
 
-def test_both_of_two_that_send_a_tick_name_its_sending_the_same(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_two_beats_that_send_one_tick_give_it_the_same_name(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(0.05, "a"))
     run(scheduler, lambda: len(Recorder.sent) == 2)
     assert [headers[SENT_HEADER] for _, headers in Recorder.sent] == [fixed(task_id) for task_id, _ in Recorder.sent]
 
 
-def test_exclusive_task_keeps_that_name_when_it_is_sent(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler, sent = make(beat_schedule=every(0.05, "a")), []
 
     @scheduler.app.task(base=SingletonTask, name="task.a")
@@ -457,18 +457,20 @@ def test_exclusive_task_keeps_that_name_when_it_is_sent(make: Callable[..., Excl
     run(scheduler, lambda: sent)
     assert sent[0][SENT_HEADER] == fixed(sent[0]["id"])
     task.apply_async(headers=dict(sent[0]))
-    assert sent[1][SENT_HEADER] != sent[0][SENT_HEADER], "headers that were copied are another sending"
+    assert sent[1][SENT_HEADER] != sent[0][SENT_HEADER], "copied headers are another sending"
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["it ends", "it goes on"])
-def test_candidate_without_an_answer_keeps_nobody_from_leading(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+def test_candidate_without_an_answer_does_not_keep_others_from_leading(
+    monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
     store = MemoryStore()
     first, second = (Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=pid)) for pid in (1, 2))
     with monkeypatch.context() as patch:
         patch.setattr(store, "acquire", unanswered(store.acquire))
         with pytest.raises(LockUnavailable):
             first.lead(0)
-    assert store.held("k"), "it leads, and does not know"
+    assert store.held("k"), "it leads without knowing"
     if goes_on:
         assert first.lead(0)
     else:
@@ -476,19 +478,19 @@ def test_candidate_without_an_answer_keeps_nobody_from_leading(monkeypatch: pyte
         assert second.lead(0)
 
 
-def test_disabled_locks_mean_the_wrapped_scheduler_alone(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_disabled_locks_leave_only_the_wrapped_scheduler(make: Callable[..., ExclusiveScheduler]) -> None:
     first, second = (make(beat_schedule=every(0.05, "a"), singleton_lock_enabled=False) for _ in range(2))
     run(first, lambda: len(Recorder.sent) >= 2)
     run(second, lambda: len(Recorder.sent) >= 4)
 
 
-def test_other_apps_have_another_leader(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_each_app_has_its_own_leader(make: Callable[..., ExclusiveScheduler]) -> None:
     first, second = make(name="one", beat_schedule=every(0.05, "a")), make(name="two", beat_schedule=every(0.05, "a"))
     run(first, lambda: len(Recorder.sent) >= 2)
     run(second, lambda: len(Recorder.sent) >= 4)
 
 
-def test_leader_that_is_stopped_as_it_becomes_one_resigns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_that_is_stopped_as_it_starts_to_lead_resigns(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
 
@@ -503,8 +505,8 @@ def test_leader_that_is_stopped_as_it_becomes_one_resigns(monkeypatch: pytest.Mo
     assert store.held("k") == []
 
 
-def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that slept, and whose lease nobody else has taken."""
+def test_leader_that_renews_too_late_asks_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process slept, and nobody else has taken its lease."""
     store = MemoryStore()
     leadership = Leadership(store, "k", "unit", ttl=1.0, holder=Holder(pid=1))
     assert leadership.lead(0)
@@ -545,14 +547,14 @@ print([step.name.rpartition(".")[2] for step in worker.steps], "encodings.idna" 
 """
 
 
-def test_no_thread_runs_beside_a_fork_at_the_start_of_a_worker() -> None:
-    """The child of a fork waits forever for a module that a thread was just importing."""
+def test_no_thread_runs_during_a_fork_at_the_start_of_a_worker() -> None:
+    """A forked child would wait forever for a module that a thread was just importing."""
     done = subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True, text=True)
     assert done.stdout.splitlines()[-1] == "['Pool', 'Beat', 'singleton-lock', 'Consumer'] True"
 
 
-def test_entry_is_a_plain_one_afterwards(make: Callable[..., ExclusiveScheduler]) -> None:
-    """The shelve file can be read by Celery's own scheduler."""
+def test_entry_is_a_plain_schedule_entry_afterwards(make: Callable[..., ExclusiveScheduler]) -> None:
+    """Celery's own scheduler can read the shelve file."""
     scheduler = make(beat_schedule=every(0.05, "a"))
     run(scheduler, lambda: Recorder.sent)
     assert type(scheduler.schedule["a"]) is ScheduleEntry

@@ -10,7 +10,7 @@ from benchmarks import measure, report
 from benchmarks.measure import OWN, Result, Rounds, Row, Spread, Table, measured
 
 
-def test_a_ratio_is_made_within_its_round() -> None:
+def test_ratio_is_computed_within_each_round() -> None:
     noise = [1.0, 10.0, 100.0]
     base, twice = cycle(value for value in noise for _ in range(2)), cycle(2 * value for value in noise)
     (found,) = measured("base", 3, {"base": lambda: [next(base)], "twice": lambda: [next(twice)]})
@@ -18,7 +18,7 @@ def test_a_ratio_is_made_within_its_round() -> None:
     assert found.ratio("base") == Spread(1.0, 1.0, 1.0)
 
 
-def test_figures_of_the_same_turns_are_compared_each_for_itself() -> None:
+def test_several_figures_of_one_turn_are_compared_separately() -> None:
     base = cycle([(1.0, 50.0), (2.0, 100.0)])
     wall, cpu = measured("base", 1, {"base": lambda: next(base)})
     assert {wall.ratio("base").median, cpu.ratio("base").median} <= {0.5, 2.0}
@@ -27,7 +27,7 @@ def test_figures_of_the_same_turns_are_compared_each_for_itself() -> None:
     assert (wall.median("other"), cpu.median("other")) == (3.0, 8.0)
 
 
-def test_no_round_begins_when_time_is_over() -> None:
+def test_no_round_starts_after_the_time_limit() -> None:
     (found,) = measured("base", 9, {"base": lambda: [1.0], "other": lambda: [2.0]}, until=0.0)
     assert found.figures == {"base": [1.0], "other": [2.0]}
 
@@ -45,7 +45,7 @@ def test_table_shows_columns_and_rates() -> None:
     )
 
 
-def test_the_page_shows_ratio_and_spread_and_what_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_shows_rows_with_and_without_a_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     rows = [Row("base", Spread(1.0, 0.9, 1.1)), Row(OWN, Spread(0.5, 0.4, 0.6), {"ms": "3"})]
     table = Table("A table", "base", [*rows, Row("idle", None, {"ms": "1"})])
@@ -57,7 +57,7 @@ def test_the_page_shows_ratio_and_spread_and_what_has_none(tmp_path: Path, monke
     assert "A quick run" in page
 
 
-def test_a_table_without_a_baseline_compares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_without_a_baseline_compares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     table = Table("A table", "", [Row("one", None, {"ms": "3"})])
     measure.save(Result("beat", "A title", [table], []), quick=False, server_version="7.0")

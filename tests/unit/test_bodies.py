@@ -1,4 +1,4 @@
-"""Asynchronous functions as exclusive tasks: refused, since they return before they have run."""
+"""Asynchronous functions as exclusive tasks are refused, since they return before they have run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_async_function_is_refused_when_bound(app: Celery, function: Callable[..
         bound(app, function)
 
 
-def test_method_of_a_class_is_refused_as_well(app: Celery) -> None:
+def test_async_method_of_a_class_is_refused_as_well(app: Celery) -> None:
     class Job(SingletonTask):
         name = f"job{next(_numbers)}"
 
@@ -56,7 +56,7 @@ def test_method_of_a_class_is_refused_as_well(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("run", [functools.partial(work, 1), Callable_()], ids=["partial", "object"])
-def test_what_is_called_like_a_function_is_refused_as_well(app: Celery, run: Any) -> None:
+def test_other_async_callables_are_refused_as_well(app: Celery, run: Any) -> None:
     class Job(SingletonTask):
         name = f"job{next(_numbers)}"
 
@@ -65,8 +65,8 @@ def test_what_is_called_like_a_function_is_refused_as_well(app: Celery, run: Any
         app.register_task(Job())
 
 
-def test_task_of_all_arguments_with_async_key(app: Celery) -> None:
-    """A function that only hands on what an asynchronous one gave is found when it runs."""
+def test_plain_function_that_returns_a_coroutine_is_refused_when_it_runs(app: Celery) -> None:
+    """A function that only passes on the coroutine of another one is noticed when it runs."""
 
     def handing_on(x: int) -> Any:
         return work(x)
@@ -76,7 +76,7 @@ def test_task_of_all_arguments_with_async_key(app: Celery) -> None:
         task.apply((1,)).get()
 
 
-def test_wrapped_by_pydantic(app: Celery) -> None:
+def test_async_function_that_pydantic_wraps_is_refused_when_it_runs(app: Celery) -> None:
     class Order(BaseModel):
         number: int
 
@@ -87,7 +87,7 @@ def test_wrapped_by_pydantic(app: Celery) -> None:
         bound(app, bill, pydantic=True).apply(({"number": 1},)).get()
 
 
-def test_plain_function_around_an_async_one_is_the_way(app: Celery) -> None:
+def test_plain_function_may_run_an_async_one(app: Celery) -> None:
     @functools.wraps(work)
     def job(x: int) -> int:
         return asyncio.run(work(x))
@@ -95,6 +95,6 @@ def test_plain_function_around_an_async_one_is_the_way(app: Celery) -> None:
     assert bound(app, job).apply((1,)).get() == 2
 
 
-def test_plain_task_of_celery_is_not_our_concern(app: Celery) -> None:
+def test_plain_celery_tasks_may_be_async(app: Celery) -> None:
     app.task(work, shared=False, name=f"job{next(_numbers)}")
     app.finalize()

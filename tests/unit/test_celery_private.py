@@ -1,6 +1,6 @@
-"""What is private or undocumented in Celery and its libraries, and what we take for granted of it.
+"""Private or undocumented parts of Celery and its libraries, and what we assume about them.
 
-A new version that changes one of these parts fails here, and each test says which promise would be broken; what it
+A new version that changes one of these parts fails here, and each test says which promise would be broken; what a part
 means is in `celery_singleton_lock/_celery.py`, and in docs/celery-inside.md.
 """
 
@@ -49,16 +49,16 @@ PACKAGE = Path(_celery.__file__).parent
 ROOMS = {Path(room.__file__ or "") for room in celery_inside.ROOMS}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path not in ROOMS)
 
-#: Celery's version, as far as it matters here.
+#: Celery's major and minor version.
 VERSION = tuple(map(int, celery.__version__.split(".")[:2]))
 
-#: Parts that older versions do not have, and what we do without them.
+#: Parts that older versions do not have, and the first versions that have them.
 SINCE = {
     "celery.worker.request.Request._retry_worker_lost": (5, 7),
     "celery.worker.request.Request._success_was_stored": (5, 7),
 }
 
-#: What only `_celery` and its like import: nothing of it is documented.
+#: Undocumented modules that only `_celery` and its like import.
 INSIDE = (
     "billiard",
     "celery._state",
@@ -68,7 +68,7 @@ INSIDE = (
     "kombu.utils.functional",
 )
 
-#: Private names that are documented, and so are as good as public.
+#: Private names that are documented, and therefore as good as public.
 DOCUMENTED = {
     "_exit": "of Python's os",
     "_field_defaults": "a named tuple's",
@@ -78,7 +78,7 @@ DOCUMENTED = {
     "_meta": "of a model of Django's",
 }
 
-#: What we declare of Celery's classes for mypy, and the classes.
+#: Our declarations of Celery's classes for mypy, and the classes.
 DECLARED = {"ReceivedRequest": Request, "ScheduleEntry": ScheduleEntry, "Scheduler": Scheduler}
 
 
@@ -117,7 +117,7 @@ TOUCHED = [pytest.param(name, part, id=f"{part.name}-{name}") for part in PARTS 
 
 
 @pytest.mark.parametrize(("name", "part"), TOUCHED)
-def test_private_part_is_there(name: str, part: celery_inside.Part) -> None:
+def test_private_part_exists(name: str, part: celery_inside.Part) -> None:
     if SINCE.get(name, (0, 0)) > VERSION:
         pytest.skip(f"since Celery {SINCE[name]}")
     owner, _, attribute = name.rpartition(".")
@@ -133,14 +133,14 @@ def resolved(name: str) -> Any:
 
 
 def is_there(owner: Any, name: str) -> bool:
-    """Whether it has this attribute, or its instances are given one."""
+    """Whether it has this attribute, or its instances get one."""
     if hasattr(owner, name):
         return True
     return inspect.isclass(owner) and any(f"self.{name} = " in inspect.getsource(cls) for cls in owner.__mro__[:-1])
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_each_part_says_what_hangs_on_it(part: celery_inside.Part) -> None:
+def test_each_part_says_what_depends_on_it(part: celery_inside.Part) -> None:
     assert part.meaning
     assert part.promise
     assert part.touches
@@ -150,11 +150,11 @@ def test_page_is_made_from_the_code() -> None:
     assert celery_inside.PAGE.read_text() == celery_inside.page(), "run: python -m docs.celery_inside"
 
 
-class TestNothingElseTouchesIt:
+class TestOtherModulesUseNoPrivateParts:
     @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-    def test_module_uses_private_names_of_its_own_only(self, path: Path) -> None:
+    def test_module_uses_only_its_own_private_names(self, path: Path) -> None:
         tree = ast.parse(path.read_text())
-        # A class of this package may use what its base has, in the module where that is.
+        # A class may use private names of the module that defines its base, if that is in this package.
         bases = (PACKAGE.parent / f"{name.replace('.', '/')}.py" for name in imports(tree))
         ours = {path, *bases} & set(MODULES)
         own = {name for one in ours for name in own_names(ast.parse(one.read_text()))}
@@ -166,11 +166,11 @@ class TestNothingElseTouchesIt:
         assert not foreign, "give it a name in _celery.py that says what it means, and the promise that depends on it"
 
     @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-    def test_module_imports_nothing_from_the_inside(self, path: Path) -> None:
+    def test_module_imports_nothing_undocumented(self, path: Path) -> None:
         found = {name for name in imports(ast.parse(path.read_text())) if f"{name}.".startswith(tuple(INSIDE_PREFIXES))}
         assert not found
 
-    def test_this_test_sees_what_it_is_to_see(self) -> None:
+    def test_this_check_finds_private_names(self) -> None:
         tree = ast.parse("from celery import _state\nclass A(B):\n  def f(self): return self._heap, getattr(b, '_x')")
         assert {name for _, name in names_used(tree)} == {"_heap", "_x"}
         assert set(own_names(tree)) == {"A", "f"}
@@ -185,7 +185,7 @@ def is_private(name: str) -> bool:
 
 
 def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Attributes that are read, and those that are asked for by a text."""
+    """Attributes that are read, directly or by a string."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.lineno, node.attr
@@ -194,7 +194,7 @@ def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def own_names(tree: ast.AST) -> Iterator[str]:
-    """What a module defines itself: functions, classes, fields, slots, and what it assigns to `self`."""
+    """The names that a module defines: functions, classes, fields, slots, and attributes assigned to `self`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -212,7 +212,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 class TestDeclared:
-    """What mypy believes of Celery's classes is so."""
+    """What mypy believes about Celery's classes is true."""
 
     @staticmethod
     def declared(name: str) -> ast.ClassDef:
@@ -220,7 +220,7 @@ class TestDeclared:
         return next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
 
     @pytest.mark.parametrize("name", DECLARED)
-    def test_methods_take_what_is_declared(self, name: str) -> None:
+    def test_methods_take_the_declared_arguments(self, name: str) -> None:
         for method in self.declared(name).body:
             if isinstance(method, ast.FunctionDef) and method.decorator_list:
                 assert isinstance(getattr(DECLARED[name], method.name), property), method.name
@@ -230,7 +230,7 @@ class TestDeclared:
                 assert its[: len(ours)] == ours, method.name
 
     @pytest.mark.parametrize("name", DECLARED)
-    def test_attributes_are_there(
+    def test_declared_attributes_exist(
         self, name: str, request_of: WorkerRequest, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = {"ReceivedRequest": request_of, "Scheduler": scheduler, "ScheduleEntry": scheduler.schedule["first"]}
@@ -243,11 +243,11 @@ NEW = {name.removeprefix("celery.worker.request.") for name, since in SINCE.item
 
 
 class TestRequest:
-    @pytest.mark.skipif(VERSION < (5, 7), reason="it sends nothing again")
+    @pytest.mark.skipif(VERSION < (5, 7), reason="older versions do not send it again")
     def test_message_that_celery_sends_again_is_noticed(
         self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else it is recorded as failed, and the retry is dropped as its copy."""
+        """Otherwise it is recorded as failed, and the retry is dropped as its copy."""
         noticed: list[bool] = []
         monkeypatch.setattr(WorkerRequest, "on_sent_again", lambda self: noticed.append(True))
         assert list(inspect.signature(Request._retry_worker_lost).parameters) == ["self", "exc", "exc_info"]
@@ -257,23 +257,23 @@ class TestRequest:
             assert request_of._retry_worker_lost(RuntimeError(), None) is answer
             assert noticed == expected
 
-    @pytest.mark.skipif(VERSION < (5, 7), reason="it takes each lost child for a failure")
-    def test_lost_child_that_had_stored_its_result_is_known(
+    @pytest.mark.skipif(VERSION < (5, 7), reason="older versions consider each lost child a failure")
+    def test_result_that_a_lost_child_had_stored_is_noticed(
         self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else a chord waits forever for a part that was not counted."""
+        """Otherwise a chord waits forever for a part that was not counted."""
         assert "_success_was_stored" in Request.on_failure.__code__.co_names
         for answer in (False, {"status": "SUCCESS"}):
             monkeypatch.setattr(Request, "_success_was_stored", lambda self, answer=answer: answer)
             assert request_of.success_was_stored is bool(answer)
 
-    def test_child_that_gives_its_message_back_is_one_that_rejects_it(self) -> None:
+    def test_child_gives_its_message_back_by_rejecting_it(self) -> None:
         exception = gives_back("why").exception
         assert isinstance(getattr(exception, "exc", exception), Reject)
         assert getattr(exception, "exc", exception).requeue
 
-    def test_cancelled_request_is_known_as_one(self, request_of: WorkerRequest) -> None:
-        """Else it is recorded as revoked, and its next delivery is dropped."""
+    def test_cancelled_request_is_known(self, request_of: WorkerRequest) -> None:
+        """Otherwise it is recorded as revoked, and its next delivery is dropped."""
         assert request_of.was_cancelled is False
         assert "_already_cancelled" in Request.on_failure.__code__.co_names
         request_of._announce_cancelled()  # type: ignore[attr-defined]
@@ -284,8 +284,8 @@ class TestRequest:
         assert request_of.context.id == "an-id"
         assert request_of.context.delivery_info is request_of.delivery_info
 
-    def test_request_dict_is_what_the_child_gets(self, request_of: WorkerRequest) -> None:
-        """The original of the message, and the owner of its lock, travel in it."""
+    def test_child_gets_the_request_dict(self, request_of: WorkerRequest) -> None:
+        """It carries the original of the message and the owner of its lock."""
         assert "_request_dict" in Request.execute_using_pool.__code__.co_names
         assert request_of.request_dict["delivery_info"] is request_of.delivery_info
 
@@ -316,7 +316,7 @@ def consumer_with(timer: Any, state: int = bootsteps.RUN) -> Any:  # type: ignor
 
 
 class TestTimer:
-    """A copy that waits for a lock is begun when that is free, by what the timer would have done."""
+    """A copy that waits for a lock is begun when the lock is free, by the call that its timer would have made."""
 
     @pytest.mark.parametrize("make", [Timer, gevent_timer])
     @pytest.mark.parametrize("limited", [False, True])
@@ -324,7 +324,7 @@ class TestTimer:
         timer, begun = make(), []
         consumer = consumer_with(timer)
         assert not _celery.begin_now(consumer, request_of)
-        # As `celery.worker.strategy` has it; with a rate limit there are more arguments.
+        # As `celery.worker.strategy` does it; with a rate limit there are more arguments.
         arguments = (request_of, "bucket", 1) if limited else (request_of,)
         timer.call_at(time.monotonic() + 0.05, lambda *given: begun.append(given), arguments, priority=6)
         timer.call_at(time.monotonic() + 300, lambda *given: begun.append(given), (object(),), priority=6)
@@ -340,8 +340,10 @@ class TestTimer:
         timer.clear()
 
     @pytest.mark.parametrize("has_slot", [True, False])
-    def test_request_whose_time_has_come_is_not_begun_again(self, request_of: WorkerRequest, has_slot: bool) -> None:
-        """A greenlet begins with it, and maybe waits for a slot; the timer has that for a moment longer."""
+    def test_request_that_the_timer_has_begun_is_not_begun_again(
+        self, request_of: WorkerRequest, has_slot: bool
+    ) -> None:
+        """A greenlet has begun it, and may wait for a slot; the timer still has the entry for a moment."""
         gevent, events = importlib.import_module("gevent"), importlib.import_module("gevent.event")
         timer, slot, has_come, begun = gevent_timer(), events.Event(), events.Event(), []
 
@@ -354,15 +356,15 @@ class TestTimer:
             slot.set()
         timer.call_at(time.monotonic(), begin, (request_of,), priority=6)
         has_come.wait()
-        assert timer.queue, "the timer has not heard that it is over"
+        assert timer.queue, "the timer still has the entry"
         assert not _celery.begin_now(consumer_with(timer), request_of)
         slot.set()
         gevent.sleep(0.01)
         assert begun == [request_of]
         timer.clear()
 
-    def test_timer_forgets_what_was_begun(self) -> None:
-        """Else it has every copy of the last minute, and looks at them all for the next one."""
+    def test_timer_forgets_requests_that_were_begun(self) -> None:
+        """Otherwise it keeps every copy of the last minute, and looks at them all for the next one."""
         timer, requests = Timer(), [SimpleNamespace() for _ in range(9)]
         for request in requests:
             timer.call_at(time.monotonic() + 300 - len(timer), id, (request,), priority=6)
@@ -370,19 +372,19 @@ class TestTimer:
             assert _celery.begin_now(consumer_with(timer), request)  # type: ignore[arg-type]
         assert [waiting.entry.args[0] for waiting in timer.queue] == requests[7::-2]
 
-    def test_what_the_loss_of_the_broker_cancelled_is_not_begun(self, request_of: WorkerRequest) -> None:
+    def test_request_that_was_cancelled_when_the_broker_was_lost_is_not_begun(self, request_of: WorkerRequest) -> None:
         timer = Timer()
         entry = timer.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
         timer.cancel(entry)
         assert not _celery.begin_now(consumer_with(timer), request_of)
 
-    def test_worker_that_ends_begins_nothing(self, request_of: WorkerRequest) -> None:
+    def test_stopping_worker_begins_nothing(self, request_of: WorkerRequest) -> None:
         timer = Timer()
         timer.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
         assert not _celery.begin_now(consumer_with(timer, bootsteps.CLOSE), request_of)  # type: ignore[attr-defined]
 
     def test_timer_of_a_thread_is_left_alone(self, request_of: WorkerRequest) -> None:
-        """It might begin with the same request at the same time."""
+        """It might begin the same request at the same time."""
         timer = timer2.Timer()
         timer.schedule.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
         assert not _celery.begin_now(consumer_with(timer), request_of)
@@ -392,7 +394,7 @@ class TestTimer:
         assert "apply_eta_task, (req,)" in source
         assert "limit_post_eta, (req, bucket, 1)" in source
 
-    def test_slot_is_free_as_long_as_fewer_are_reserved(self, request_of: WorkerRequest) -> None:
+    def test_slot_is_free_while_fewer_requests_are_reserved(self, request_of: WorkerRequest) -> None:
         pool = SimpleNamespace(num_processes=1)
         assert _celery.has_free_slot(pool)
         state.task_reserved(request_of)
@@ -414,8 +416,8 @@ class TestApps:
     def test_app_is_active(self, app: Celery) -> None:
         assert app in _celery.active_apps()
 
-    def test_app_that_celery_makes_is_found(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Else Django's checks look at an app that nobody has made, and find no broker of Redis there."""
+    def test_default_app_of_celery_is_recognized(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Otherwise Django's checks look at an app that nobody has made, and find no Redis broker there."""
         assert not _celery.is_stand_in(app)
         monkeypatch.setattr(_state, "default_app", None)
         monkeypatch.setattr(_state, "_tls", SimpleNamespace(current_app=None))
@@ -435,7 +437,7 @@ def extend(app: Celery) -> None:
 
 
 class TestTask:
-    def test_what_is_carried_out_is_the_current_task(self, task: Any) -> None:
+    def test_running_task_is_the_current_task(self, task: Any) -> None:
         request = Context(id="inner", args=(), kwargs={}, is_eager=True)
         assert _celery.current_task() is None
         assert _celery.current_worker_task() is None
@@ -448,7 +450,7 @@ class TestTask:
         assert _celery.current_task() is None
         assert task.request is not request
 
-    def test_worker_task_is_the_outermost(self, app: Celery, task: Any) -> None:
+    def test_worker_task_is_the_outermost_one(self, app: Celery, task: Any) -> None:
         found: list[Any] = []
 
         @app.task(shared=False, name="inside.outer", bind=True)
@@ -474,14 +476,16 @@ class TestSetting:
             ("task_default_queue", None),
         ],
     )
-    def test_is_what_celery_says(self, namespace: str | None, name: str, given: str | None) -> None:
+    def test_setting_is_the_same_as_in_the_configuration(
+        self, namespace: str | None, name: str, given: str | None
+    ) -> None:
         app, prefix = Celery(set_as_current=False), namespace.rstrip("_") if namespace else None
         spelling = given if given is None or prefix is None else f"{prefix}_{given.removeprefix('CELERY_').lower()}"
         if spelling is not None:
             spelling = spelling.upper() if prefix == "CELERY" else spelling
             app.config_from_object(SimpleNamespace(**{spelling: True}), namespace=namespace)
         if given is not None:
-            # At the first look, before which the configuration is not loaded.
+            # On the first look, before the configuration is loaded.
             assert _celery.setting(app, name) is True or namespace is not None
             assert app.conf.get(name) is True or namespace is not None
         for value in (None, False, "other"):
@@ -490,20 +494,20 @@ class TestSetting:
         app.conf.maps.insert(1, {name: "first"})
         assert _celery.setting(app, name) == app.conf.get(name)
 
-    def test_nothing_is_remembered(self) -> None:
+    def test_changed_setting_counts_at_once(self) -> None:
         app = Celery(set_as_current=False)
         for value in (True, False):
             app.conf.task_always_eager = value
             assert _celery.setting(app, "task_always_eager") is value
 
-    def test_that_nobody_knows(self) -> None:
+    def test_unknown_setting_is_none(self) -> None:
         assert _celery.setting(Celery(set_as_current=False), "no_such_setting") is None
 
 
 class TestLog:
-    def test_execution_that_is_ignored_says_why(self, task: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def test_ignored_execution_says_why(self, task: Any, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "celery.app.trace")
-        trace.logger.filters.clear()  # A worker may have been started in this process before.
+        trace.logger.filters.clear()  # Another test may have started a worker in this process.
         for _ in range(2):
             _celery.reword_ignored({"Ignore('for this')": "for that"}.get)
         try:
@@ -533,7 +537,7 @@ class TestMessages:
             yield connection.default_channel
 
     def test_queue_of_a_consumer_is_found_by_its_tag(self, channel: Any) -> None:
-        """RabbitMQ says the tag only, and a copy that is put back elsewhere may never be carried out."""
+        """RabbitMQ gives only the tag, and a copy that is put back elsewhere may never run."""
         with Consumer(channel, queues=[Queue("one"), Queue("two")]) as consumer:
             amqp = SimpleNamespace(callbacks=dict.fromkeys(consumer._active_tags.values(), consumer._receive_callback))
             for name, tag in consumer._active_tags.items():
@@ -544,17 +548,17 @@ class TestMessages:
         assert "_receive_callback" in Consumer._basic_consume.__code__.co_names
         assert "callbacks" in inspect.getsource(importlib.import_module("amqp.channel").Channel.basic_consume)
 
-    def test_queues_that_an_exchange_reaches_are_known(self, channel: Any) -> None:
+    def test_queues_that_an_exchange_routes_to_are_known(self, channel: Any) -> None:
         queue = Queue("reached", routing_key="a-key")(channel)
         queue.declare()
         assert isinstance(channel, virtual.Channel)
         assert "reached" in _celery.queues_reached(channel, "", "reached")
 
-    def test_serializer_of_a_content_type(self) -> None:
+    def test_serializer_of_a_content_type_is_known(self) -> None:
         assert _celery.serializer_of("application/json") == "json"
 
-    def test_pauses_are_python_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Else a broker that is away stops a pool of greenlets, and the heartbeat with it."""
+    def test_pauses_use_pythons_sleep(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Otherwise a missing broker stops a greenlet pool, and the heartbeat with it."""
         monkeypatch.setattr(functional, "sleep", lambda seconds: None)
         _celery.let_pauses_switch()
         assert functional.sleep is time.sleep
@@ -562,14 +566,14 @@ class TestMessages:
 
 
 class TestWorkers:
-    def test_command_is_sent_as_celery_s_own(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_command_is_sent_like_celerys_own(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[str] = []
         monkeypatch.setattr(Inspect, "_request", lambda self, command, **arguments: asked.append(command) or {})
         assert _celery.ask_each_worker(app.control.inspect(), "locks") == {}
         assert asked == ["locks"]
         assert "_request" in Inspect.report.__code__.co_names
 
-    def test_app_without_a_result_backend_keeps_nothing(self) -> None:
+    def test_app_without_a_result_backend_keeps_no_results(self) -> None:
         for url, keeps in ((None, False), ("cache+memory://", True)):
             assert _celery.keeps_results(Celery("results", backend=url, set_as_current=False).backend) is keeps
 
@@ -582,7 +586,7 @@ class TestWorkers:
         app = Celery(set_as_current=False, backend=url)
         assert _celery.counts_part_once(app.backend) is once
 
-    def test_parts_may_be_counted_twice_where_a_value_is_not_always_written_in_the_same_way(self) -> None:
+    def test_parts_may_be_counted_twice_if_serialization_is_not_deterministic(self) -> None:
         app = Celery(set_as_current=False, backend="redis://")
         app.conf.result_serializer = "pickle"
         assert _celery.counts_part_once(app.backend) is False
@@ -591,7 +595,7 @@ class TestWorkers:
         assert _celery.is_child_of_a_pool() is False
         assert current_process().daemon is False
 
-    def test_handler_is_the_one_that_was_set(self) -> None:
+    def test_signal_handler_is_found(self) -> None:
         before = signal.signal(signal.SIGUSR1, handler := lambda number, frame: None)
         try:
             assert _celery.handler_of(signal.SIGUSR1) is handler
@@ -602,7 +606,7 @@ class TestWorkers:
 
 
 class TestScheduler:
-    def test_missing_heap_is_made_anew(self, scheduler: Scheduler) -> None:
+    def test_missing_heap_is_rebuilt(self, scheduler: Scheduler) -> None:
         _celery.forget_heap(scheduler)
         assert list(_celery.entries_beside(scheduler, scheduler.schedule["first"])) == []
         assert _celery.next_entry(scheduler) is None
@@ -610,7 +614,7 @@ class TestScheduler:
         assert scheduler._heap is not None
         assert len(scheduler._heap) == 2
 
-    def test_entries_come_in_the_order_of_their_time(self, scheduler: Scheduler) -> None:
+    def test_due_entries_come_in_the_order_of_their_times(self, scheduler: Scheduler) -> None:
         first, second = scheduler.schedule["first"], scheduler.schedule["second"]
         later = scheduler._when(first, 60)
         scheduler._heap = [event_t(1.0, 5, second), event_t(later, 5, first)]
@@ -619,7 +623,7 @@ class TestScheduler:
         assert list(_celery.entries_beside(scheduler, first)) == [second, first]
         assert _celery.next_entry(scheduler) is second
 
-    def test_of_many_entries_those_that_are_due_come_in_the_order_of_their_time(self, scheduler: Scheduler) -> None:
+    def test_due_ones_of_many_entries_come_in_the_order_of_their_times(self, scheduler: Scheduler) -> None:
         entry = scheduler.schedule["first"]
         times = [float((7 * number) % 100) for number in range(100)] + [scheduler._when(entry, 60)] * 50
         scheduler._heap = [event_t(time, number, copy.copy(entry)) for number, time in enumerate(times)]
@@ -628,7 +632,7 @@ class TestScheduler:
         found = [time_of[id(beside)] for beside in _celery.entries_beside(scheduler, entry)]
         assert found == [float(number) for number in range(100)]
 
-    def test_entry_that_is_put_off_makes_room_for_the_next(self, scheduler: Scheduler) -> None:
+    def test_postponed_entry_lets_the_next_one_be_first(self, scheduler: Scheduler) -> None:
         first, second = scheduler.schedule["first"], scheduler.schedule["second"]
         scheduler._heap = [event_t(1.0, 5, first), event_t(2.0, 5, second)]
         now = scheduler._when(first, 0)
@@ -637,15 +641,15 @@ class TestScheduler:
         assert [event.time - now for event in scheduler._heap if event.entry is first] == [pytest.approx(60, abs=5)]
 
     @pytest.mark.parametrize("method", [Scheduler.tick, Scheduler.populate_heap])
-    def test_tick_is_made_of_what_we_replace(self, method: Callable[..., Any]) -> None:
-        """A beat that ticked in another way would send what is not claimed, twice where there are two."""
+    def test_tick_calls_the_methods_that_we_replace(self, method: Callable[..., Any]) -> None:
+        """If a tick worked differently, it would send unclaimed entries, and two beats would send them twice."""
         used = set(method.__code__.co_names)
         assert {"_heap", "_when"} <= used
         if method is Scheduler.tick:
             assert {"is_due", "reserve", "apply_entry", "populate_heap", "producer"} <= used
             assert {"schedules_equal", "old_schedulers", "schedule"} <= used
 
-    def test_connection_and_scheduler_are_made_when_they_are_asked_for(self, app: Celery, scheduler: Scheduler) -> None:
+    def test_connection_and_scheduler_are_made_on_demand(self, app: Celery, scheduler: Scheduler) -> None:
         assert isinstance(vars(Scheduler)["connection"], cached_property)
         assert isinstance(vars(Service)["scheduler"], cached_property)
         connection = scheduler.connection
@@ -658,6 +662,6 @@ class TestScheduler:
         assert _celery.scheduler_of(SimpleNamespace(scheduler=scheduler)) is scheduler
 
 
-def test_socket_of_a_connection(request: pytest.FixtureRequest) -> None:
+def test_socket_of_a_connection_is_found(request: pytest.FixtureRequest) -> None:
     connection: Any = SimpleNamespace(_sock=(opened := object()))
     assert _redis_py.socket_of(connection) is opened

@@ -1,4 +1,4 @@
-"""The comparison that `make celery-suite` makes; the suite itself runs there only."""
+"""The comparison that `make celery-suite` makes; only that command runs the suite itself."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def test_list_of_differences_is_read() -> None:
     assert all(test.startswith("t/") and "::" in test and reason for test, reason in named.items())
 
 
-def test_what_only_one_run_had_differs_as_well() -> None:
+def test_test_of_only_one_run_is_a_difference() -> None:
     assert differing({"a": "passed", "b": "passed", "c": "failed"}, {"a": "passed", "b": "failed"}) == ["b", "c"]

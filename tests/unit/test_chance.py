@@ -1,4 +1,4 @@
-"""What a task has seeded stays the task's own."""
+"""Random numbers that a task has seeded remain its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_singleton_lock import chance
 from celery_singleton_lock.task.requeue import back_off
 
 
-def test_spread() -> None:
+def test_spread_is_random_within_its_bounds() -> None:
     found = {chance.spread(8.0) for _ in range(100)}
     assert len(found) > 50
     assert all(4.0 <= seconds <= 8.0 for seconds in found)
@@ -19,7 +19,7 @@ def test_spread() -> None:
 
 
 @pytest.mark.parametrize("use", [lambda: chance.spread(1.0), lambda: chance.randrange(1, 100), lambda: back_off(3)])
-def test_numbers_that_a_task_has_seeded_stay_its_own(use: Callable[[], object]) -> None:
+def test_seeded_numbers_of_a_task_are_left_alone(use: Callable[[], object]) -> None:
     before = random.getstate()
     use()
     assert random.getstate() == before

@@ -1,4 +1,4 @@
-"""The main process's part for its children, over memory locks and real processes."""
+"""What the main process does for its children, with memory locks and real processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.patience import LIMIT, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")
 
-#: Seconds: a busy machine may keep the thread that renews from its work for most of it.
+#: Seconds: on a busy machine, the thread that renews may have to wait for most of them.
 TTL = 2.0
 
 
 class Store(MemoryStore):
-    """A memory store that counts renewals, and can be made to fail."""
+    """A memory store that counts renewals, and can be told to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Store(MemoryStore):
 
 
 class Delivery:
-    """What a child carries out, as far as its main process is concerned."""
+    """What a child carries out, as far as its main process knows it."""
 
     def __init__(self, store: MemoryStore, key: str = "k", *, holds: bool = True, ttl: float = TTL) -> None:
         self.is_running = True
@@ -122,7 +122,9 @@ def test_child_that_does_not_stop_for_a_newer_message_is_killed(store: Store, fa
     until(lambda: not is_held(store), "freed")
 
 
-def test_child_that_has_stopped_for_one_is_left_alone(store: Store, family: Children, fork: Callable) -> None:
+def test_child_that_has_stopped_for_a_newer_message_is_left_alone(
+    store: Store, family: Children, fork: Callable
+) -> None:
     child, delivery, other = fork(), Delivery(store), Delivery(store, "other")
     family.assign(child.pid, delivery)
     supersede(store)
@@ -134,24 +136,24 @@ def test_child_that_has_stopped_for_one_is_left_alone(store: Store, family: Chil
     assert child.poll() is None
 
 
-def test_child_that_has_stopped_for_one_may_take_its_time_to_say_so(
+def test_child_that_has_stopped_for_a_newer_message_may_take_time_to_report_it(
     store: Store, family: Children, fork: Callable
 ) -> None:
-    """Its lock is free, and it stores its end, in a result backend that is slow."""
+    """Its lock is free, and it is still storing its end in a slow result backend."""
     child, delivery = fork(), Delivery(store)
     family.assign(child.pid, delivery)
     supersede(store)
     until(lambda: store.renewed > 0, "renewed")
     store.free(delivery.hold())
     renewed = store.renewed
-    until(lambda: child.poll() or store.renewed > renewed + children.PATIENCE + 1, "asked for again and again")
+    until(lambda: child.poll() or store.renewed > renewed + children.PATIENCE + 1, "renewed several times")
     assert child.poll() is None
 
 
-def test_child_that_begins_with_a_delivery_waits_for_nothing(
+def test_assigning_a_delivery_waits_for_nothing(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker's consumer does, and each millisecond of it is one of all tasks."""
+    """The worker's consumer would wait, and with it all tasks."""
     child, here, waited = fork(), threading.get_ident(), []
 
     class Poll:
@@ -173,7 +175,7 @@ def test_child_that_begins_with_a_delivery_waits_for_nothing(
     assert set(waited) == {0}
 
 
-def test_short_deliveries_do_not_wake_the_thread_each(
+def test_short_deliveries_do_not_wake_the_thread(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "FIRST_CHECK", 60.0)
@@ -191,8 +193,8 @@ def test_short_deliveries_do_not_wake_the_thread_each(
     assert woken == []
 
 
-def test_owner_that_a_delivery_asks_as_later_is_the_one(store: Store, family: Children, fork: Callable) -> None:
-    """Neither server answered, and the message has waited in its slot."""
+def test_latest_owner_of_a_delivery_counts(store: Store, family: Children, fork: Callable) -> None:
+    """Lock server and broker did not answer, so the message waited in its slot, and asks as a new owner."""
     child, delivery = fork(), Delivery(store, holds=False)
     family.assign(child.pid, delivery)
     until(lambda: store.renewed)
@@ -223,7 +225,9 @@ def test_lock_of_a_dead_child_is_freed_at_once(store: Store, family: Children, f
     until(lambda: not is_held(store))
 
 
-def test_child_that_was_dead_before_it_was_known(store: Store, family: Children, fork: Callable) -> None:
+def test_lock_of_a_child_that_died_before_it_was_assigned_is_freed(
+    store: Store, family: Children, fork: Callable
+) -> None:
     child, delivery = fork(), Delivery(store, ttl=600)
     child.kill()
     child.wait()
@@ -231,7 +235,7 @@ def test_child_that_was_dead_before_it_was_known(store: Store, family: Children,
     until(lambda: not is_held(store))
 
 
-def test_each_child_has_its_own(store: Store, family: Children, fork: Callable) -> None:
+def test_only_the_lock_of_the_dead_child_is_freed(store: Store, family: Children, fork: Callable) -> None:
     pairs = [(fork(), Delivery(store, f"k{n}", ttl=600)) for n in range(5)]
     for child, delivery in pairs:
         family.assign(child.pid, delivery)
@@ -240,7 +244,7 @@ def test_each_child_has_its_own(store: Store, family: Children, fork: Callable) 
     assert [is_held(store, f"k{n}") for n in range(5)] == [True, True, False, True, True]
 
 
-def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Children, fork: Callable) -> None:
+def test_next_delivery_replaces_the_last(store: Store, family: Children, fork: Callable) -> None:
     child, first, second = fork(), Delivery(store, "first", ttl=600), Delivery(store, "second", ttl=600)
     family.assign(child.pid, first)
     first.is_running = False
@@ -250,7 +254,7 @@ def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Childre
     assert is_held(store, "first"), "its present holder is not the child's concern"
 
 
-def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Children, fork: Callable) -> None:
+def test_ended_delivery_is_neither_renewed_nor_freed(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store)
     family.assign(child.pid, delivery)
     delivery.is_running = False
@@ -277,8 +281,8 @@ def test_strangers_lock_is_neither_renewed_nor_freed(store: Store, family: Child
     del stranger
 
 
-def test_child_that_is_killed_keeps_its_lock_until_it_is_gone(store: Store, family: Children, fork: Callable) -> None:
-    """Its end was reported already (a hard time limit), but it still cleans up."""
+def test_killed_child_keeps_its_lock_until_it_is_gone(store: Store, family: Children, fork: Callable) -> None:
+    """Its end was already reported (a hard time limit), but it is still cleaning up."""
     child, delivery = fork(), Delivery(store, ttl=600)
     family.assign(child.pid, delivery)
     delivery.is_running = False
@@ -289,7 +293,7 @@ def test_child_that_is_killed_keeps_its_lock_until_it_is_gone(store: Store, fami
     until(lambda: not is_held(store))
 
 
-def test_forgetting_a_child_waits_for_its_end(store: Store, family: Children, fork: Callable) -> None:
+def test_forgetting_a_child_waits_for_its_death(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store, ttl=600)
     family.assign(child.pid, delivery)
     threading.Timer(0.1, child.kill).start()
@@ -313,12 +317,12 @@ def test_unknown_child_is_gone(family: Children) -> None:
     assert family.forget(1 << 22, Delivery(MemoryStore(), holds=False))
 
 
-def test_child_with_the_number_of_a_dead_one_is_another(
+def test_child_that_reuses_a_pid_is_another_child(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = fork(), fork()
     first, second = Delivery(store, "first", ttl=600), Delivery(store, "second", ttl=600)
-    # The thread that watches stands still meanwhile: the old one's end was not noticed when its number comes again.
+    # The watching thread stands still meanwhile, so the old child's end is not noticed when its PID comes again.
     open_pidfd = os.pidfd_open
     monkeypatch.setattr(Children, "_run", lambda self: None)
     family.assign(old.pid, first)
@@ -334,7 +338,7 @@ def test_child_with_the_number_of_a_dead_one_is_another(
     until(lambda: not is_held(store, "second"))
 
 
-def test_loss_of_a_delivery_does_not_wait_for_the_next_child_of_that_number(
+def test_loss_of_a_delivery_does_not_wait_for_the_next_delivery_of_its_child(
     store: Store, family: Children, fork: Callable
 ) -> None:
     child, lost, running = fork(), Delivery(store, "lost", ttl=600), Delivery(store, "running", ttl=600)
@@ -345,7 +349,7 @@ def test_loss_of_a_delivery_does_not_wait_for_the_next_child_of_that_number(
 
 
 def test_lease_that_is_reported_late_is_renewed(store: Store, family: Children, fork: Callable) -> None:
-    """Its key takes a while to be made."""
+    """Its key takes a while to compute."""
 
     class Late(Delivery):
         known = False
@@ -360,7 +364,7 @@ def test_lease_that_is_reported_late_is_renewed(store: Store, family: Children, 
     until(lambda: store.renewed)
 
 
-def test_no_descriptor_is_left(store: Store, family: Children, fork: Callable) -> None:
+def test_no_descriptors_are_left(store: Store, family: Children, fork: Callable) -> None:
     def is_pidfd(name: str) -> bool:
         # Another test's thread may close one in between.
         with contextlib.suppress(FileNotFoundError):
@@ -379,7 +383,7 @@ def test_no_descriptor_is_left(store: Store, family: Children, fork: Callable) -
     until(lambda: pidfds() <= before)
 
 
-def test_without_pidfds_the_pool_is_believed(
+def test_pool_is_trusted_where_there_are_no_pidfds(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
@@ -406,7 +410,7 @@ def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Cal
     until(lambda: not is_held(store, "later"))
 
 
-def test_one_thread(store: Store, family: Children, fork: Callable) -> None:
+def test_one_thread_watches_all_children(store: Store, family: Children, fork: Callable) -> None:
     deliveries = [Delivery(store, f"k{n}") for n in range(5)]
     for delivery in deliveries:
         family.assign(fork().pid, delivery)
@@ -415,7 +419,7 @@ def test_one_thread(store: Store, family: Children, fork: Callable) -> None:
     assert sum(thread.name == "singleton-lock-children" for thread in threading.enumerate()) == before
 
 
-def test_worker_that_ends_looks_after_its_children_to_the_last(store: Store, family: Children, fork: Callable) -> None:
+def test_stopping_worker_renews_until_its_last_child_is_gone(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store)
     family.assign(child.pid, delivery)
     family.close()

@@ -1,4 +1,4 @@
-"""Whatever somebody else wrote: what is kept of it is bounded, and shows as what it is."""
+"""Foreign input: what is kept of it is bounded, and is shown safely."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import outcome
 
-#: Whatever a message, or a value in Redis, can hold.
+#: Anything that a message or a value in Redis can hold.
 anything = st.recursive(
     st.none()
     | st.booleans()
@@ -31,7 +31,7 @@ anything = st.recursive(
     max_leaves=10,
 )
 
-#: More deeply nested than Python's parser goes.
+#: Nested more deeply than Python's parser can read.
 DEEP = "[" * 100_000
 
 
@@ -44,12 +44,12 @@ def is_clean(text: str, *, most: int = cleaned.MAX_BYTES) -> bool:
 def test_text_is_printable_and_bounded(value: object) -> None:
     found = cleaned.text(value)
     assert is_clean(found)
-    assert cleaned.text(found) == found, "what is clean stays as it is"
+    assert cleaned.text(found) == found, "a clean text does not change"
     assert cleaned.printable(value).isprintable()
     assert cleaned.value_shown(value).isprintable()
 
 
-def test_what_python_does_not_write_down_is_shown() -> None:
+def test_values_that_python_cannot_print_are_shown() -> None:
     for value in (10**5000, json.loads("[" * 900 + "]" * 900)):
         assert is_clean(cleaned.text(value))
 
@@ -60,7 +60,7 @@ def test_long_texts_are_distinguished(one: str, other: str) -> None:
     assert (cleaned.text("x" * 300 + one) == cleaned.text("x" * 300 + other)) == (one == other)
 
 
-def test_an_object_without_a_repr_is_shown() -> None:
+def test_object_without_a_repr_is_shown() -> None:
     class Rude:
         def __repr__(self) -> str:
             raise RuntimeError
@@ -89,7 +89,7 @@ class TestHolder:
     @given(st.lists(anything, min_size=9, max_size=11) | anything)
     @example([1e999] * 9)
     @example([{}] * 9)
-    def test_any_json_is_one_or_none(self, content: object) -> None:
+    def test_any_json_is_a_holder_or_none(self, content: object) -> None:
         holder = Holder.loads(json.dumps(content))
         assert (holder is None) == (not isinstance(content, list) or len(content) < 9)
         if holder is not None:
@@ -104,13 +104,13 @@ class TestHolder:
     def test_any_bytes_are_none(self, content: bytes) -> None:
         assert Holder.loads(content) is None
 
-    def test_what_a_later_version_adds_is_left_out(self) -> None:
+    def test_additions_of_a_later_version_are_ignored(self) -> None:
         holder = Holder("id", 1, "node", 7, 5.0, process="here", sending="first", label="tenant=7")
         found = Holder.loads(json.dumps([*json.loads(holder.dumps(3.0, fence=12)), "more"]))
         assert found == holder
         assert (found.ttl, found.label) == (3.0, "tenant=7")
 
-    def test_fence_has_one_place_with_a_label_and_without(self) -> None:
+    def test_fence_has_the_same_place_with_and_without_a_label(self) -> None:
         plain, labelled = Holder("id"), Holder("id", label='a "b]\\\n')
         for holder in (plain, labelled):
             assert json.loads(holder.dumps(fence=12))[FENCE] == 12
@@ -120,7 +120,7 @@ class TestHolder:
 
 class TestEntry:
     @given(st.sampled_from(["run", "skip", "free", "stand-by"]), st.lists(anything, min_size=7, max_size=20))
-    def test_any_json_is_one_that_can_be_shown(self, kind: str, rest: list[object]) -> None:
+    def test_any_json_is_an_entry_that_can_be_shown(self, kind: str, rest: list[object]) -> None:
         entry = Entry.loads(json.dumps([kind, *rest]))
         assert entry is not None
         assert Entry.loads(entry.dumps()) == entry
@@ -147,15 +147,15 @@ class TestEntry:
         assert entry is not None
         assert "<script>alert" not in page("Locks", [entry], Window(0.0, 10.0))
 
-    def test_what_a_later_version_adds_is_left_out(self) -> None:
+    def test_additions_of_a_later_version_are_ignored(self) -> None:
         entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
         assert Entry.loads(json.dumps([*json.loads(entry.dumps()), "more"])) == entry
 
-    def test_kind_of_a_later_version_is_left_out(self) -> None:
+    def test_kind_of_a_later_version_is_ignored(self) -> None:
         entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
         assert Entry.loads(json.dumps(["paused", *json.loads(entry.dumps())[1:]])) is None
 
-    def test_what_an_earlier_version_did_not_write_is_left_as_it_is_without(self) -> None:
+    def test_entry_of_an_earlier_version_has_defaults(self) -> None:
         entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
         assert Entry.loads(json.dumps(["run", "t", "k", "id", "node", 1, 2.0, 3.0])) == entry
 
@@ -202,7 +202,7 @@ def test_any_record_is_an_outcome(record: bytes) -> None:
     assert 0 <= age <= cleaned.MAX_SECONDS
 
 
-def test_what_a_later_version_adds_to_a_record_is_left_out() -> None:
+def test_additions_of_a_later_version_to_a_record_are_ignored() -> None:
     ended = outcome.Outcome("FAILURE", b"content", settled=True, mark="one of two")
     head, _, content = ended.record_of(Holder("task"), 60.0).content.partition(b"\n")
     later = b"\n".join((json.dumps([*json.loads(head), "more"]).encode(), content))
@@ -210,6 +210,6 @@ def test_what_a_later_version_adds_to_a_record_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("task_id", ["\x1b[2J\x1b]0;owned\x07", "x" * 100_000, 7, {"a": 1}, "\ud800"])
-def test_errors_show_an_id_in_short(task_id: object) -> None:
+def test_errors_show_a_shortened_id(task_id: object) -> None:
     for error in (LockConflict("key", task_id), ResultLost("task", task_id)):  # type: ignore[arg-type]
         assert is_clean(str(error), most=600)

@@ -1,4 +1,4 @@
-"""What the commands show, and of which locks."""
+"""What the commands show, and for which locks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_lock_of_a_message_is_shown_as_queued() -> None:
     by_time = lock(pid=0, ttl=3600.0)
     assert replace(by_time, key=queued.key).scope == "until_expired"
     foreign = HeldLock.of(queued.key, Held(None, "hello", 20.0))
-    assert cells(foreign)[:2] == (queued.key, "unknown"), "it is to be deleted by its name"
+    assert cells(foreign)[:2] == (queued.key, "unknown"), "users need the name to delete it"
 
 
 def test_value_of_a_stranger_is_shown_as_unknown() -> None:
@@ -73,7 +73,7 @@ def test_each_lock_is_shown_once_and_in_order() -> None:
     assert in_order([second, first, second]) == [first, second]
 
 
-def test_columns_are_as_wide_as_they_have_to_be() -> None:
+def test_columns_are_as_wide_as_necessary() -> None:
     foreign = HeldLock.of("unit:some:\nthing", Held(None, "hello", float("inf"), slot=0))
     assert table([foreign]).splitlines() == [
         "KEY                HOLDER   NODE  PID  HELD FOR  EXPIRES IN  WAITERS  LABEL",
@@ -81,7 +81,7 @@ def test_columns_are_as_wide_as_they_have_to_be() -> None:
     ]
 
 
-def test_table_that_is_too_wide_becomes_a_paragraph_for_each_lock() -> None:
+def test_too_wide_table_becomes_a_paragraph_for_each_lock() -> None:
     assert table([lock()], width=80).splitlines() == [
         f"{lock().key} (tenant=7)",
         "  task some-task on one@host (pid 42) for 100 s, expires in 20 s unless renewed",
@@ -96,7 +96,7 @@ def test_key_is_whole_on_the_narrowest_terminal() -> None:
     assert max(map(len, lines[1:])) <= 20
 
 
-def test_counts_that_are_too_wide_become_a_paragraph_for_each_task() -> None:
+def test_too_wide_counts_become_a_paragraph_for_each_task() -> None:
     rows = [("shop.export", "3 (SUCCESS 2, FAILURE 1)", "2 s", "0.5 s", "conflicts 4 (skip 4)"), ("shop.sync", *"1234")]
     assert stats.table(rows, width=40).splitlines() == [
         "shop.export",
@@ -113,7 +113,7 @@ def test_counts_that_are_too_wide_become_a_paragraph_for_each_task() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")]
 )
-def test_duration_is_in_the_unit_that_people_take(seconds: float, shown: str) -> None:
+def test_duration_is_in_a_readable_unit(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
@@ -138,15 +138,17 @@ class TestSelection:
             (Selection(("shop.*",), "one@*", 200.0), []),
         ],
     )
-    def test_takes_what_fits_all_that_is_asked(self, runtime: Any, selection: Selection, names: list[str]) -> None:
+    def test_selection_has_locks_that_match_all_criteria(
+        self, runtime: Any, selection: Selection, names: list[str]
+    ) -> None:
         assert sorted(lock.name for lock in selection.of(runtime)) == names
 
-    def test_empty_one_differs_from_one_with_content(self) -> None:
+    def test_empty_selection_is_false(self) -> None:
         assert not Selection(None, None, None)
         assert Selection(None, None, 0.0)
 
 
-def test_lock_that_is_kept_is_shown_without_a_ttl() -> None:
+def test_kept_lock_is_shown_without_a_ttl() -> None:
     store, key = MemoryStore(), key_of("job")
     lease = store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder("id", 0, "one@host", 1)))
     store.free(lease, reservation=Reservation(Holder("id", 1, "one@host"), 60))
@@ -154,13 +156,13 @@ def test_lock_that_is_kept_is_shown_without_a_ttl() -> None:
     assert HeldLock.of(key, held).ttl is None
 
 
-def test_explained_lock_that_does_not_end_is_json() -> None:
+def test_lock_that_never_expires_is_explained_as_valid_json() -> None:
     foreign = HeldLock.of("unit:some:thing", Held(None, "owner", math.inf))
     assert json.loads(json.dumps(_holder(foreign), allow_nan=False)) == {"expires_in": None}
     assert (foreign.holder_in_words(), foreign.end_in_words()) == ("unknown", "never expires")
 
 
-def test_argument_that_is_nested_too_deeply_is_a_text() -> None:
+def test_too_deeply_nested_argument_is_a_text() -> None:
     deep = "[" * 100_000
     assert arguments.parse([deep, f"a={deep}"]) == ([deep], {"a": deep})
 
@@ -172,11 +174,11 @@ def test_nan_is_not_a_number(app: Celery, words: list[str]) -> None:
     assert "nan' is not a number" in result.output
 
 
-def test_missing_app_is_named_first() -> None:
-    """Nobody has set this one up: what is wrong with its settings helps nobody."""
+def test_missing_app_is_reported_first() -> None:
+    """Nobody has configured the default app, so errors in its settings help nobody."""
     result = CliRunner().invoke(cli.locks, ["list"], obj=CLIContext(app=Celery(), no_color=True, workdir=None))
     assert result.exit_code == 1
-    assert result.output.startswith("Error: no app was named: say which one, as in celery -A shop locks …\nsetting ")
+    assert result.output.startswith("Error: no app was named: name it, as in celery -A shop locks …\nsetting ")
 
 
 def test_audit_without_exclusive_tasks_fails() -> None:

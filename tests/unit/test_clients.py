@@ -1,4 +1,4 @@
-"""What the lock objects of a client share is found at once, as long as that connects in the same way."""
+"""Lock objects of a client share a store, as long as the client connects in the same way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def three() -> list[Redis]:
 
 @pytest.fixture(params=["one", "one by its URL", "three"])
 def given(request: pytest.FixtureRequest) -> list[Redis]:
-    """Clients; nothing is connected to."""
+    """Clients that are not connected."""
     ways = {"one": lambda: [Redis(port=1)], "one by its URL": lambda: [Redis.from_url("redis://h:1/2")], "three": three}
     return ways[request.param]()
 
@@ -33,7 +33,7 @@ def make(given: list[Redis]) -> Made:
     return lambda: Lock(given[0], "x") if len(given) == 1 else Redlock(given, "x")
 
 
-def test_next_object_finds_what_the_last_one_got(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_object_shares_the_store_of_the_last(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make()
 
     def looked_at(*_: object) -> object:
@@ -44,19 +44,19 @@ def test_next_object_finds_what_the_last_one_got(make: Made, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["password", "a_new_one"])
-def test_client_that_connects_in_another_way_has_another(make: Made, given: list[Redis], name: str) -> None:
+def test_client_that_connects_in_another_way_gets_another_store(make: Made, given: list[Redis], name: str) -> None:
     first = make()
     given[-1].connection_pool.connection_kwargs[name] = "secret"
     assert make()._keeper is not first._keeper
 
 
-def test_client_of_another_class_of_connections_has_another(make: Made, given: list[Redis]) -> None:
+def test_client_with_another_connection_class_gets_another_store(make: Made, given: list[Redis]) -> None:
     first, pool = make(), given[-1].connection_pool
     pool.connection_class = type("Another", (pool.connection_class,), {})
     assert make()._keeper is not first._keeper
 
 
-def test_others_of_a_redlock_do_not_stay_for_it() -> None:
+def test_redlock_does_not_keep_its_other_clients_alive() -> None:
     one, *others = three()
     Redlock([one, *others], "x")
     pools = [weakref.ref(client.connection_pool) for client in others]
@@ -65,7 +65,7 @@ def test_others_of_a_redlock_do_not_stay_for_it() -> None:
     assert [pool() for pool in pools] == [None, None]
 
 
-def test_redlocks_of_some_clients_that_differ_do_not_share() -> None:
+def test_locks_with_different_clients_or_options_do_not_share() -> None:
     one, two, three_, four = (Redis(port=port) for port in (1, 2, 3, 4))
     first = Redlock([one, two, three_], "x")
     assert Redlock([one, two, four], "x")._keeper is not first._keeper
@@ -74,7 +74,7 @@ def test_redlocks_of_some_clients_that_differ_do_not_share() -> None:
     assert Lock(one, "x", replicas=1)._keeper is not Lock(one, "x")._keeper
 
 
-def test_client_that_has_come_to_another_ones_server_is_refused() -> None:
+def test_two_clients_of_one_server_are_refused_later_as_well() -> None:
     those = three()
     Redlock(those, "x")
     those[1].connection_pool.connection_kwargs["port"] = 1
@@ -83,7 +83,7 @@ def test_client_that_has_come_to_another_ones_server_is_refused() -> None:
 
 
 @pytest.mark.timeout(30)
-def test_signal_handler_takes_a_lock_while_the_first_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_handler_may_take_a_lock_while_the_first_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     client, keepers = Redis(port=4), []
     store = clients.RedisStore
 

@@ -19,21 +19,21 @@ EVEN = Spread(1.0, 0.97, 1.04)
     [
         (Spread(1.2, 1.1, 1.3), "slower"),
         (Spread(0.8, 0.7, 0.9), "faster"),
-        # Some rounds say the opposite.
+        # Some rounds show the opposite.
         (Spread(1.2, 0.99, 1.3), ""),
         (Spread(0.8, 0.7, 1.01), ""),
-        # Two equals differ as much.
+        # Two equal versions differ as much.
         (Spread(1.035, 1.01, 1.3), ""),
         (Spread(0.971, 0.9, 0.99), ""),
         (Spread(1.02, 1.01, 1.03), ""),
         (Spread(0.98, 0.975, 0.99), ""),
     ],
 )
-def test_difference_is_named_where_chance_does_not_explain_it(ratio: Spread, said: str) -> None:
+def test_difference_is_reported_unless_chance_explains_it(ratio: Spread, said: str) -> None:
     assert compare.judged(ratio, EVEN) == said
 
 
-def test_difference_that_is_small_is_not_named_however_sure_it_is() -> None:
+def test_small_difference_is_not_reported_however_certain_it_is() -> None:
     sure = Spread(1.0, 1.0, 1.0)
     assert compare.judged(Spread(1.03, 1.03, 1.03), sure) == ""
     assert compare.judged(Spread(1.031, 1.031, 1.031), sure) == "slower"
@@ -59,7 +59,7 @@ def probe(**costs: float) -> Any:
     return SimpleNamespace(costs=lambda: costs)
 
 
-def test_only_what_both_have_is_compared() -> None:
+def test_only_common_figures_are_compared() -> None:
     found = compare.compared(probe(a=2.0, b=5.0, gone=1.0), probe(new=1.0, b=5.0, a=3.0), 2)
     assert {name: rounds.ratio(THIS).median for name, rounds in found.items()} == {"a": 1.5, "b": 1.0}
 
@@ -95,29 +95,29 @@ class TestGit:
             compare._git("commit", "--quiet", "--message", text)
         return compare._git("rev-parse", "HEAD")
 
-    def test_only_commit_has_none_before_it(self, git: Path) -> None:
+    def test_only_commit_has_nothing_to_compare_with(self, git: Path) -> None:
         with pytest.raises(NoHistory):
             compare._commit("")
 
-    def test_on_main_the_one_before_is_the_base(self, git: Path) -> None:
+    def test_base_on_main_is_the_commit_before(self, git: Path) -> None:
         first = compare._git("rev-parse", "HEAD")
         self.change(git, "2")
         assert compare._commit("") == first
 
-    def test_what_is_not_committed_is_compared_with_the_last_commit(self, git: Path) -> None:
+    def test_uncommitted_changes_are_compared_with_the_last_commit(self, git: Path) -> None:
         second = self.change(git, "2")
         self.change(git, "3", commit=False)
         assert compare._commit("") == second
         assert compare._this().endswith("2 and uncommitted changes")
 
-    def test_on_a_branch_the_base_is_where_it_has_left_main(self, git: Path) -> None:
+    def test_base_of_a_branch_is_where_it_left_main(self, git: Path) -> None:
         first = compare._git("rev-parse", "HEAD")
         compare._git("checkout", "--quiet", "-b", "branch")
         self.change(git, "2")
         self.change(git, "3")
         assert compare._commit("") == first
 
-    def test_base_that_is_named_is_taken(self, git: Path) -> None:
+    def test_named_base_is_used(self, git: Path) -> None:
         first = compare._git("rev-parse", "HEAD")
         self.change(git, "2")
         self.change(git, "3")
@@ -125,7 +125,7 @@ class TestGit:
         with pytest.raises(NoHistory):
             compare._commit("nowhere")
 
-    def test_package_is_checked_out_as_it_was(self, git: Path) -> None:
+    def test_package_of_the_base_is_checked_out(self, git: Path) -> None:
         first = compare._git("rev-parse", "HEAD")
         self.change(git, "2")
         with compare._checked_out(first) as tree:

@@ -1,4 +1,4 @@
-"""What is said of messages that were sent, a moment later."""
+"""Confirmations of sent messages, which follow a moment later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hold(owner: str) -> Hold:
     return Hold("key", owner, ttl=60.0)
 
 
-def test_program_that_ends_waits_for_what_is_being_said() -> None:
+def test_program_waits_at_its_end_for_a_confirmation_in_progress() -> None:
     store: Any = Slow()
     confirmations = Confirmations(store)
     confirmations.add(hold("a"))
@@ -47,7 +47,7 @@ def test_program_that_ends_waits_for_what_is_being_said() -> None:
     assert store.said == ["a"]
 
 
-def test_what_was_not_answered_is_said_again_in_its_order() -> None:
+def test_unanswered_confirmations_are_repeated_in_order() -> None:
     store: Any = Slow()
     store.may_answer.set()
     store.error = LockUnavailable("a server", "no answer")

@@ -1,4 +1,4 @@
-"""Connections to servers that are played: what an interruption, a race or an odd answer must not leave behind."""
+"""Connections to simulated servers: what an interruption, a race or an odd answer must not leave behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TTL = 30.0
 
 
 class InTurn(Player):
-    """Answers a script with one after the other of what it is given, and from then on as a server does."""
+    """Gives its answers to a script one after the other, and then answers as a server does."""
 
     def __init__(self, answers: dict[Script, Sequence[Any]]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def leases(count: int) -> list[Lease]:
 
 
 def interrupted_after(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step behind which Ctrl-C comes; not for threads that other tests have left."""
+    """A step that is followed by Ctrl-C; not in threads that other tests have left."""
     here = threading.current_thread()
 
     def interrupted(*args: Any) -> Any:
@@ -104,10 +104,8 @@ def interrupted_after(step: Callable[..., Any]) -> Callable[..., Any]:
 class TestInterrupted:
     """Ctrl-C, or a time limit, between two lines."""
 
-    def test_command_that_was_sent_is_known_to_be_under_way(
-        self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Else the next user would get the connection, and the waiter's wake-up for an answer."""
+    def test_sent_command_is_known_to_be_pending(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Otherwise the next user would get the connection, with the waiter's wake-up as an answer."""
         server = played()
         exits.callback(server.close)
         monkeypatch.setattr(Wire, "sendall", interrupted_after(Wire.sendall))
@@ -117,9 +115,7 @@ class TestInterrupted:
             wake_up.wait(1.0)
         assert not server._free
 
-    def test_what_is_pending_is_not_forgotten_with_the_conversation(
-        self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_pending_calls_outlive_their_conversation(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         store = redlock(exits, [played(), played(), CountedServer(Deaf(lock_commands.FREE))])
         monkeypatch.setattr(Conversation, "put_away", interrupted_after(Conversation.put_away))
         with pytest.raises(KeyboardInterrupt):
@@ -128,14 +124,14 @@ class TestInterrupted:
 
 
 class Emptied(deque[Any]):
-    """Another thread takes the last one just after a look."""
+    """As if another thread took the last element right after a look."""
 
     def __bool__(self) -> bool:
         return True
 
 
 @pytest.mark.parametrize("what", ["connections", "conversations"])
-def test_closing_beside_a_thread_that_takes_the_last_one_is_not_an_error(exits: ExitStack, what: str) -> None:
+def test_closing_while_a_thread_takes_the_last_one_is_not_an_error(exits: ExitStack, what: str) -> None:
     store = redlock(exits, [played()])
     if what == "connections":
         store._nodes.each[0].server._free = Emptied()
@@ -145,7 +141,7 @@ def test_closing_beside_a_thread_that_takes_the_last_one_is_not_an_error(exits: 
 
 
 class TestAnswers:
-    def test_one_that_is_not_understood_says_nothing_about_the_others(self, exits: ExitStack) -> None:
+    def test_invalid_answer_does_not_affect_the_other_answers(self, exits: ExitStack) -> None:
         server = played({lock_commands.RENEW: [7]})
         store = RedisStore(server, "s")
         exits.callback(store.close)
@@ -155,9 +151,9 @@ class TestAnswers:
             store.renew(held, timeout=1.0)
         renewed = [lease.trusted_until > end for lease, end in zip(held, ends, strict=True)]
         assert renewed == [False] * BATCH + [True]
-        assert not server._free, "what comes next on that connection may be answers to something else"
+        assert not server._free, "the next answers on that connection may belong to another question"
 
-    def test_that_more_slots_are_to_be_named_costs_no_connection(self, exits: ExitStack) -> None:
+    def test_request_for_more_slots_costs_no_connection(self, exits: ExitStack) -> None:
         servers = [played({lock_commands.REFUSE: [[5, 3]]}) for _ in range(3)]
         store = redlock(exits, servers)
         assert store.refuse(KEY, Holder("id"), RECORD) is None
@@ -165,11 +161,11 @@ class TestAnswers:
 
 
 class TestLate:
-    """Attempts that a node has not answered are named to it by the next ones: they cost a key each."""
+    """The next attempts name to a node those that it has not answered, which costs a key each."""
 
     @pytest.fixture(autouse=True)
     def all_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Not only those that decide."""
+        """All answers are heard, not only those that decide."""
         ask = Conversation.ask
         monkeypatch.setattr(
             Conversation, "ask", lambda it, call, enough, **more: ask(it, call, lambda _: False, **more)
@@ -179,7 +175,7 @@ class TestLate:
         asked = server._player.asked
         return [command for command in asked if command[1] == commands.VOTE.sha.encode()]
 
-    def test_those_that_all_have_answered_are_not(self, exits: ExitStack) -> None:
+    def test_attempts_that_all_nodes_answered_are_not_named(self, exits: ExitStack) -> None:
         held = [0, VALUE, 500, 0]
         servers = [played({commands.VOTE: [first, held, held, held]}) for first in ([1, 7, 0], held, held)]
         store = redlock(exits, servers)
@@ -188,7 +184,7 @@ class TestLate:
         assert len(votes) == 4
         assert len({int(vote[2]) for vote in votes}) == 1, "no vote names more keys than the first"
 
-    def test_those_that_one_has_not_answered_are(self, exits: ExitStack) -> None:
+    def test_attempts_that_a_node_has_not_answered_are_named(self, exits: ExitStack) -> None:
         servers = [played({commands.VOTE: [[0, VALUE, 500, 0]] * 3}), played({commands.VOTE: [[0, VALUE, 500, 0]] * 3})]
         store = redlock(exits, [*servers, CountedServer(Deaf(commands.VOTE))])
         assert isinstance(store.acquire(asked(limit=3, ttl=0.5)), Held)

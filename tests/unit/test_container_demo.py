@@ -1,4 +1,4 @@
-"""What examples/containers makes of a record: the verdict of `make compose-demo`."""
+"""The verdict of `make compose-demo` on a record of examples/containers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ GOOD = [*(tick(due) for due in (1.0, 2.0, 3.0)), report(1, 2), report(3, 4)]
         pytest.param(GOOD[:3], False, id="one worker did it all"),
     ],
 )
-def test_verdict(runs: list[Run], verdict: bool) -> None:
+def test_verdict_of_a_demo(runs: list[Run], verdict: bool) -> None:
     assert judge(runs, SENT, KILLS) is verdict
 
 
-def test_what_a_run_left_after_the_start_of_another_is_an_overlap() -> None:
+def test_output_after_the_start_of_another_run_is_an_overlap() -> None:
     first, second, third = report(1, 2, 5), report(3, 4), report(6)
     assert overlaps([third, second, first]) == [(first, second)]
 
 
-def test_nothing_sent_is_not_as_promised() -> None:
+def test_demo_without_messages_fails() -> None:
     assert not judge(GOOD, set(), KILLS)

@@ -1,4 +1,4 @@
-"""Optional libraries: what they are told."""
+"""What optional libraries receive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def app() -> Celery:
 
 def page_of(app: Celery) -> str:
     registry = CollectorRegistry()
-    registry.register(LockCollector(Runtime.of(app)))
+    registry.register(LockCollector.of(app))
     return generate_latest(registry).decode()
 
 
@@ -69,7 +69,7 @@ def test_lock_of_a_message_is_not_counted_as_held(app: Celery) -> None:
     assert 'singleton_lock_queued_now{lock="shop.queued"} 1.0' in page
 
 
-def test_prometheus_learns_that_the_server_does_not_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prometheus_shows_that_the_server_does_not_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise LockUnavailable("redis", "closed")
 
@@ -88,14 +88,14 @@ def test_dashboard_shows_metrics_that_exist(app: Celery) -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
-def test_observer_whose_library_is_missing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_with_a_missing_library_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     observers = [EntryPoint("absent", "no_such_library", bootstep.OBSERVERS), *entry_points(group=bootstep.OBSERVERS)]
     monkeypatch.setattr(bootstep, "entry_points", lambda *, group: observers)
     bootstep.observe()
     assert [observer.name for observer in observers] == ["absent", "opentelemetry"]
 
 
-def test_span_has_the_lock(app: Celery) -> None:
+def test_span_has_the_attributes_of_the_lock(app: Celery) -> None:
     bootstep.observe()  # As a worker does.
 
     @app.task(base=SingletonTask, name="traced")

@@ -1,4 +1,4 @@
-"""The documentation is true as far as a machine can see: links resolve, code runs, options are all listed."""
+"""The documentation is true as far as a machine can check: links resolve, code runs, all options are listed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGES = [
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
 ]
 
-#: Where the documentation is, as pyproject.toml says.
+#: The address of the documentation, as in pyproject.toml.
 SITE = "https://celery-singleton-lock.readthedocs.io/en/latest/"
 
 page_by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -41,7 +41,7 @@ def test_docs_links_resolve(page: Path) -> None:
 
 
 def published(url: str) -> Path | None:
-    """The file behind a link to this project's site or repository, as README has them; None for any other."""
+    """The file behind a link to this project's site or repository, as in README; None for other links."""
     if url.startswith(SITE):
         return ROOT / "docs" / re.sub(r"\.html$", ".md", url.removeprefix(SITE))
     files = re.match(
@@ -56,7 +56,7 @@ def test_readme_can_be_read_on_the_package_index() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -76,14 +76,14 @@ def test_docs_commands_exist(page: Path) -> None:
 
 
 def commands(text: str) -> list[str]:
-    """In the blocks of a page, fenced or indented, and in its lines."""
+    """The commands of a page, in fenced or indented blocks and inline."""
     lines = re.findall(r"^(?:\$ | {4})((?:celery|make|python) .+?)(?:  +#.*)?$", text, re.MULTILINE)
     inline = re.findall(r"`((?:celery|make|python) [^`]+)`", text.replace("\n", " "))
     return [command for command in lines + inline if not command.endswith("…")]
 
 
 def unknown_words(words: list[str]) -> list[str]:
-    """The options, and subcommands, that `celery` has not got."""
+    """The options and subcommands that `celery` does not have."""
     unknown: list[str] = []
     command: click.Command = celery
     known = {"-A", "--help"}
@@ -97,7 +97,7 @@ def unknown_words(words: list[str]) -> list[str]:
     return unknown if command is not celery else [*unknown, "no command"]
 
 
-def test_commands_that_do_not_exist_are_found() -> None:
+def test_nonexistent_commands_are_found() -> None:
     assert unknown_words(["-A", "shop", "worker", "-P", "threads", "--singleton-lock-ttl=5"]) == []
     assert unknown_words(["-A", "shop", "worker", "--lock-ttl", "5"]) == ["--lock-ttl"]
     assert unknown_words(["-A", "shop", "lokcs"]) == ["no command"]
@@ -110,7 +110,7 @@ def test_reference_is_made_from_the_code() -> None:
         assert (ROOT / "docs" / page).read_text() == text, "run: python -m docs.generate"
 
 
-def test_page_of_options_misses_none_and_invents_none() -> None:
+def test_page_of_options_has_exactly_the_existing_options() -> None:
     pytest.importorskip("sphinx", reason="the group docs is not installed")
     with_facts = importlib.import_module("docs.generate").with_facts
     page = (ROOT / "docs" / "options.md").read_text()
@@ -124,13 +124,13 @@ def test_house_is_drawn_from_the_code() -> None:
     assert (ROOT / "docs" / "house.md").read_text() == house.page(), "run: python -m docs.house"
 
 
-def test_every_room_and_module_says_what_it_is_about() -> None:
+def test_every_room_and_module_has_a_description() -> None:
     assert [line for line in house.page().splitlines() if line.endswith("|  |") or line == "\n"] == []
 
 
 def test_readme_code_runs_as_it_stands() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3  # The last one needs a server, and is run by tests/integration/test_lock.py.
+    assert len(blocks) == 3  # The last one needs a server; tests/integration/test_lock.py runs it.
     names: dict[str, object] = {}
     for block in blocks[:2]:
         exec(compile(block, "README.md", "exec"), names)
@@ -171,13 +171,13 @@ def test_lifecycle_names_tests_that_exist() -> None:
     assert all("`tests/" in row or "/testing/" in row or row.startswith("| event") for row in rows)
 
 
-def test_modules_that_the_design_names_exist() -> None:
+def test_design_names_modules_that_exist() -> None:
     named = re.findall(r"`([a-z_/]+\.py)`", (ROOT / "docs" / "design.md").read_text())
     assert len(named) > 10
     assert [name for name in named if not (ROOT / "celery_singleton_lock" / name).exists()] == []
 
 
-def test_each_section_of_the_protocol_is_named_where_it_is_carried_out() -> None:
+def test_each_section_of_the_protocol_is_named_where_it_is_implemented() -> None:
     sections = re.findall(r"^## (\d+)\.", (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE)
     named: set[str] = set()
     for path in (ROOT / "celery_singleton_lock").rglob("*.py"):

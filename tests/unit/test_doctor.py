@@ -1,4 +1,4 @@
-"""What the doctor makes of what servers, keys and workers say; real ones are in tests/integration/test_doctor.py."""
+"""What the doctor concludes from servers, keys and workers; real ones are in tests/integration/test_doctor.py."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_healthy_nodes_give_no_finding() -> None:
         ({"aof_enabled": "0"}, "note", "a restart forgets locks"),
     ],
 )
-def test_finds_in_a_server(info: dict[str, str], severity: str, words: str) -> None:
+def test_finding_about_a_server(info: dict[str, str], severity: str, words: str) -> None:
     (finding,) = found(server(**info))
     assert (finding.severity, finding.subject) == (severity, "a:6379/0")
     assert words in finding.text
@@ -105,19 +105,19 @@ def test_missing_rights_are_named_with_the_command_that_gives_them() -> None:
     assert "secret" not in str(finding)
 
 
-def test_right_to_wait_matters_with_replicas_only() -> None:
+def test_right_to_wait_matters_only_with_replicas() -> None:
     few = replace(server(connected_slaves="1"), refused_extras=["WAIT"])
     assert [finding.severity for finding in found(few)] == ["note"]
     (finding,) = found(few, of=settings(singleton_lock_replicas=1))
     assert (finding.severity, finding.remedy) == ("problem", "ACL SETUSER <its user> ~singleton_lock:* +wait")
 
 
-def test_what_could_not_be_checked_is_reported() -> None:
+def test_failed_checks_are_reported() -> None:
     (finding,) = found(Probe("a:6379/0", refused_extras=["TIME"]))
-    assert (finding.severity, "could not be looked at" in finding.text) == ("note", True)
+    assert (finding.severity, "could not be checked" in finding.text) == ("note", True)
 
 
-def test_more_replicas_wanted_than_there_are() -> None:
+def test_missing_replicas_are_a_problem() -> None:
     (finding,) = found(server(connected_slaves="1"), of=settings(singleton_lock_replicas=2))
     assert (finding.severity, "is 2, but it has 1" in finding.text) == ("problem", True)
     assert found(server(connected_slaves="2"), of=settings(singleton_lock_replicas=2)) == []
@@ -133,7 +133,7 @@ def test_cluster_that_lacks_slots_is_a_problem(told: tuple[str, str]) -> None:
     assert found(well, of=settings("redis+cluster://a")) == []
 
 
-def test_sentinels_without_a_replica() -> None:
+def test_sentinels_without_a_replica_get_a_warning() -> None:
     options = {"singleton_lock_transport_options": {"master_name": "mymaster"}}
     (finding,) = found(server(), of=settings("sentinel://a", **options))
     assert (finding.severity, "cannot fail over" in finding.text) == ("warning", True)
@@ -148,17 +148,17 @@ def test_each_command_of_the_scripts_is_tried() -> None:
 
 
 class TestClocks:
-    """Of servers."""
+    """Clocks of servers."""
 
     @pytest.mark.parametrize(("ahead", "words"), [(7.5, "7.5 s ahead of"), (-7.5, "7.5 s behind")])
-    def test_wrong_one_is_reported(self, ahead: float, words: str) -> None:
+    def test_wrong_clock_is_reported(self, ahead: float, words: str) -> None:
         (finding,) = found(replace(server(), ahead=ahead))
         assert (finding.severity, words in finding.text) == ("warning", True)
 
     def test_slow_answer_proves_nothing(self) -> None:
         assert found(replace(server(), ahead=7.5, uncertain=7.0)) == []
 
-    def test_nodes_that_differ_are_reported(self) -> None:
+    def test_nodes_whose_clocks_differ_are_reported(self) -> None:
         apart = [replace(server("a"), ahead=0.8), replace(server("b"), ahead=-0.8), server("c")]
         (finding,) = found(*apart, of=settings("redis://a;redis://b;redis://c"))
         assert "its clock and that of b are 1.6 s apart" in finding.text
@@ -169,7 +169,7 @@ class TestRedlock:
 
     SETTINGS = "redis://a;redis://b;redis://c"
 
-    def test_one_server_by_two_names_is_a_problem(self) -> None:
+    def test_one_server_under_two_names_is_a_problem(self) -> None:
         twice = (server("localhost:6379/0", run_id="x"), server("127.0.0.1:6379/0", run_id="x"), server("c:6379/0"))
         (finding,) = found(*twice, of=settings(self.SETTINGS))
         assert finding.severity == "problem"
@@ -183,25 +183,25 @@ class TestRedlock:
 
 
 class TestSentinels:
-    """What the Sentinels say."""
+    """Answers of the Sentinels."""
 
     def test_agreement_gives_no_finding(self) -> None:
         assert list(of_sentinels([SentinelProbe("a", "m:1"), SentinelProbe("b", "m:1")])) == []
 
-    def test_silent_one_and_one_that_knows_no_master(self) -> None:
+    def test_silent_sentinel_and_one_without_a_master_are_reported(self) -> None:
         silent, ignorant = of_sentinels(
             [SentinelProbe("a", error="refused"), SentinelProbe("b"), SentinelProbe("c", "m:1")]
         )
         assert (silent.severity, silent.subject) == ("warning", "Sentinel a")
         assert (ignorant.severity, ignorant.subject) == ("problem", "Sentinel b")
 
-    def test_two_masters(self) -> None:
+    def test_two_masters_are_reported(self) -> None:
         (finding,) = of_sentinels([SentinelProbe("a", "m:1"), SentinelProbe("b", "n:1")])
         assert "m:1, n:1" in finding.text
 
 
 class TestKeys:
-    """What is under the prefix."""
+    """Keys with the prefix."""
 
     KEY = "singleton_lock:1:{shop.bill:x}"
 
@@ -212,16 +212,16 @@ class TestKeys:
         held = Held(Holder("id", 0, "one@host", 7), "o" * 32, 20.0)
         assert self._found(Key(f"{self.KEY}:run", 20.0, held), Key(f"{self.KEY}:fence", 3600.0)) == []
 
-    def test_key_that_never_expires(self) -> None:
+    def test_key_that_never_expires_is_reported(self) -> None:
         eternal, other = self._found(Key(f"{self.KEY}:fence", None), Key("singleton_lock:mine", None))
         assert (eternal.severity, eternal.subject) == ("problem", f"{self.KEY}:fence")
         assert (other.severity, "another prefix" in other.remedy) == ("note", True)
 
-    def test_value_of_a_stranger(self) -> None:
+    def test_value_of_a_stranger_is_reported(self) -> None:
         (finding,) = self._found(Key(f"{self.KEY}:run", 20.0, Held(None, "x", 20.0)))
         assert (finding.severity, "did not write" in finding.text) == ("warning", True)
 
-    def test_key_of_another_type(self) -> None:
+    def test_key_of_another_type_is_reported(self) -> None:
         (finding,) = self._found(Key(f"{self.KEY}:run", None, foreign_type="list"))
         assert (finding.severity, "there is a list" in finding.text) == ("problem", True)
 
@@ -232,7 +232,7 @@ class TestKeys:
 
 
 class TestWorkers:
-    """What workers say."""
+    """Answers of workers."""
 
     OWN = {"version": "1.0", "enabled": True, "backend": "redis://a", "prefix": "singleton_lock"}
 
@@ -264,13 +264,13 @@ class TestWorkers:
         assert (finding.severity, finding.subject) == (severity, "worker one@host")
         assert words in finding.text
 
-    def test_one_without_the_extension_is_a_problem(self) -> None:
+    def test_worker_without_the_extension_is_a_problem(self) -> None:
         bare = Peer("old@host", frozenset(), frozenset({"bill", "mail"}), None)
         (finding,) = judged(RULES, WorkerContext(f"worker {bare.node}", bare, frozenset({"bill"}), self.OWN))
         assert (finding.severity, "runs bill without a lock" in finding.text) == ("problem", True)
 
 
-def test_server_is_described_in_a_line() -> None:
+def test_server_is_described_in_one_line() -> None:
     line = in_words(replace(server(server_name="valkey", connected_slaves="2"), ahead=0.25))
     assert line == "a:6379/0: valkey 7.2.4, master, 2 replicas, maxmemory-policy noeviction, clock +0.250 s"
 

@@ -33,7 +33,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_survives_pickle(error: SingletonLockError) -> None:
+def test_error_survives_pickle(error: SingletonLockError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error)
@@ -41,7 +41,7 @@ def test_survives_pickle(error: SingletonLockError) -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_survives_a_json_result_backend(error: SingletonLockError) -> None:
+def test_error_survives_a_json_result_backend(error: SingletonLockError) -> None:
     backend = Backend(TestApp(set_as_current=False), serializer="json")
     stored = json.loads(json.dumps(backend.prepare_exception(error), allow_nan=False))
     copy = backend.exception_to_python(stored)
@@ -55,8 +55,8 @@ def test_conflict_names_holder_and_remaining_time() -> None:
     assert "2.5 s" in text
 
 
-def test_conflict_with_a_lock_that_does_not_end_says_so() -> None:
-    """Somebody else's key without a time to live, or one that lost it."""
+def test_conflict_with_a_lock_that_never_expires_says_so() -> None:
+    """A stranger's key without a time to live, or a key that lost it."""
     error = LockConflict("k", None, math.inf)
     assert error.remaining == math.inf
     assert str(error) == "k is held by another holder, and never expires"
@@ -73,7 +73,7 @@ def test_errors_share_only_the_base_class() -> None:
 @pytest.mark.parametrize(
     "error", [NotHeld("x"), NotOwned("k", "r"), NoTimeout("x"), NotAcquired("k"), Unavailable("s", "r")], ids=repr
 )
-def test_errors_that_are_redis_pys_too_can_be_shown(error: SingletonLockError) -> None:
+def test_errors_that_are_also_errors_of_redis_py_can_be_shown(error: SingletonLockError) -> None:
     assert type(error).__name__ in repr(error)
     assert str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

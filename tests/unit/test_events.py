@@ -1,4 +1,4 @@
-"""What the events say, which others read as JSON."""
+"""The content of the events, which others read as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_singleton_lock.worker import events
 
 
 @pytest.mark.parametrize(("remaining", "expected"), [(2.5, 2.5), (math.inf, None)])
-def test_conflict_with_a_lock_that_does_not_end_is_json(
+def test_conflict_with_a_lock_that_never_expires_is_valid_json(
     monkeypatch: pytest.MonkeyPatch, remaining: float, expected: float | None
 ) -> None:
     sent: list[dict[str, Any]] = []

@@ -56,7 +56,7 @@ CALLS: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: getattr(form, "__name__", str(form)))
-def test_what_counts_is_equal_where_the_keys_are_and_only_there(form: Any) -> None:
+def test_shown_parts_are_equal_exactly_where_the_keys_are(form: Any) -> None:
     task = make_task(lock_key=form)
     each = [explained(task, *args, **kwargs) for args, kwargs in CALLS]
     for (call, one), (_, other) in itertools.product(zip(CALLS, each, strict=True), repeat=2):
@@ -64,7 +64,7 @@ def test_what_counts_is_equal_where_the_keys_are_and_only_there(form: Any) -> No
         assert (one.counts == other.counts) == (one.key == other.key)
 
 
-def test_arguments_are_bound_and_defaults_told() -> None:
+def test_arguments_are_bound_and_defaults_are_marked() -> None:
     explanation = explained(make_task(lock_key=["order"]), 7)
     assert explanation.arguments["order"] == "7"
     assert explanation.arguments["fast"] == "False"
@@ -73,7 +73,7 @@ def test_arguments_are_bound_and_defaults_told() -> None:
     assert {name: part.serialized for name, part in explanation.counts.items()} == {"order": "i1:7"}
 
 
-def test_each_form_of_lock_key_shows_what_it_makes() -> None:
+def test_each_form_of_lock_key_shows_its_result() -> None:
     assert explained(make_task(lock_key="order:{order}"), 7).counts["the filled template"].value == "order:7"
     explanation = explained(make_task(lock_key=lock_key_of_order), 7)
     assert explanation.lock_key == "the callable lock_key_of_order"
@@ -104,7 +104,7 @@ def test_each_option_says_where_it_comes_from() -> None:
 
 
 class TestDifferences:
-    """Of two calls."""
+    """Differences between two calls."""
 
     def test_argument_that_counts_is_named_with_its_type(self) -> None:
         task = make_task(lock_key=["order", "fast"])
@@ -116,7 +116,7 @@ class TestDifferences:
         (difference,) = differences(explained(task, 7), explained(task, 7, True))
         assert difference == "fast differs and does not count: False, True"
 
-    def test_equal_calls_have_none(self) -> None:
+    def test_equal_calls_have_no_differences(self) -> None:
         task = make_task()
         assert differences(explained(task, 7), explained(task, order=7)) == []
 
@@ -151,19 +151,34 @@ class TestOnTheCommandLine:
             (["ship", "7", "--"], 2, "give one call, or two"),
             (["ship", "7", "--", "ship", "7", "--", "ship", "7"], 2, "give one call, or two"),
             (["ship", "order=8", "order=9"], 2, "given twice"),
+            (
+                ["ship", "7", "--", "shipp", "8"],
+                2,
+                "'shipp' is neither a task of this app nor a key; did you mean ship?",
+            ),
             ([], 2, "Missing argument"),
         ],
     )
-    def test_unknown_explanation_is_reported(self, words: list[str], status: int, reason: str) -> None:
+    def test_wrong_words_are_reported(self, words: list[str], status: int, reason: str) -> None:
         shown = self._run(*words)
         assert shown.exit_code == status
         assert reason in shown.output
+
+    @pytest.mark.parametrize("second", [["ship", "8"], ["8"], ["order=8"]])
+    def test_second_call_may_leave_out_the_task(self, second: list[str]) -> None:
+        shown = self._run("ship", "7", "--", *second)
+        assert shown.exit_code == 0
+        assert "different keys" in shown.output
+        assert "order: 7 (i1:7), 8 (i1:8)" in shown.output
+
+    def test_tasks_are_listed_where_no_name_is_similar(self) -> None:
+        assert "its exclusive tasks are ship" in self._run("garbage").output
 
     @pytest.mark.parametrize(
         ("broker", "reason"),
         [("memory://", "cannot be seen from here"), ("redis://127.0.0.1:1", "unknown: no lock from")],
     )
-    def test_key_is_shown_where_the_holder_cannot_be(self, broker: str, reason: str) -> None:
+    def test_key_is_shown_even_if_the_holder_cannot_be(self, broker: str, reason: str) -> None:
         shown = self._run("ship", "7", broker=broker)
         assert shown.exit_code == 0
         assert "key        singleton_lock:1:{ship:" in shown.output

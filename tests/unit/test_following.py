@@ -1,4 +1,4 @@
-"""A message that follows another one ends as that has ended, waits, or runs: never two of them, nor none."""
+"""A message that follows another one ends in the same way, waits, or runs: exactly one of them runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCOPES = ("until_executed", "until_executing", "until_and_while_executing")
 
 
 class Line:
-    """Messages of one task, of which the first has the lock, and the others follow it."""
+    """Messages of one task: the first has the lock, and the others follow it."""
 
     def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         self.app = app
@@ -86,7 +86,7 @@ class Line:
         return key_of_queue(self.task.lock_key_of())
 
     def lose(self) -> None:
-        """The lock of the first ends, and nothing says how."""
+        """The lock of the first message ends without a record."""
         for held in self.store.held(self.key):
             self.store.free(held.hold(self.key, ttl=1.0))
 
@@ -107,7 +107,7 @@ def fail(error: BaseException) -> Callable[[], Any]:
 
 
 def lose_answer(monkeypatch: pytest.MonkeyPatch, line: Line, call: str) -> None:
-    """The lock server does what it is asked about the lock of the queue, and does not say so."""
+    """The lock server carries out requests for the lock of the queue, but its answers are lost."""
     method = getattr(line.store, call)
 
     def lost(*args: Any, **options: Any) -> Any:
@@ -121,7 +121,7 @@ def lose_answer(monkeypatch: pytest.MonkeyPatch, line: Line, call: str) -> None:
 
 @pytest.mark.parametrize("scope", SCOPES)
 class TestEnds:
-    def test_waits_in_the_line_of_the_lock_of_its_leader(self, line: Line, scope: str) -> None:
+    def test_follower_waits_in_line_for_the_lock_of_its_leader(self, line: Line, scope: str) -> None:
         line.begin(lock_scope=scope)
         header = line.is_put_back()
         assert header["waits"] == [line.key, 1]
@@ -129,7 +129,7 @@ class TestEnds:
         assert line.runs == []
 
     @pytest.mark.parametrize("looked", [False, True])
-    def test_with_its_value(self, line: Line, scope: str, looked: bool) -> None:
+    def test_follower_ends_with_the_value_of_its_leader(self, line: Line, scope: str, looked: bool) -> None:
         line.begin(followers=3, lock_scope=scope)
         if looked:
             line.is_put_back()
@@ -139,7 +139,7 @@ class TestEnds:
         assert line.runs == [line.first]
         assert line.queued() == []
 
-    def test_with_its_error(self, line: Line, scope: str) -> None:
+    def test_follower_ends_with_the_error_of_its_leader(self, line: Line, scope: str) -> None:
         line.begin(lock_scope=scope)
         line.body = fail(KeyError("as told"))
         with pytest.raises(KeyError):
@@ -147,7 +147,7 @@ class TestEnds:
         with pytest.raises(KeyError, match="as told"):
             line.follower()
 
-    def test_waits_for_it_while_it_runs(self, line: Line, scope: str) -> None:
+    def test_follower_waits_while_its_leader_runs(self, line: Line, scope: str) -> None:
         line.begin(lock_scope=scope)
         line.body = lambda: line.is_put_back()["waits"]
         key, _ = line.deliver_first()
@@ -156,7 +156,7 @@ class TestEnds:
         assert line.follower() == [key, 1]
         assert len(line.runs) == 1
 
-    def test_one_runs_where_it_is_gone_and_the_others_follow_that(self, line: Line, scope: str) -> None:
+    def test_one_follower_of_a_lost_leader_runs_and_the_others_follow_it(self, line: Line, scope: str) -> None:
         line.begin(followers=3, lock_scope=scope)
         line.is_put_back(2)
         line.lose()
@@ -172,7 +172,7 @@ class TestEnds:
         assert line.runs == [line.id(0)]
         assert line.queued() == []
 
-    def test_the_one_that_ran_is_gone_as_well(self, line: Line, scope: str) -> None:
+    def test_another_follower_runs_if_the_first_one_is_lost_as_well(self, line: Line, scope: str) -> None:
         line.begin(followers=3, lock_scope=scope)
         line.lose()
         line.body = fail(SystemExit())
@@ -185,7 +185,7 @@ class TestEnds:
         assert line.queued() == []
 
     @pytest.mark.parametrize("end", [Reject("as told"), Ignore()])
-    def test_one_runs_if_its_end_is_not_a_result(self, line: Line, scope: str, end: Exception) -> None:
+    def test_follower_runs_if_its_leader_ends_without_a_result(self, line: Line, scope: str, end: Exception) -> None:
         line.begin(followers=2, lock_scope=scope)
         line.body = fail(end)
         with pytest.raises(type(end)):
@@ -195,7 +195,7 @@ class TestEnds:
         assert len(line.runs) == 2
 
     @pytest.mark.parametrize("end", [None, Retry()])
-    def test_copy_of_the_one_that_ran_takes_no_lock(self, line: Line, scope: str, end: Exception | None) -> None:
+    def test_copy_of_a_follower_that_ran_takes_no_lock(self, line: Line, scope: str, end: Exception | None) -> None:
         line.begin(lock_scope=scope)
         line.lose()
         line.body = fail(end) if end is not None else lambda: "ran"
@@ -206,7 +206,7 @@ class TestEnds:
         assert line.runs == [line.id(0)]
         assert line.queued() == []
 
-    def test_copy_of_the_one_that_runs_takes_no_lock(self, line: Line, scope: str) -> None:
+    def test_copy_of_a_running_follower_takes_no_lock(self, line: Line, scope: str) -> None:
         line.begin(lock_scope=scope)
         line.lose()
 
@@ -219,7 +219,9 @@ class TestEnds:
         line.body = body
         assert line.follower() is True
 
-    def test_leader_starts_as_its_lock_is_taken(self, line: Line, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leader_may_start_just_as_a_follower_takes_its_lock(
+        self, line: Line, scope: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         line.begin(lock_scope=scope)
         acquire = line.store.acquire
 
@@ -237,7 +239,7 @@ class TestEnds:
 
 
 class TestLooks:
-    def test_limit_of_retries_does_not_limit_them(self, line: Line) -> None:
+    def test_limit_of_retries_does_not_limit_the_looks(self, line: Line) -> None:
         line.begin(on_conflict="retry", lock_conflict_retries=1)
         for looked in range(3):
             header = line.is_put_back()
@@ -245,8 +247,8 @@ class TestLooks:
         line.lose()
         assert line.follower() == "ran"
 
-    def test_result_backend_knows_of_one_that_has_left_no_record(self, line: Line, app: Celery) -> None:
-        """A hard time limit, or another worker that could not say more."""
+    def test_result_backend_knows_of_a_leader_that_left_no_record(self, line: Line, app: Celery) -> None:
+        """After a hard time limit, or if its worker could not record more."""
         line.begin()
         line.lose()
         app.backend.store_result(line.first, ValueError("too long"), "FAILURE")
@@ -254,19 +256,21 @@ class TestLooks:
             line.follower()
         assert line.runs == []
 
-    def test_result_of_another_task_under_the_same_lock_is_not_its_own(self, line: Line, app: Celery) -> None:
+    def test_result_of_another_task_with_the_same_lock_is_not_taken(self, line: Line, app: Celery) -> None:
         line.begin(lock_name="shared")
         line.lose()
         app.backend.store_result(line.first, "of another task", "SUCCESS")
         assert line.follower() == "ran"
 
-    def test_revoked_leader(self, line: Line, app: Celery) -> None:
+    def test_follower_of_a_revoked_leader_runs(self, line: Line, app: Celery) -> None:
         line.begin()
         line.lose()
         app.backend.store_result(line.first, ValueError("revoked"), "REVOKED")
         assert line.follower() == "ran"
 
-    def test_result_backend_that_does_not_answer(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_follower_looks_again_if_the_result_backend_does_not_answer(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         line.begin()
         line.lose()
         with monkeypatch.context() as away:
@@ -275,7 +279,9 @@ class TestLooks:
         assert line.follower() == "ran"
 
     @pytest.mark.parametrize("policy", ["retry", "raise", "run"])
-    def test_lock_server_that_does_not_answer(self, line: Line, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    def test_silent_lock_server_is_handled_as_the_policy_says(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch, policy: str
+    ) -> None:
         line.begin(on_unavailable=policy)
 
         def silent(*_: object, **__: object) -> Any:
@@ -296,7 +302,9 @@ class TestLooks:
             assert line.follower() == "ran"
             assert line.runs == [line.first]
 
-    def test_answer_that_is_lost_as_it_takes_the_lock(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_follower_that_missed_the_answer_to_its_acquire_runs_later(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         line.begin()
         line.lose()
         acquire = line.store.acquire
@@ -313,10 +321,10 @@ class TestLooks:
 
     @pytest.mark.parametrize("scope", SCOPES)
     @pytest.mark.parametrize("call", ["acquire", "refuse"])
-    def test_answer_that_is_lost_as_it_leads(
+    def test_follower_that_missed_an_answer_still_leads_the_others(
         self, line: Line, monkeypatch: pytest.MonkeyPatch, scope: str, call: str
     ) -> None:
-        """The others follow it all the same."""
+        """The others follow it nevertheless."""
         line.begin(followers=2, lock_scope=scope)
         line.lose()
         with monkeypatch.context() as away:
@@ -327,7 +335,7 @@ class TestLooks:
         assert line.queued() == []
 
     @pytest.mark.parametrize("scope", SCOPES)
-    def test_leader_that_starts_as_the_answer_is_lost(
+    def test_leader_may_start_when_a_follower_misses_an_answer(
         self, line: Line, monkeypatch: pytest.MonkeyPatch, scope: str
     ) -> None:
         line.begin(lock_scope=scope)
@@ -340,8 +348,8 @@ class TestLooks:
         assert line.runs == [line.first]
         assert line.queued() == []
 
-    def test_by_time(self, line: Line, app: Celery) -> None:
-        """The lock says nothing of the message."""
+    def test_lock_by_time_outlives_its_leader(self, line: Line, app: Celery) -> None:
+        """Such a lock says nothing about the message."""
         line.begin(lock_scope="until_expired")
         assert "waits" not in line.is_put_back()
         line.body = lambda: "of the first"
@@ -350,8 +358,8 @@ class TestLooks:
         assert line.follower() == "of the first"
         assert len(line.runs) == 1
 
-    def test_by_time_of_one_that_was_revoked(self, line: Line, app: Celery) -> None:
-        """Its lock goes on: without it nobody would see that one of them runs."""
+    def test_lock_by_time_of_a_revoked_leader_passes_to_a_follower(self, line: Line, app: Celery) -> None:
+        """The lock goes on: without it, nobody would see that a follower runs."""
         line.begin(followers=3, lock_scope="until_expired")
         for number in range(3):
             line.is_put_back(number)
@@ -361,14 +369,14 @@ class TestLooks:
         assert line.runs == [line.id(0)]
         assert line.queued() == [line.id(0)]
 
-    def test_by_time_that_is_over(self, line: Line) -> None:
+    def test_follower_runs_after_a_lock_by_time_has_ended(self, line: Line) -> None:
         line.begin(lock_scope="until_expired")
         line.lose()
         assert line.follower() == "ran"
         assert line.queued() == [line.id(0)]
 
-    def test_large_value_is_returned_again(self, line: Line, app: Celery) -> None:
-        """Its worker died before its own result was stored: the leader has it still."""
+    def test_follower_returns_a_large_value_again(self, line: Line, app: Celery) -> None:
+        """Its worker died before the result of the follower was stored: that of the leader still has the value."""
         line.begin()
         line.body = lambda: "x" * 10_000
         line.deliver_first()
@@ -381,23 +389,23 @@ class TestLooks:
         assert line.runs == [line.first]
 
 
-class TestRunsAsAnyOther:
+class TestRunsLikeAnyOther:
     @pytest.mark.parametrize("ancestor", ["root_id", "parent_id"])
-    def test_leader_that_may_wait_for_it(self, line: Line, ancestor: str) -> None:
+    def test_follower_runs_if_its_leader_may_wait_for_it(self, line: Line, ancestor: str) -> None:
         line.begin()
         task_id = line.id(0)
         assert deliver(line.task, id=task_id, headers=line.headers[task_id], **{ancestor: line.first}) == "ran"
         assert line.queued() == [line.first]
 
-    def test_leader_that_may_wait_for_what_waits_for_it(self, line: Line) -> None:
-        """Its parent has the lock of the run, which the leader waits for."""
+    def test_follower_is_refused_if_its_leader_waits_for_its_parent(self, line: Line) -> None:
+        """Its parent has the lock of the run, for which the leader waits."""
         line.begin()
         hold = LockRequest(line.task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("the root"))
         assert isinstance(line.store.acquire(hold), Lease)
         with pytest.raises(Ignore, match="skipped"):
             line.follower()
 
-    def test_leader_that_has_outlived_its_lock(self, line: Line) -> None:
+    def test_follower_joins_a_leader_that_has_outlived_its_lock(self, line: Line) -> None:
         line.begin()
 
         def body() -> str:
@@ -412,14 +420,14 @@ class TestRunsAsAnyOther:
         assert len(line.runs) == 1
 
     @pytest.mark.parametrize("forged", [None, 1, "text", [], ["zz"] * 4, [1, 2, 3, 4], ["", "", 0, None], {"a": 1}])
-    def test_header_that_others_wrote(self, line: Line, forged: object) -> None:
+    def test_forged_header_is_ignored(self, line: Line, forged: object) -> None:
         line.begin()
         task_id = line.id(0)
         line.headers[task_id][QUEUED_HEADER][-1] = forged
         assert line.lock(0).follows is None
         assert line.follower() == "ran"
 
-    def test_record_that_others_wrote(self, line: Line) -> None:
+    def test_foreign_record_is_ignored(self, line: Line) -> None:
         line.begin()
         its = line.lock(0).follows
         for said in (["a", "b"], [line.task.name, "key", ["x", "y", 0, 0, 0, False]], [1, 2, 3]):
@@ -429,7 +437,7 @@ class TestRunsAsAnyOther:
         line.lose()
         assert line.follower() == "ran"
 
-    def test_circle_of_heirs_ends(self, line: Line) -> None:
+    def test_circular_heirs_do_not_wait_forever(self, line: Line) -> None:
         line.begin()
         one = line.lock(0).follows
         other = Leader("other", new_owner(), 0.0)
@@ -439,7 +447,7 @@ class TestRunsAsAnyOther:
         assert line.follower() == "ran"
 
 
-def test_of_many_attempts_at_a_redlock_one_token_is_made() -> None:
+def test_attempts_at_a_redlock_have_the_same_token() -> None:
     owner = new_owner()
     assert leader.token_of(owner) == leader.token_of(owner[:-4] + "0000")
 

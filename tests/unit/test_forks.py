@@ -1,4 +1,4 @@
-"""What another thread holds when a process forks is free in the child."""
+"""Locks that another thread holds when a process forks are free in the child."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
 @pytest.mark.parametrize("mutex", [Mutex(), _making, _opening], ids=["any", "keepers", "runtime"])
-def test_mutex_is_free(mutex: Mutex) -> None:
+def test_mutex_is_free_in_a_child(mutex: Mutex) -> None:
     def use() -> None:
         with mutex.lock:
             pass
@@ -37,13 +37,13 @@ def test_mutex_is_free(mutex: Mutex) -> None:
     assert child_ends(lambda: mutex.lock, use)
 
 
-def test_heartbeat_is_free() -> None:
+def test_heartbeat_is_free_in_a_child() -> None:
     pulse.prepare()
 
     assert child_ends(lambda: pulse.changed, lambda: pulse.changed.acquire())
 
 
-def test_what_is_done_aside_is_free() -> None:
+def test_background_work_is_free_in_a_child() -> None:
     aside, done = Aside("aside"), threading.Event()
 
     def use() -> None:
@@ -53,23 +53,23 @@ def test_what_is_done_aside_is_free() -> None:
     assert child_ends(lambda: aside._later._mutex, use)
 
 
-def test_memory_is_free() -> None:
+def test_memory_store_is_free_in_a_child() -> None:
     store = MemoryStore()
     lease = Lease("k", new_owner(), ttl=1.0, fence=1, sent_at=0.0)
     assert child_ends(lambda: store._mutex.lock, lambda: store.renew([lease], timeout=1.0))
 
 
-def test_records_are_free() -> None:
+def test_record_writer_is_free_in_a_child() -> None:
     writer = RecordWriter(MemoryStore())
     assert child_ends(lambda: writer._mutex, lambda: writer.replace("k", Record("m", b"", 1.0)))
 
 
-def test_reports_are_free() -> None:
+def test_reports_are_free_in_a_child() -> None:
     assert child_ends(lambda: key_report._mutex.lock, key_report.receive)
 
 
 class Counted:
-    """How often it has started anew."""
+    """Counts how often it was restarted."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -79,7 +79,7 @@ class Counted:
         self.times += 1
 
 
-def test_only_the_child_starts_anew() -> None:
+def test_only_the_child_restarts() -> None:
     counted = Counted()
     pid = os.fork()
     if not pid:
@@ -97,7 +97,7 @@ def test_restart_after_a_fork_keeps_nothing_alive() -> None:
 
 
 def child_ends(lock: Callable[[], object], use: Callable[[], object]) -> bool:
-    """Whether a child ends that uses what another thread holds as it is forked."""
+    """Whether a child ends that uses a lock which another thread held during the fork."""
     held, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -113,7 +113,7 @@ def child_ends(lock: Callable[[], object], use: Callable[[], object]) -> bool:
         if not pid:
             status = 1
             try:
-                signal.alarm(30)  # One that hangs is killed.
+                signal.alarm(30)  # Kills a child that hangs.
                 use()
                 status = 0
             finally:

@@ -22,12 +22,12 @@ from celery_singleton_lock.watched import Watched
 from tests.patience import LIMIT
 from tests.servers import until
 
-#: Short, so that renewals come soon.
+#: Seconds: short, so that renewals come soon.
 TTL = 0.3
 
 
 class Store(MemoryStore):
-    """A memory store whose renewals are counted and can be made to fail."""
+    """A memory store that counts renewals, and can be told to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Store(MemoryStore):
 
 
 class Execution:
-    """What the heartbeat knows of one: a method to call."""
+    """An execution as the heartbeat knows it: a method to call."""
 
     def __init__(self) -> None:
         self.lost = threading.Event()
@@ -69,7 +69,7 @@ class Execution:
 @pytest.fixture(autouse=True)
 def threads_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_singleton_lock.heartbeat.LINGER", 0.01)
-    gc.collect()  # Tracebacks keep leases.
+    gc.collect()  # Tracebacks keep leases alive.
     until(lambda: threads() == 0, "the threads of other tests have ended")
 
 
@@ -110,7 +110,7 @@ def test_stopped_lease_is_not_renewed(store: Store, heartbeat: Heartbeat) -> Non
     heartbeat.stop(going)
 
 
-def test_numbers_that_a_task_has_seeded_stay_its_own(store: Store, heartbeat: Heartbeat) -> None:
+def test_seeded_numbers_of_a_task_are_left_alone(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(), Execution()
     before = random.getstate()
     heartbeat.start(lease, execution.when_lost)
@@ -128,8 +128,8 @@ def test_one_thread_for_many_leases(store: Store, heartbeat: Heartbeat) -> None:
         heartbeat.stop(lease)
 
 
-def test_thread_ends_when_there_is_nothing_to_renew_for_long(store: Store, heartbeat: Heartbeat) -> None:
-    """A program that makes a client for each request would gather threads; the next lease starts another."""
+def test_thread_ends_after_a_while_with_nothing_to_renew(store: Store, heartbeat: Heartbeat) -> None:
+    """A program that makes a client for each request would pile up threads; the next lease starts another."""
     for _ in range(2):
         lease, execution = store.take(), Execution()
         store.renewed.clear()
@@ -141,7 +141,7 @@ def test_thread_ends_when_there_is_nothing_to_renew_for_long(store: Store, heart
         until(lambda: threads() == 0, "the thread has ended")
 
 
-def test_no_answer_is_tried_again_and_survived(store: Store, heartbeat: Heartbeat) -> None:
+def test_missing_answer_is_retried_and_survived(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(ttl=2.0), Execution()
     store.fail = True
     heartbeat.start(lease, execution.when_lost)
@@ -152,7 +152,7 @@ def test_no_answer_is_tried_again_and_survived(store: Store, heartbeat: Heartbea
     heartbeat.stop(lease)
 
 
-def test_lost_before_the_lease_can_end_when_no_answer_comes(store: Store, heartbeat: Heartbeat) -> None:
+def test_lease_without_an_answer_is_lost_before_it_can_end(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(ttl=1.0), Execution()
     execution.lease = lease
     store.fail = True
@@ -164,7 +164,7 @@ def test_lost_before_the_lease_can_end_when_no_answer_comes(store: Store, heartb
     heartbeat.stop(lease)
 
 
-def test_lost_when_taken_over(store: Store, heartbeat: Heartbeat) -> None:
+def test_lease_that_was_taken_over_is_lost(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(ttl=1.0), Execution()
     heartbeat.start(lease, execution.when_lost)
     store.free(lease)
@@ -174,7 +174,7 @@ def test_lost_when_taken_over(store: Store, heartbeat: Heartbeat) -> None:
     heartbeat.stop(lease)
 
 
-def test_loss_is_repeated_until_stopped(store: Store, heartbeat: Heartbeat) -> None:
+def test_loss_is_reported_until_the_lease_is_stopped(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(), Execution()
     store.free(lease)
     heartbeat.start(lease, execution.when_lost)
@@ -186,20 +186,20 @@ def test_loss_is_repeated_until_stopped(store: Store, heartbeat: Heartbeat) -> N
 
 
 class TestSuperseded:
-    """A newer task is to run."""
+    """A newer task must run."""
 
-    def test_stop_is_repeated_and_the_lease_is_renewed(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_stop_is_repeated_while_the_lease_is_renewed(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(), Execution()
         heartbeat.start(lease, execution.when_lost)
         heartbeat.supersede(lease.owner, "newer")
-        until(lambda: execution.losses >= 3, "it was said")
+        until(lambda: execution.losses >= 3, "reported")
         first_end = lease.trusted_until
         until(lambda: lease.trusted_until > first_end, "renewed")
         assert lease.held
         assert lease.superseded_by == "newer"
         heartbeat.stop(lease)
 
-    def test_renewal_says_it(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_renewal_reports_the_newer_task(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(), Execution()
         (occupant,) = store._occupants["k"].values()
         occupant.holder = replace(occupant.holder, superseded_by="newer")
@@ -208,7 +208,7 @@ class TestSuperseded:
         assert lease.held
         heartbeat.stop(lease)
 
-    def test_first_one_counts_and_no_other_lease(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_first_newer_task_counts_and_other_leases_are_left_alone(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, other, execution, unmoved = store.take("a"), store.take("b"), Execution(), Execution()
         heartbeat.start(lease, execution.when_lost)
         heartbeat.start(other, unmoved.when_lost)
@@ -221,7 +221,7 @@ class TestSuperseded:
         heartbeat.stop(lease)
         heartbeat.stop(other)
 
-    def test_one_that_is_lost_then_is_lost(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_superseded_lease_may_be_lost_later(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(), Execution()
         heartbeat.start(lease, execution.when_lost)
         heartbeat.supersede(lease.owner, "newer")
@@ -229,7 +229,7 @@ class TestSuperseded:
         store.free(lease)
         until(lambda: not lease.held, "lost")
         losses = execution.losses
-        until(lambda: execution.losses > losses, "said on")
+        until(lambda: execution.losses > losses, "reported again")
         heartbeat.stop(lease)
 
 
@@ -239,7 +239,7 @@ def test_error_in_one_execution_does_not_end_the_thread(store: Store, heartbeat:
             super().when_lost()
             raise RuntimeError("told wrong")
 
-    # The good one's lease is long: a busy machine may keep the thread from the short one's for all of its time.
+    # The good lease is long: on a busy machine the thread may be delayed for the whole time of the short one.
     bad, good, execution, other = store.take("bad"), store.take("good", ttl=3.0), Bad(), Execution()
     heartbeat.start(bad, execution.when_lost)
     heartbeat.start(good, other.when_lost)
@@ -270,10 +270,10 @@ def test_unexpected_error_does_not_end_the_thread(
     heartbeat.stop(lease)
 
 
-def test_lease_that_is_stopped_while_the_due_ones_are_chosen_harms_no_other(
+def test_stopping_a_lease_while_due_leases_are_chosen_harms_no_other(
     store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A finalizer may come at any line, and release a lock of its own."""
+    """A finalizer may run at any line, and release its lock."""
     leases, execution = [store.take(f"k{number}") for number in range(5)], Execution()
     is_due = Watched.is_due
     chosen = threading.Event()
@@ -293,7 +293,7 @@ def test_lease_that_is_stopped_while_the_due_ones_are_chosen_harms_no_other(
 
 
 class Interrupted(dict[str, object]):
-    """Once, as an entry has just come."""
+    """Raises right after an entry was added."""
 
     def __setitem__(self, owner: str, value: object) -> None:
         super().__setitem__(owner, value)
@@ -301,10 +301,10 @@ class Interrupted(dict[str, object]):
 
 
 @pytest.mark.parametrize("is_overdue", [False, True])
-def test_interruption_as_a_renewal_begins_leaves_the_lease_to_others(
+def test_interruption_at_the_start_of_a_renewal_leaves_the_lease_to_others(
     store: Store, heartbeat: Heartbeat, is_overdue: bool
 ) -> None:
-    """By a signal, a time limit: with the lease taken for good, nobody would renew it."""
+    """A signal or a time limit: if the lease stayed taken, nobody would renew it."""
     lease, execution = store.take(ttl=3.0), Execution()
     heartbeat.start(lease, execution.when_lost)
     heartbeat.taken = Interrupted()
@@ -321,7 +321,7 @@ def test_interruption_as_a_renewal_begins_leaves_the_lease_to_others(
 
 
 @pytest.mark.parametrize("what", ["_seconds_to_sleep", "_work", "_add_thread"])
-def test_error_in_choosing_what_is_due_does_not_end_the_thread(
+def test_error_while_choosing_due_leases_does_not_end_the_thread(
     store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     lease, execution = store.take(ttl=3.0), Execution()
@@ -343,7 +343,7 @@ def test_error_in_choosing_what_is_due_does_not_end_the_thread(
     heartbeat.stop(lease)
 
 
-def test_any_callable_learns_of_the_loss(store: Store, heartbeat: Heartbeat) -> None:
+def test_any_callable_is_called_on_loss(store: Store, heartbeat: Heartbeat) -> None:
     lost = threading.Event()
     lease = store.take()
     heartbeat.start(lease, lambda: lost.set())
@@ -353,7 +353,7 @@ def test_any_callable_learns_of_the_loss(store: Store, heartbeat: Heartbeat) -> 
 
 
 def test_forgotten_lease_ends(store: Store, heartbeat: Heartbeat) -> None:
-    """A time limit that strikes right before `stop` must not leave a lock that is renewed forever."""
+    """A time limit that strikes right before `stop` must not leave behind a lock that is renewed forever."""
     lease, execution = store.take(), Execution()
     heartbeat.start(lease, execution.when_lost)
     del lease, execution
@@ -366,7 +366,7 @@ def test_forgotten_lease_ends(store: Store, heartbeat: Heartbeat) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_child_of_a_fork_has_a_heartbeat_of_its_own(store: Store, heartbeat: Heartbeat) -> None:
+def test_forked_child_has_its_own_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
     inherited, execution = store.take("parent", ttl=5.0), Execution()
     heartbeat.start(inherited, execution.when_lost)
     child = os.fork()
@@ -387,7 +387,7 @@ def test_child_of_a_fork_has_a_heartbeat_of_its_own(store: Store, heartbeat: Hea
 
 
 class TestOverdue:
-    """The process slept past the end of its lease, and comes to a check before the heartbeat comes to it."""
+    """The process slept past the end of its lease, and a check comes before the heartbeat."""
 
     @pytest.fixture
     def overdue(self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> Lease:
@@ -404,17 +404,17 @@ class TestOverdue:
 
     def test_lock_that_is_gone_is_lost(self, store: Store, overdue: Lease) -> None:
         store.free(overdue)
-        with pytest.raises(LockLost, match="does not have it any more"):
+        with pytest.raises(LockLost, match="no longer has it"):
             overdue.check()
 
     def test_lock_that_another_took_is_lost(self, store: Store, overdue: Lease) -> None:
         store.free(overdue)
         other = store.take()
-        with pytest.raises(LockLost, match="does not have it any more"):
+        with pytest.raises(LockLost, match="no longer has it"):
             overdue.check()
         assert other.held
 
-    def test_without_an_answer_there_is_no_trust(self, store: Store, overdue: Lease) -> None:
+    def test_lease_without_an_answer_is_not_trusted(self, store: Store, overdue: Lease) -> None:
         store.fail = True
         with pytest.raises(LockLost, match="overdue"):
             overdue.check()
@@ -426,8 +426,8 @@ class TestOverdue:
         assert store.renewals == 0
 
 
-def test_answer_that_was_read_late_is_followed_by_a_question_at_once(store: Store, heartbeat: Heartbeat) -> None:
-    """The process was stopped between sending and reading: the answer says how it was then."""
+def test_answer_that_was_read_late_is_followed_by_another_renewal_at_once(store: Store, heartbeat: Heartbeat) -> None:
+    """The process was stopped between sending and reading: the answer is outdated."""
     lease, execution = store.take(ttl=3.0), Execution()
     late = threading.Event()
 
@@ -441,14 +441,14 @@ def test_answer_that_was_read_late_is_followed_by_a_question_at_once(store: Stor
     store.renew = renew  # type: ignore[method-assign]
     heartbeat.start(lease, execution.when_lost)
     assert late.wait(LIMIT)
-    assert execution.lost.wait(0.9), "it asked no sooner than after another third of the ttl"
+    assert execution.lost.wait(0.9), "it waited for another third of the ttl before it asked"
     heartbeat.stop(lease)
 
 
 class TestManyStores:
-    """One thread renews for all; a silent one does not keep it from the others."""
+    """One thread renews for all stores; a silent store does not keep it from the others."""
 
-    def test_they_share_the_threads(self) -> None:
+    def test_stores_share_the_threads(self) -> None:
         stores = [Store() for _ in range(50)]
         held = [(Heartbeat(store), store.take(), Execution()) for store in stores]
         for heartbeat, lease, execution in held:
@@ -483,8 +483,8 @@ class TestManyStores:
             its.stop(lease)
         until(lambda: threads() == 0, "all threads have ended")
 
-    def test_lease_in_a_round_that_does_not_end_is_given_up_in_time(self) -> None:
-        """Also where the store breaks its promise to answer, or not, within a few steps."""
+    def test_lease_in_an_endless_round_is_given_up_in_time(self) -> None:
+        """Even if the store breaks its promise to return within a few steps."""
         go_on = threading.Event()
         store, other = HangingStore(go_on), Store()
         lease, execution = store.take(ttl=1.0), Execution()
@@ -515,7 +515,7 @@ class HangingStore(Store):
 
 
 class TestRenewNow:
-    """A lock was taken away: its holder hears of that long before a renewal would be due."""
+    """A lock was taken away: its holder notices long before a renewal would be due."""
 
     def test_loss_is_noticed_at_once(self, store: Store, heartbeat: Heartbeat) -> None:
         taken, kept = (store.take(key, ttl=3600.0) for key in ("a", "b"))
@@ -530,7 +530,7 @@ class TestRenewNow:
         heartbeat.stop(taken)
         heartbeat.stop(kept)
 
-    def test_child_of_a_fork_hears_its_parent(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_forked_child_hears_its_parent(self, store: Store, heartbeat: Heartbeat) -> None:
         readable, writable = os.pipe()
         child = os.fork()
         if child == 0:
@@ -546,12 +546,12 @@ class TestRenewNow:
         os.read(readable, 1)
         heartbeat.renew_now()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert threads() == 0, "where there is nothing to renew, no thread is started"
+        assert threads() == 0, "no thread is started if there is nothing to renew"
         os.close(readable)
         os.close(writable)
 
-    def test_renewal_that_is_under_way_is_followed_by_another(self) -> None:
-        """It may have been sent before the lock was taken away."""
+    def test_pending_renewal_is_followed_by_another(self) -> None:
+        """The pending one may have been sent before the lock was taken away."""
         go_on = threading.Event()
         store = HangingStore(go_on)
         heartbeat, lease, execution = Heartbeat(store), store.take(ttl=3600.0), Execution()
@@ -565,10 +565,10 @@ class TestRenewNow:
 
 
 class TestErrors:
-    """Whatever goes wrong, the other leases are renewed, and one that is overdue is given up."""
+    """Whatever goes wrong, the other leases are renewed, and an overdue lease is given up."""
 
     class Picky(Store):
-        """Cannot renew some: what is wrong with them is found before anything is sent."""
+        """Cannot renew some leases, and finds that out before anything is sent."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -590,7 +590,7 @@ class TestErrors:
         for lease, its in [*good[:10], (bad, execution), *good[10:]]:
             heartbeat.start(lease, its.when_lost)
         assert execution.lost.wait(LIMIT)
-        until(lambda: clock.now() > max(ends), "what was not renewed would have ended")
+        until(lambda: clock.now() > max(ends), "without a renewal they would have ended")
         assert all(lease.held for lease, _ in good)
         assert not any(its.lost.is_set() for _, its in good)
         assert bad.reason is not None
@@ -615,7 +615,7 @@ class TestErrors:
             assert "no such thing" in str(lease.reason)
             heartbeat.stop(lease)
 
-    def test_answers_for_too_few_do_not_count(
+    def test_too_few_answers_do_not_count(
         self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(store, "renew", lambda leases, timeout: [])
@@ -624,10 +624,10 @@ class TestErrors:
         assert execution.lost.wait(LIMIT)
         heartbeat.stop(lease)
 
-    def test_what_was_renewed_before_the_store_fell_silent_is_not_asked_for_again(
+    def test_lease_that_was_renewed_before_the_store_fell_silent_is_not_renewed_again(
         self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A cluster of which one node is silent."""
+        """A cluster with one silent node."""
         asked: list[str] = []
 
         def renew(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
@@ -640,7 +640,7 @@ class TestErrors:
         there, silent, execution = store.take("there", ttl=9.0), store.take("silent", ttl=9.0), Execution()
         monkeypatch.setattr(store, "renew", renew)
         for lease in (there, silent):
-            lease.acquired_at -= 4.0  # So that both are due.
+            lease.acquired_at -= 4.0  # Makes both due.
             heartbeat.start(lease, execution.when_lost)
         until(lambda: asked.count("silent") >= 3, "it is tried again")
         assert asked.count("there") <= 2
@@ -649,7 +649,7 @@ class TestErrors:
 
 
 class TestAnotherTtl:
-    def test_shorter_lease_is_renewed_as_often_as_it_needs(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_shorter_lease_is_renewed_as_often_as_necessary(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(ttl=600.0), Execution()
         heartbeat.start(lease, execution.when_lost)
         assert heartbeat.renew(lease, TTL)
@@ -660,7 +660,7 @@ class TestAnotherTtl:
         assert not execution.lost.is_set()
         heartbeat.stop(lease)
 
-    def test_longer_one_is_renewed_more_seldom(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_longer_lease_is_renewed_less_often(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(), Execution()
         heartbeat.start(lease, execution.when_lost)
         assert heartbeat.renew(lease, 600.0)
@@ -670,7 +670,7 @@ class TestAnotherTtl:
         assert store.renewals == renewals
         heartbeat.stop(lease)
 
-    def test_no_answer_changes_nothing_but_the_trust(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_missing_answer_changes_only_the_trust(self, store: Store, heartbeat: Heartbeat) -> None:
         lease = store.take(ttl=600.0)
         store.fail = True
         with pytest.raises(LockUnavailable):
@@ -678,11 +678,13 @@ class TestAnotherTtl:
         assert lease.ttl == 600.0
         assert lease.remaining < 10.0
         store.fail = False
-        # What was not answered may be carried out only now.
+        # The unanswered request may be carried out only now.
         assert heartbeat.renew(lease, 600.0)
         assert lease.remaining < 10.0
 
-    def test_no_answer_to_a_longer_one_leaves_the_trust_as_it_is(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_missing_answer_to_a_longer_ttl_leaves_the_trust_unchanged(
+        self, store: Store, heartbeat: Heartbeat
+    ) -> None:
         lease = store.take(ttl=10.0)
         end = lease.trusted_until
         store.fail = True
@@ -699,8 +701,8 @@ class TestAnotherTtl:
         assert lease.reason is not None
         heartbeat.stop(lease)
 
-    def test_it_waits_for_the_round_that_renews_the_same_lease(self) -> None:
-        """Or nobody knows which ttl the store has in the end."""
+    def test_renewal_waits_for_the_round_that_renews_the_same_lease(self) -> None:
+        """Otherwise nobody knows which ttl the store has in the end."""
         go_on, ttls = threading.Event(), []
 
         class Slow(HangingStore):
@@ -722,7 +724,7 @@ class TestAnotherTtl:
         assert lease.remaining > 500
         heartbeat.stop(lease)
 
-    def test_lease_is_given_up_in_time_while_it_is_asked_for(self) -> None:
+    def test_lease_is_given_up_in_time_during_its_renewal(self) -> None:
         go_on = threading.Event()
         store = HangingStore(go_on)
         heartbeat, lease, execution = Heartbeat(store), store.take(ttl=1.0), Execution()
@@ -737,10 +739,10 @@ class TestAnotherTtl:
         assert answers == [False]
         heartbeat.stop(lease)
 
-    def test_shorter_one_is_trusted_for_no_longer_while_it_is_under_way(
+    def test_shorter_ttl_limits_the_trust_while_it_is_being_sent(
         self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The server may have carried it out, and another thread believes the lease meanwhile."""
+        """The server may have carried it out while another thread still trusts the lease."""
         lease, remaining, renew = store.take(ttl=600.0), [], store.renew
 
         def renewed(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
@@ -753,10 +755,10 @@ class TestAnotherTtl:
         assert heartbeat.renew(lease, 600.0)
         assert lease.remaining > 500
 
-    def test_overdue_lease_is_asked_for_when_that_has_ended(
+    def test_check_of_an_overdue_lease_waits_for_its_pending_renewal(
         self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Were it carried out in between, the lease would be trusted for the longer time and last for the shorter."""
+        """If the check renewed in between, the lease would be trusted for the longer ttl but last for the shorter."""
         lease, asked, under_way, goes_on = store.take(ttl=30.0), [], threading.Event(), threading.Event()
         renew = store.renew
 
@@ -781,7 +783,7 @@ class TestAnotherTtl:
         assert asked == [600.0]
 
 
-def test_thread_is_gone_with_the_last_lease_where_that_is_wanted(store: Store, heartbeat: Heartbeat) -> None:
+def test_thread_ends_with_the_last_lease_on_request(store: Store, heartbeat: Heartbeat) -> None:
     """After `apply()`: Celery's own tests look for threads."""
     for _ in range(20):
         lease, execution = store.take(), Execution()
@@ -792,7 +794,7 @@ def test_thread_is_gone_with_the_last_lease_where_that_is_wanted(store: Store, h
         assert threads() == 0
 
 
-def test_no_thread_is_left_by_a_task_that_is_called_here() -> None:
+def test_task_that_is_called_here_leaves_no_thread() -> None:
     app = Celery(set_as_current=False)
     app.conf.update(singleton_lock_backend="memory://", singleton_lock_journal=0)
 

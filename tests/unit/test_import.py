@@ -1,21 +1,21 @@
-"""What `import celery_singleton_lock` brings to a web process that only sends tasks."""
+"""What `import celery_singleton_lock` costs a web process that only sends tasks."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-#: Of these a program that sends tasks needs none before it sends one.
+#: A program needs none of these before it sends a task.
 HEAVY = ("redis", "opentelemetry", "prometheus_client", "sqlalchemy", "pytest", "rich", "starlette", "jinja2")
 
 
-def test_import_brings_no_heavy_library() -> None:
+def test_import_loads_no_heavy_library() -> None:
     program = f"import sys, celery_singleton_lock; print(*[name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
-#: Every connect of any socket, and every look-up of a host, passes through the interpreter's audit.
+#: The interpreter's audit hooks see every connect of a socket, and every look-up of a host.
 AUDITED = """
 import sys
 seen = []

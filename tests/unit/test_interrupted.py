@@ -1,4 +1,4 @@
-"""Signals whose handlers raise, at any line: a soft time limit, Ctrl-C, an abort."""
+"""Signal handlers that raise at any line: a soft time limit, Ctrl-C, an abort."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.stores.memory import MemoryStore
 
-#: How often it is interrupted.
+#: The number of interruptions.
 TIMES = 2000
 
 
@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def interrupt() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Call something again and again until a signal ends that."""
+    """Call something repeatedly until a signal interrupts it."""
 
     def raise_it(*_: object) -> None:
         raise Interrupted
@@ -59,15 +59,15 @@ def test_heartbeat_is_never_left_locked(interrupt: Callable[[Callable[[], object
     other = Lease("k", new_owner(), ttl=1e6, fence=1, sent_at=clock.now())
     for _ in range(TIMES):
         interrupt(lambda: beating.stop(other))
-    with ThreadPoolExecutor(1) as another:  # This thread may enter what it holds.
+    with ThreadPoolExecutor(1) as another:  # This thread could acquire the mutex again even if it held it.
         assert another.submit(pulse.mutex.acquire, timeout=10).result()
         another.submit(pulse.mutex.release).result()
     beating.stop(kept)
     beating.close()
 
 
-def test_command_that_is_written_down_does_not_crash_the_process() -> None:
-    """As hiredis does if a handler raises within the text of a number."""
+def test_interrupted_packing_of_a_command_does_not_crash_the_process() -> None:
+    """hiredis crashes if a handler raises while it packs a number."""
     program = f"""
 import random, signal
 from celery_singleton_lock.stores.redis.connection import packed

@@ -1,4 +1,4 @@
-"""A copy that has joined a task ends as that has ended, runs in its place, or waits: never two of them, nor none."""
+"""A copy that has joined a task ends in the same way, runs in its place, or waits: exactly one of them runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("settled_at_once")
 
 
 class Sent(list[dict[str, Any]]):
-    """The headers of what was put back, and when it is due."""
+    """The headers of the messages that were put back, and the latest delay."""
 
     delay: float | None = None
 
@@ -46,7 +46,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
 
 class Pair:
-    """A task whose first execution is met by copies."""
+    """A task, and copies that meet its first execution."""
 
     def __init__(self, app: Celery, sent: Sent, end: Callable[[], Any], copies: int = 1, **options: Any) -> None:
         self.app, self.sent = app, sent
@@ -99,21 +99,21 @@ class TestEnded:
         assert header["waits"] == [pair.task.lock_key_of(), 1]
 
     @pytest.mark.parametrize("value", [None, 0, "text", {"a": [1]}])
-    def test_with_a_value(self, app: Celery, sent: Sent, value: object) -> None:
+    def test_copy_ends_with_the_value(self, app: Celery, sent: Sent, value: object) -> None:
         pair = Pair(app, sent, lambda: value)
         pair.run_first()
         assert pair.copy() == value
         assert pair.runs == [pair.first]
 
-    def test_with_an_error(self, app: Celery, sent: Sent) -> None:
+    def test_copy_ends_with_the_error(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(KeyError("as told")))
         pair.run_first()
         with pytest.raises(KeyError, match="as told"):
             pair.copy()
         assert pair.runs == [pair.first]
 
-    def test_second_copy_of_the_same_message_ends_in_silence(self, app: Celery, sent: Sent) -> None:
-        """What follows is sent by the first."""
+    def test_second_copy_of_the_same_message_ends_silently(self, app: Celery, sent: Sent) -> None:
+        """The first copy sends the callbacks and next steps."""
         pair = Pair(app, sent, lambda: 1)
         pair.run_first()
         assert pair.copy() == 1
@@ -123,8 +123,10 @@ class TestEnded:
         assert pair.runs == [pair.first]
 
     @pytest.mark.parametrize("why", [{}, {"untold": 1}])
-    def test_copy_of_one_that_ended_so_and_could_not_say_it(self, app: Celery, sent: Sent, why: Any) -> None:
-        """Its worker died before its result was stored, or the backend did not take that: the task has it still."""
+    def test_copy_of_a_joined_message_that_could_not_store_its_end_stores_it(
+        self, app: Celery, sent: Sent, why: Any
+    ) -> None:
+        """Its worker died first, or the backend was not available: the joined task still has the value."""
         pair = Pair(app, sent, lambda: "x" * 10_000)
         pair.run_first()
         app.backend.store_result(pair.first, "x" * 10_000, "SUCCESS")
@@ -132,23 +134,25 @@ class TestEnded:
         assert pair.copy(header=pair.headers[0] | why) == "x" * 10_000
         assert pair.runs == [pair.first]
 
-    def test_value_that_is_stored_later(self, app: Celery, sent: Sent) -> None:
+    def test_copy_waits_for_a_value_that_is_stored_later(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, lambda: "x" * 10_000)
         pair.run_first()
         with pytest.raises(requeue.GoesOn):
             pair.copy()
-        assert "waits" not in sent[-1], "its lock is free: it would be begun at once, again and again"
+        assert "waits" not in sent[-1], "its lock is free, so it would be begun at once, over and over"
         app.backend.store_result(pair.first, "x" * 10_000, "SUCCESS")
         assert pair.copy(header=sent[-1]) == "x" * 10_000
         assert pair.runs == [pair.first]
 
-    def test_value_that_is_never_stored(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_copy_runs_if_the_value_is_never_stored(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         pair = Pair(app, sent, lambda: "x" * 10_000)
         pair.run_first()
         monkeypatch.setattr(joining, "SETTLING", 0.0)
         assert pair.copy() == "ran"
 
-    def test_whose_record_is_only_a_note(self, app: Celery, sent: Sent) -> None:
+    def test_record_without_content_is_enough_with_a_stored_result(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, lambda: 1)
         pair.run_first()
         app.backend.store_result(pair.first, 1, "SUCCESS")
@@ -159,7 +163,7 @@ class TestEnded:
         assert pair.copy() == 1
         assert pair.runs == [pair.first]
 
-    def test_result_of_an_earlier_task_with_this_id_is_not_its_own(self, app: Celery, sent: Sent) -> None:
+    def test_result_of_an_earlier_task_with_this_id_does_not_count(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, lambda: "x" * 10_000)
         app.backend.store_result(pair.first, "old", "SUCCESS")
         stored = app.backend.get_task_meta(pair.first)
@@ -170,7 +174,7 @@ class TestEnded:
         with pytest.raises(requeue.GoesOn):
             pair.copy()
 
-    def test_result_backend_that_does_not_answer(
+    def test_copy_waits_while_the_result_backend_does_not_answer(
         self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pair = Pair(app, sent, lambda: "x" * 10_000)
@@ -183,7 +187,7 @@ class TestEnded:
 
 
 class TestWaits:
-    def test_limit_of_retries_does_not_limit_its_looks(self, app: Celery, sent: Sent) -> None:
+    def test_limit_of_retries_does_not_limit_the_looks(self, app: Celery, sent: Sent) -> None:
         """`lock_conflict_retries` may be set for the whole app."""
         task, runs = make(app, one, on_conflict="join", lock_conflict_retries=1)
         hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
@@ -197,14 +201,16 @@ class TestWaits:
 
 class TestDied:
     @pytest.mark.parametrize("end", [SystemExit(), Reject("as told"), Ignore()])
-    def test_one_runs_and_the_others_end_as_it_does(self, app: Celery, sent: Sent, end: BaseException) -> None:
+    def test_one_copy_runs_and_the_others_end_in_the_same_way(
+        self, app: Celery, sent: Sent, end: BaseException
+    ) -> None:
         pair = Pair(app, sent, fail(end), copies=3)
         with suppress(BaseException):
             deliver(pair.task, id=pair.first)
         assert [pair.copy(number) for number in range(3)] == ["ran"] * 3
         assert len(pair.runs) == 2
 
-    def test_heir_that_died_as_well_has_an_heir(self, app: Celery, sent: Sent) -> None:
+    def test_heir_that_died_has_an_heir(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(SystemExit()), copies=3)
         ends = iter([fail(SystemExit()), lambda: "third"])
         run = pair.task.run
@@ -222,7 +228,7 @@ class TestDied:
         assert pair.copy(2) == "third"
         assert len(pair.runs) == 3
 
-    def test_copy_that_ran_and_died_runs_when_it_comes_again(self, app: Celery, sent: Sent) -> None:
+    def test_copy_that_died_while_it_ran_runs_again(self, app: Celery, sent: Sent) -> None:
         """It is its own heir."""
         pair = Pair(app, sent, fail(SystemExit()))
         with pytest.raises(SystemExit):
@@ -244,7 +250,7 @@ class TestDied:
         assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: later}) == "ran"
         assert len(pair.runs) == 3
 
-    def test_circle_of_heirs_ends(self, app: Celery, sent: Sent) -> None:
+    def test_circular_heirs_do_not_wait_forever(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(SystemExit()))
         with pytest.raises(SystemExit):
             deliver(pair.task, id=pair.first)
@@ -258,7 +264,7 @@ class TestDied:
             pair.store.remember(pair.task.lock_key_of(), Record(name, content, 60.0))
         assert pair.copy() == "ran"
 
-    def test_another_task_under_the_same_lock_has_another_result(self, app: Celery, sent: Sent) -> None:
+    def test_another_task_with_the_same_lock_has_another_result(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, lambda: 1, lock_name="shared")
         pair.run_first()
         other, runs = make(app, lambda: "other", on_conflict="join", lock_name="shared")
@@ -268,7 +274,7 @@ class TestDied:
 
 
 class TestGoesOn:
-    def test_retry_is_waited_for(self, app: Celery, sent: Sent) -> None:
+    def test_copy_waits_for_a_retry(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(Retry()))
         pair.run_first()
         with pytest.raises(requeue.GoesOn):
@@ -281,10 +287,10 @@ class TestGoesOn:
         assert pair.copy(header=sent[-1]) == "ran"
         assert len(pair.runs) == 2
 
-    def test_what_woke_a_copy_that_waits_for_a_retry_is_for_that(
+    def test_wake_up_of_a_copy_that_waits_for_a_retry_is_passed_on(
         self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The retry waits in its slot until the attempt before has freed the lock."""
+        """The retry waits in its slot until the previous attempt has freed the lock."""
         pair = Pair(app, sent, fail(Retry()))
         pair.run_first()
         woken: list[str] = []
@@ -296,7 +302,7 @@ class TestGoesOn:
             pair.copy(header=sent[-1])  # Nothing has woken it.
         assert len(woken) == 1
 
-    def test_retry_that_runs_is_waited_for_in_line(self, app: Celery, sent: Sent) -> None:
+    def test_copy_waits_in_line_for_a_running_retry(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(Retry()))
         pair.run_first()
         hold = LockRequest(pair.task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder(pair.first, retries=1))
@@ -305,7 +311,7 @@ class TestGoesOn:
             pair.copy()
         assert "waits" in sent[-1]
 
-    def test_retry_of_which_nothing_is_known_any_more(self, app: Celery, sent: Sent) -> None:
+    def test_copy_runs_if_nothing_is_known_about_the_retry_any_more(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(Retry()))
         pair.run_first()
         with pytest.raises(requeue.GoesOn):
@@ -314,8 +320,10 @@ class TestGoesOn:
         assert pair.copy(header=sent[-1]) == "ran"
 
     @pytest.mark.parametrize(("state", "ends"), [("REVOKED", "ran"), ("SUCCESS", "of the retry")])
-    def test_retry_that_leaves_no_record_here(self, app: Celery, sent: Sent, state: str, ends: str) -> None:
-        """It is revoked before it begins, or has other arguments, and with them another lock."""
+    def test_retry_without_a_record_is_found_in_the_result_backend(
+        self, app: Celery, sent: Sent, state: str, ends: str
+    ) -> None:
+        """It is revoked before it starts, or has other arguments, and with them another lock."""
         pair = Pair(app, sent, fail(Retry()))
         pair.run_first()
         with pytest.raises(requeue.GoesOn):
@@ -324,7 +332,7 @@ class TestGoesOn:
         assert pair.copy(header=sent[-1]) == ends
         assert len(pair.runs) == (2 if state == "REVOKED" else 1)
 
-    def test_result_backend_that_does_not_answer_while_a_retry_is_waited_for(
+    def test_silent_result_backend_does_not_end_the_wait_for_a_retry(
         self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pair = Pair(app, sent, fail(Retry()))
@@ -336,10 +344,10 @@ class TestGoesOn:
         assert joined is not None
         assert (joined.retries, joined.goes_on) == (1, True)
 
-    def test_it_has_retried_meanwhile_and_may_have_met_this_copy(
+    def test_copy_runs_if_the_retry_may_have_joined_it(
         self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It would wait for this one, and this one for that."""
+        """Otherwise they would wait for each other."""
         pair = Pair(app, sent, fail(Retry()))
         pair.run_first()
         monkeypatch.setattr(joining.Joining, "before_lock", lambda _: None)
@@ -348,7 +356,7 @@ class TestGoesOn:
 
 class TestNotJoined:
     @pytest.mark.parametrize("ancestor", ["root_id", "parent_id"])
-    def test_task_that_may_wait_for_it(self, app: Celery, sent: Sent, ancestor: str) -> None:
+    def test_ancestor_is_not_joined(self, app: Celery, sent: Sent, ancestor: str) -> None:
         task, runs = make(app, lambda: 1, on_conflict="join")
         hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("ancestor"))
         assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
@@ -357,14 +365,14 @@ class TestNotJoined:
         assert (runs, sent) == ([], [])
 
     @pytest.mark.parametrize("holder", [Holder(), replace(Holder("nobody"), replaced=-1)])
-    def test_holder_that_is_not_a_task(self, app: Celery, sent: Sent, holder: Holder) -> None:
+    def test_holder_that_is_not_a_task_is_not_joined(self, app: Celery, sent: Sent, holder: Holder) -> None:
         task, _ = make(app, lambda: 1, on_conflict="join")
         hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=holder)
         assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
         with pytest.raises(LockConflict):
             deliver(task)
 
-    def test_eager_call(self, app: Celery, sent: Sent) -> None:
+    def test_eager_call_does_not_join(self, app: Celery, sent: Sent) -> None:
         task, _ = make(app, lambda: 1, on_conflict="join")
         hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
         assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
@@ -374,19 +382,21 @@ class TestNotJoined:
     @pytest.mark.parametrize(
         "forged", [None, 1, "text", [], ["x"] * 6, [1, 2, 3, 4, 5, 6], ["", "", 0, 0, 0, 0], {"a": 1}]
     )
-    def test_header_that_others_wrote(self, app: Celery, sent: Sent, forged: object) -> None:
+    def test_forged_header_is_ignored(self, app: Celery, sent: Sent, forged: object) -> None:
         task, runs = make(app, lambda: 1, on_conflict="join")
         assert deliver(task, headers={PUT_BACK_HEADER: {"retries": 0, "joins": forged}}) == 1
         assert len(runs) == 1
 
-    def test_headers_that_a_body_passes_on_to_another_message(self, app: Celery, sent: Sent) -> None:
-        """That one was sent when the first had ended, and is to run."""
+    def test_headers_that_a_body_passes_on_are_ignored(self, app: Celery, sent: Sent) -> None:
+        """The other message was sent after the first had ended, and must run."""
         pair = Pair(app, sent, lambda: 1)
         pair.run_first()
         assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: pair.headers[0]}) == "ran"
         assert pair.runs == [pair.first, "new"]
 
-    def test_lock_server_that_does_not_answer(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_copy_waits_while_the_lock_server_does_not_answer(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         pair = Pair(app, sent, lambda: 1)
         pair.run_first()
 
@@ -400,7 +410,7 @@ class TestNotJoined:
                 pair.copy()
         assert sent[-1]["unavailable"] == 1
         assert sent[-1]["joins"] == pair.headers[0]["joins"]
-        with monkeypatch.context() as away:  # It answers again before the lock was asked for.
+        with monkeypatch.context() as away:  # It answers again before the acquire.
             away.setattr(pair.store, "recorded", silent)
             with pytest.raises(requeue.GoesOn):
                 pair.copy(header=sent[-1])
@@ -408,8 +418,10 @@ class TestNotJoined:
         assert pair.copy(header=sent[-1]) == 1
         assert pair.runs == [pair.first]
 
-    def test_lease_that_has_ended_as_it_looked(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Somebody else may have the lock by now: it has not run, and comes again."""
+    def test_copy_whose_lease_ended_during_its_look_is_put_back(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody else may have the lock by now, so the copy does not run, and comes again."""
         pair = Pair(app, sent, fail(SystemExit()), on_lock_lost="warn")
         with pytest.raises(SystemExit):
             deliver(pair.task, id=pair.first)
@@ -442,7 +454,7 @@ class TestSettings:
         ],
     )
     @pytest.mark.parametrize("at", ["task", "call"])
-    def test_what_it_needs(self, sent: Sent, options: Any, conf: Any, says: str, at: str) -> None:
+    def test_missing_requirements_are_errors(self, sent: Sent, options: Any, conf: Any, says: str, at: str) -> None:
         app = Celery("shop", set_as_current=False, broker="memory://")
         app.conf.update({"result_backend": "cache+memory://", "singleton_lock_prefix": new_owner()})
         app.conf.update(conf)
@@ -459,13 +471,13 @@ class TestSettings:
         with pytest.raises(InvalidOption, match=says):
             deliver(task, headers={"singleton_lock": {"on_conflict": "join"}})
 
-    def test_eager_app_needs_none(self) -> None:
+    def test_eager_app_has_no_requirements(self) -> None:
         app = Celery("shop", set_as_current=False, broker="memory://", task_always_eager=True)
         task = app.task(base=SingletonTask, shared=False, name="job", on_conflict="join")(one)
         assert task.delay().get() == 1
 
 
-def test_names_of_messages_are_those_of_the_records() -> None:
+def test_names_of_joined_messages_are_those_of_their_records() -> None:
     sending = "5" * 32
     record = message_identity.record_name("shop.job", "id", sending)
     holder = Holder("id", 3, replaced=2, sending=sending, record=record)

@@ -1,4 +1,4 @@
-"""What a process writes to the journal: all of it once, on the server's clock, and in nobody's way."""
+"""What a process writes to the journal: everything once, with the server's time, and without blocking anybody."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusal() -> Entry:
 
 
 class Book:
-    """A journal in memory whose clock is an hour ahead, and which can be out of reach."""
+    """A journal in memory whose clock is an hour ahead, and that can be unreachable."""
 
     ahead = 3600.0
 
@@ -69,7 +69,7 @@ class Book:
 
 @pytest.fixture
 def book(monkeypatch: pytest.MonkeyPatch) -> Book:
-    monkeypatch.setattr(writer, "WRITE_AFTER", 3600.0)  # Here the tests write.
+    monkeypatch.setattr(writer, "WRITE_AFTER", 3600.0)  # Only the tests write here.
     monkeypatch.setattr(
         Written,
         "_replace_now",
@@ -95,7 +95,7 @@ def test_entries_are_written_once_with_the_servers_time(book: Book, journal_writ
     assert entry.ended == pytest.approx(clock.wall() + Book.ahead - 1.0, abs=0.5)
 
 
-def test_counts(book: Book, journal_writer: JournalWriter) -> None:
+def test_each_kind_of_entry_is_counted(book: Book, journal_writer: JournalWriter) -> None:
     now = clock.now()
     journal_writer.add(run(now - 2.0, now, waited=0.3, renewals=4))
     journal_writer.add(run(now - 700.0, now, outcome=LOST))
@@ -117,7 +117,7 @@ def test_counts(book: Book, journal_writer: JournalWriter) -> None:
     assert dict(metrics.buckets(metrics.WAITED, "report", counts))["0.5"] == 2
 
 
-def test_what_could_not_be_written_is_written_later(book: Book, journal_writer: JournalWriter) -> None:
+def test_failed_write_is_repeated_later(book: Book, journal_writer: JournalWriter) -> None:
     now = clock.now()
     journal_writer.add(run(now - 3, now - 2, fence=1))
     book.fails = True
@@ -130,7 +130,7 @@ def test_what_could_not_be_written_is_written_later(book: Book, journal_writer: 
     assert book.counts()["runs", "report", "SUCCESS"] == 2
 
 
-def test_many_are_all_counted_and_the_latest_kept(book: Book, journal_writer: JournalWriter) -> None:
+def test_many_entries_are_all_counted_and_the_latest_are_kept(book: Book, journal_writer: JournalWriter) -> None:
     now = clock.now()
     for fence in range(MOST + 250):
         journal_writer.add(run(now, now, fence=fence))
@@ -139,7 +139,7 @@ def test_many_are_all_counted_and_the_latest_kept(book: Book, journal_writer: Jo
     assert book.counts()["runs", "report", "SUCCESS"] == MOST + 250
 
 
-def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, journal_writer: JournalWriter) -> None:
+def test_number_of_labels_is_limited_while_writing_fails(book: Book, journal_writer: JournalWriter) -> None:
     book.fails = True
     for number in range(writer.MOST_COUNTS + 100):
         journal_writer.add(refusal()._replace(scheduled=f"entry {number}"))
@@ -153,7 +153,7 @@ def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, jou
     assert counts["refused_ticks", "report", metrics.OTHER] >= 100
 
 
-def test_threads_lose_nothing(book: Book, journal_writer: JournalWriter) -> None:
+def test_concurrent_threads_lose_nothing(book: Book, journal_writer: JournalWriter) -> None:
     def work() -> None:
         for _ in range(500):
             journal_writer.add(refusal())
@@ -169,8 +169,8 @@ def test_threads_lose_nothing(book: Book, journal_writer: JournalWriter) -> None
     assert book.counts()["conflicts", "report", "skip"] == 4000
 
 
-def test_thread_of_its_own_writes(book: Book, journal_writer: JournalWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ends when there is nothing to tell."""
+def test_own_thread_writes(book: Book, journal_writer: JournalWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends when there is nothing to write."""
     monkeypatch.setattr(journal_writer._later, "_after", 0.01)
     for number in (1, 2):
         journal_writer.add(refusal())
@@ -178,7 +178,7 @@ def test_thread_of_its_own_writes(book: Book, journal_writer: JournalWriter, mon
         assert book.counts()["conflicts", "report", "skip"] == number
 
 
-def test_child_of_a_fork_reports_only_its_own(book: Book, journal_writer: JournalWriter) -> None:
+def test_forked_child_reports_only_its_own_entries(book: Book, journal_writer: JournalWriter) -> None:
     journal_writer.add(refusal())
     pid = os.fork()
     if pid == 0:
@@ -188,12 +188,12 @@ def test_child_of_a_fork_reports_only_its_own(book: Book, journal_writer: Journa
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
-def test_no_server_is_asked_where_there_is_nothing_to_write(book: Book, journal_writer: JournalWriter) -> None:
+def test_no_server_is_asked_if_there_is_nothing_to_write(book: Book, journal_writer: JournalWriter) -> None:
     book.fails = True
     assert journal_writer.write()
 
 
-def test_without_a_journal_nothing_is_kept() -> None:
+def test_nothing_is_kept_without_a_journal() -> None:
     journal_writer = JournalWriter(None, Alerts(lambda: None, 3))  # type: ignore[arg-type]
     journal_writer.add(refusal())
     assert journal_writer.write()
@@ -209,10 +209,10 @@ class TestWarnings:
     def overlaps(self) -> Iterator[list[dict[str, Any]]]:
         yield from heard(signals.overlap_detected)
 
-    def test_refused_again_and_again(
+    def test_repeated_refusals_are_reported(
         self, book: Book, journal_writer: JournalWriter, blocked: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """After three, six, twelve: not each time."""
+        """After three, six and twelve of them, not each time."""
         since = clock.wall() + Book.ahead - 3 * 3600
         with caplog.at_level(logging.WARNING):
             for _ in range(14):
@@ -227,7 +227,7 @@ class TestWarnings:
         journal_writer.write()
         assert book.counts()["blocked", "report", ""] == 3
 
-    def test_run_in_between_starts_the_row_anew(
+    def test_run_in_between_resets_the_count(
         self, journal_writer: JournalWriter, blocked: list[dict[str, Any]]
     ) -> None:
         for _ in range(3):
@@ -237,14 +237,14 @@ class TestWarnings:
         journal_writer.write()
         assert blocked == []
 
-    def test_never(self, book: Book, blocked: list[dict[str, Any]]) -> None:
+    def test_zero_disables_the_warning(self, book: Book, blocked: list[dict[str, Any]]) -> None:
         journal_writer = JournalWriter(book, Alerts(lambda: None, 0))  # type: ignore[arg-type]
         for _ in range(20):
             journal_writer.add(refusal())
         journal_writer.write()
         assert blocked == []
 
-    def test_runs_that_overlap(
+    def test_overlapping_runs_are_reported(
         self,
         book: Book,
         journal_writer: JournalWriter,
@@ -263,10 +263,10 @@ class TestWarnings:
         journal_writer.write()
         assert book.counts()["overlaps", "report", ""] == 1
 
-    def test_clock_that_was_set_is_not_an_overlap(
+    def test_clock_change_is_not_an_overlap(
         self, book: Book, journal_writer: JournalWriter, overlaps: list[dict[str, Any]]
     ) -> None:
-        """Of the server: what was known of its clock before is not believed any more."""
+        """The server's clock was set: earlier knowledge about it does not count any more."""
         journal_writer.add(run(clock.now() - 1.0, clock.now(), fence=1))
         journal_writer.write()
         Book.ahead -= 1800.0

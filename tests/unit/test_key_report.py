@@ -1,4 +1,4 @@
-"""What processes of a pool report to their main process, through a real pipe."""
+"""What the processes of a pool report to their main process through a real pipe."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def in_child(function: Callable[[], object]) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_child_says_its_key(channel: None) -> None:
+def test_child_reports_its_key(channel: None) -> None:
     first, second = Delivery(), Delivery()
     in_child(lambda: send(second.owner, "kéy"))
     key_report.receive()
@@ -57,7 +57,7 @@ def test_child_says_its_key(channel: None) -> None:
     assert first.report is None
 
 
-def test_child_that_dies_right_after_has_said_it(channel: None) -> None:
+def test_report_of_a_child_that_dies_right_after_arrives(channel: None) -> None:
     delivery = Delivery()
     in_child(lambda: (send(delivery.owner), os.kill(os.getpid(), 0)))
     key_report.receive()
@@ -71,7 +71,7 @@ def test_execution_in_the_main_process_needs_no_pipe(monkeypatch: pytest.MonkeyP
     assert delivery.report == Report(delivery.owner, "k", 30.0, 2, delivery.owner)
 
 
-def test_full_pipe_stops_nobody(channel: None) -> None:
+def test_full_pipe_blocks_nobody(channel: None) -> None:
     delivery = Delivery()
 
     def many() -> None:
@@ -82,11 +82,11 @@ def test_full_pipe_stops_nobody(channel: None) -> None:
     key_report.receive()
     in_child(lambda: send(delivery.owner))
     key_report.receive()
-    assert delivery.report is not None, "and it goes on when there is room again"
+    assert delivery.report is not None, "it goes on when there is room again"
 
 
-def test_deliveries_that_begin_make_room(channel: None) -> None:
-    """The last to report finds room, as long as it takes until somebody asks for a report."""
+def test_new_deliveries_make_room(channel: None) -> None:
+    """The last reporter finds room, however long nobody asks for a report."""
     last = Delivery()
     for _ in range(50):
         in_child(lambda: [send(new_owner(), "k" * 1000) for _ in range(4)])
@@ -96,7 +96,7 @@ def test_deliveries_that_begin_make_room(channel: None) -> None:
     assert last.report is not None
 
 
-def test_report_that_is_too_long_to_be_whole_is_left_out(channel: None) -> None:
+def test_too_long_report_is_left_out(channel: None) -> None:
     delivery, other = Delivery(), Delivery()
     in_child(lambda: send(delivery.owner, "k" * MAX_SIZE))
     in_child(lambda: send(other.owner))
@@ -105,7 +105,7 @@ def test_report_that_is_too_long_to_be_whole_is_left_out(channel: None) -> None:
     assert other.report is not None
 
 
-def test_lines_that_are_cut_are_put_together(channel: None) -> None:
+def test_cut_lines_are_joined(channel: None) -> None:
     delivery = Delivery()
     line = Report(delivery.owner, "k", 30.0, 2, delivery.owner).dumps()
     os.write(key_report._channel._writer, b"nonsense\n[1]\n\xff\n" + line[:20])
@@ -139,6 +139,6 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
     ids=["ttl beyond floats", "no ttl", "no end of slots", "too many slots", "no owner", "no key", "too short"],
 )
 def test_foreign_line_does_not_count(fields: list[object]) -> None:
-    """The fuzzer found the first: the main process raised OverflowError where it looks for its children's locks."""
+    """The fuzzer found the first one: the main process raised OverflowError when it looked for its children's locks."""
     assert Report.loads(json.dumps(fields).encode()) is None
     assert Report.loads(b"[" * 4000) is None

@@ -31,7 +31,7 @@ def f(a: Any, b: Any = 2, *, c: Any = None) -> None: ...
 def g(*args: Any, **kwargs: Any) -> None: ...
 
 
-#: Of each kind of argument.
+#: Signatures with each kind of argument.
 SIGNATURES: list[Any] = [
     lambda: None,
     lambda a: None,
@@ -92,10 +92,10 @@ class TestEqualCalls:
             (float("nan"), float("nan")),
         ],
     )
-    def test_what_a_message_makes_equal(self, one: Any, other: Any) -> None:
+    def test_values_that_a_message_makes_equal_have_one_key(self, one: Any, other: Any) -> None:
         assert key(one) == key(other)
 
-    def test_bound_method_and_function_are_cached_apart(self) -> None:
+    def test_bound_method_and_function_are_cached_separately(self) -> None:
         class Task:
             def run(self, a: int) -> None: ...
 
@@ -109,7 +109,7 @@ class TestEqualCalls:
         args=st.lists(st.integers(), max_size=4),
         kwargs=st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4),
     )
-    def test_bound_as_python_binds(self, run: Any, args: list[int], kwargs: dict[str, int]) -> None:
+    def test_arguments_are_bound_as_python_binds_them(self, run: Any, args: list[int], kwargs: dict[str, int]) -> None:
         signature = inspect.signature(run)
         try:
             expected = signature.bind(*args, **kwargs)
@@ -136,7 +136,7 @@ class TestEqualCalls:
 
 
 class TestDifferentCalls:
-    def test_types_are_kept_apart(self) -> None:
+    def test_values_of_different_types_differ(self) -> None:
         values = [1, "1", 1.0, True, Decimal(1), "True", None, "None", 0, False, "", [], {}, set(), b"1", [1], {"1": 1}]
         assert len({encode(value) for value in values}) == len(values)
 
@@ -158,15 +158,15 @@ class TestDifferentCalls:
             (-1, 1),
         ],
     )
-    def test_contents_cannot_pass_for_structure(self, one: Any, other: Any) -> None:
+    def test_contents_cannot_imitate_structure(self, one: Any, other: Any) -> None:
         assert encode(one) != encode(other)
 
-    def test_integers_longer_than_python_prints(self) -> None:
+    def test_integers_too_long_for_python_to_print_differ(self) -> None:
         assert encode(10**5000) != encode(10**5000 + 1)
 
-    def test_task_and_lock_name(self) -> None:
+    def test_names_of_tasks_and_locks_make_different_keys(self) -> None:
         assert key(1, name="one") != key(1, name="other")
-        assert key(1, name="a{b") != key(1, name="a}b"), "shown alike, and yet not the same"
+        assert key(1, name="a{b") != key(1, name="a}b"), "they look the same, but differ"
 
     def test_everything_that_celery_can_send_has_a_key(self) -> None:
         for value in (
@@ -183,7 +183,7 @@ class TestDifferentCalls:
 
 
 class TestShape:
-    def test_is_short_and_one_hash_tag(self) -> None:
+    def test_key_is_short_and_has_one_hash_tag(self) -> None:
         made = key("x" * 10_000)
         assert made.startswith("p:1:{task:")
         assert made.endswith("}")
@@ -198,7 +198,7 @@ class TestShape:
         assert len(made) < 160
 
     @pytest.mark.parametrize("seed", ["0", "1", "4711"])
-    def test_is_the_same_in_every_process(self, seed: str) -> None:
+    def test_key_is_the_same_in_every_process(self, seed: str) -> None:
         program = (
             "from celery_singleton_lock.keys.call import key_of_call\n"
             "def f(a, b=2): ...\n"
@@ -216,7 +216,7 @@ class TestShape:
 
 class TestNoStableForm:
     @pytest.mark.parametrize("value", [object(), lambda: 0, iter([]), timedelta, Exception()])
-    def test_is_a_clear_error(self, value: object) -> None:
+    def test_argument_without_a_stable_form_is_a_clear_error(self, value: object) -> None:
         with pytest.raises(InvalidKey) as caught:
             key(1, {"deep": [0, value]})
         text = str(caught.value)
@@ -225,7 +225,7 @@ class TestNoStableForm:
         assert "task task" in text
         assert "lock_key" in text
 
-    def test_structure_that_contains_itself(self) -> None:
+    def test_structure_that_contains_itself_is_a_clear_error(self) -> None:
         loop: list[Any] = []
         loop.append(loop)
         with pytest.raises(InvalidKey, match="contains itself"):
@@ -236,27 +236,27 @@ class TestNoStableForm:
 
 
 class TestNames:
-    def test_chosen_arguments_count_alone(self) -> None:
+    def test_only_chosen_arguments_count(self) -> None:
         assert key(1, 5, lock_key=["a"]) == key(1, 6, c=7, lock_key=("a",))
         assert key(1, 5, lock_key=["a"]) != key(2, 5, lock_key=["a"])
 
     def test_default_of_a_chosen_argument_counts(self) -> None:
         assert key(1, lock_key=["b"]) == key(9, 2, lock_key=["b"])
 
-    def test_none_is_the_task_alone(self) -> None:
+    def test_empty_list_makes_one_key_for_the_task(self) -> None:
         assert key(1, lock_key=[]) == key(2, 3, lock_key=[])
 
-    def test_found_in_star_kwargs(self) -> None:
+    def test_chosen_argument_is_found_in_star_kwargs(self) -> None:
         assert key(1, t=1, u=2, lock_key=["t"], run=g) == key(2, t=1, lock_key=["t"], run=g)
         assert key(t=1, lock_key=["t"], run=g) != key(lock_key=["t"], run=g)
 
-    def test_call_that_does_not_fit_has_a_key_too(self) -> None:
+    def test_call_that_does_not_fit_also_has_a_key(self) -> None:
         assert key(1, 2, 3, 4) == key(1, 2, 3, 4)
         assert key(1, 2, 3, 4) != key(1, 2, 3, 5)
 
 
 class TestTemplate:
-    def test_is_the_text_that_a_caller_may_give(self) -> None:
+    def test_template_and_text_of_a_caller_make_the_same_key(self) -> None:
         assert key(7, lock_key="tenant:{a}") == key_of_text("p", "task", "tenant:7")
 
     def test_names_of_arguments_do_not_matter_between_tasks(self) -> None:
@@ -269,11 +269,11 @@ class TestTemplate:
         assert key("%3A;", lock_key="{a}:") != key(":", lock_key="{a}:")
 
     @pytest.mark.parametrize("template", ["{a[id]}", "{a[id]!r}", "{a[id]:>5}"])
-    def test_parts_of_arguments(self, template: str) -> None:
+    def test_template_may_use_parts_of_arguments(self, template: str) -> None:
         assert key({"id": 1, "x": 2}, lock_key=template) == key({"id": 1}, lock_key=template)
         assert key({"id": 1}, lock_key=template) != key({"id": 2}, lock_key=template)
 
-    def test_format_of_a_date(self) -> None:
+    def test_template_may_format_a_date(self) -> None:
         of = "{a:%Y-%m}"
         assert key(date(2026, 1, 2), lock_key=of) == key(date(2026, 1, 31), lock_key=of)
 
@@ -281,7 +281,7 @@ class TestTemplate:
         assert key([1, 2], lock_key="{a}") == key((1, 2), lock_key="{a}")
         assert key([1, 2], lock_key="{a}") != key([2, 1], lock_key="{a}")
 
-    def test_value_that_fails_is_a_clear_error(self) -> None:
+    def test_template_that_fails_is_a_clear_error(self) -> None:
         with pytest.raises(InvalidKey, match=r"lock_key '\{a\[id\]\}'"):
             key({}, lock_key="{a[id]}")
         with pytest.raises(InvalidKey, match="lock_key"):
@@ -289,32 +289,32 @@ class TestTemplate:
         with pytest.raises(InvalidKey, match=r"lock_key '\{a:\.2f\}' failed: OverflowError"):
             key(10**400, lock_key="{a:.2f}")
 
-    def test_constant(self) -> None:
+    def test_constant_template_makes_one_key(self) -> None:
         assert key(1, lock_key="all") == key(2, lock_key="all")
 
 
 class TestCallable:
-    def test_gets_the_bound_arguments(self) -> None:
+    def test_callable_gets_the_bound_arguments(self) -> None:
         seen = []
         key(1, c=3, lock_key=seen.append)
         assert seen == [{"a": 1, "b": 2, "c": 3}]
 
-    def test_text_is_the_text_that_a_caller_may_give(self) -> None:
+    def test_callable_and_text_of_a_caller_make_the_same_key(self) -> None:
         assert key(7, lock_key=lambda call: f"tenant:{call['a']}") == key_of_text("p", "task", "tenant:7")
 
-    def test_error_in_it_is_a_clear_error(self) -> None:
+    def test_error_in_a_callable_is_a_clear_error(self) -> None:
         with pytest.raises(InvalidKey, match="callable lock_key raised KeyError") as caught:
             key(1, lock_key=lambda call: call["nope"])
         assert isinstance(caught.value.__cause__, KeyError)
 
-    def test_what_it_returns_needs_a_stable_form(self) -> None:
+    def test_value_of_a_callable_needs_a_stable_form(self) -> None:
         with pytest.raises(InvalidKey, match="what the callable lock_key returned"):
             key(1, lock_key=lambda call: object())
 
 
 class TestCheck:
     @pytest.mark.parametrize("lock_key", [None, [], ["a"], ("a", "b"), "x", "{a}", "{a}:{b.c[d]}", "{a!r:>5}", len])
-    def test_good(self, lock_key: Any) -> None:
+    def test_valid_lock_key_is_accepted(self, lock_key: Any) -> None:
         check_lock_key("task", lock_key, f)
 
     @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ class TestCheck:
             ("{a}{b}", "nothing between"),
         ],
     )
-    def test_bad(self, lock_key: Any, words: str) -> None:
+    def test_invalid_lock_key_is_refused(self, lock_key: Any, words: str) -> None:
         with pytest.raises(InvalidOption, match="option lock_key of task task") as caught:
             check_lock_key("task", lock_key, f)
         assert words in str(caught.value)

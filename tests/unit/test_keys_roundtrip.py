@@ -1,4 +1,4 @@
-"""Producer and worker agree: arguments go through a real kombu message and must give the same key on both sides."""
+"""Producer and worker agree: arguments pass through a real kombu message, and give the same key on both sides."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def f(a: Any, b: Any = (1, 2)) -> None: ...
 
 
 def received(body: Any, serializer: str) -> Any:
-    """As the worker gets it."""
+    """The body as the worker gets it."""
     content_type, encoding, data = serialization.dumps(body, serializer=serializer)
     return serialization.loads(data, content_type, encoding, accept=[content_type])
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in value and type, as far as a message shows: the oracle for "different arguments"."""
+    """Whether they are equal in value and type, as far as a message shows: the oracle for "different arguments"."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -91,18 +91,18 @@ def assert_agree(args: tuple[Any, ...], kwargs: dict[str, Any], serializer: str)
 
 @FAST
 @given(json_values, json_values)
-def test_json(a: Any, b: Any) -> None:
+def test_keys_agree_after_json(a: Any, b: Any) -> None:
     assert_agree((a,), {"b": b}, "json")
 
 
 @FAST
 @given(st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.frozensets(st.integers()), max_leaves=8))
-def test_pickle(a: Any) -> None:
+def test_keys_agree_after_pickle(a: Any) -> None:
     assert_agree((a,), {}, "pickle")
 
 
 @pytest.mark.parametrize("serializer", ["yaml", "msgpack"])
-def test_other_serializers(serializer: str) -> None:
+def test_keys_agree_after_other_serializers(serializer: str) -> None:
     @FAST
     @given(basic_values)
     def agree(a: Any) -> None:
@@ -113,7 +113,7 @@ def test_other_serializers(serializer: str) -> None:
 
 @FAST
 @given(json_values, json_values)
-def test_different_arguments_never_meet(a: Any, b: Any) -> None:
+def test_different_arguments_never_share_a_key(a: Any, b: Any) -> None:
     a, b = received([a, b], "json")
     assert (encode(a) == encode(b)) == same(a, b)
 
@@ -129,8 +129,8 @@ def test_values_never_forge_a_template(a: str, b: str, c: str, d: str) -> None:
         assert (one == other) == ((a, b) == (c, d))
 
 
-def test_each_type_by_name() -> None:
-    """What the property tests draw at random, once each, so that a failure names the type."""
+def test_keys_agree_for_each_type() -> None:
+    """One value of each type that the property tests draw, so that a failure names the type."""
     for value in (
         [(1, 2), (3,)],
         {1: {2: [3]}},

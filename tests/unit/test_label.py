@@ -1,4 +1,4 @@
-"""The words for people beside the digest in a key."""
+"""The readable label beside the digest in a key."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ def label_of(lock_key: Any, *args: Any, **kwargs: Any) -> str:
         (lambda arguments: [arguments["tenant"]], (7,), "<list>"),
     ],
 )
-def test_shows_what_counts(lock_key: Any, args: Any, shown: str) -> None:
+def test_label_shows_the_parts_that_count(lock_key: Any, args: Any, shown: str) -> None:
     assert label_of(lock_key, *args) == shown
 
 
-def test_arguments_that_do_not_fit_have_one() -> None:
+def test_arguments_that_do_not_fit_have_a_label() -> None:
     assert label_of(None) == "args=<tuple>, kwargs=<dict>"
 
 
-def test_key_of_the_caller_is_its_own() -> None:
+def test_key_of_the_caller_is_its_own_label() -> None:
     assert key_of_choice("p", "sync", "of my own").label == "of my own"
 
 
 @pytest.mark.parametrize("text", ["x" * 61, "x" * 1_000_000, "\n" * 60, "\ud800" * 100, "\x1b[31m" * 20])
-def test_is_short_and_printable(text: str) -> None:
+def test_label_is_short_and_printable(text: str) -> None:
     for shown in (label_of(["tenant"], text), label_of("{tenant}", text), label_of(lambda _: text, 1)):
         assert len(shown) <= label.MAX_LABEL
         assert shown.isprintable()
         assert shown.endswith("\u2026")
 
 
-def test_number_of_any_size_is_one() -> None:
+def test_number_of_any_size_has_a_label() -> None:
     assert len(label_of(["tenant"], 10**5000)) <= label.MAX_LABEL
 
 
-def test_many_arguments_take_no_time() -> None:
+def test_many_arguments_have_a_short_label() -> None:
     shown = label_of(None, 1, **{f"argument{number}": number for number in range(100_000)})
     assert len(shown) <= label.MAX_LABEL
 
 
-def test_an_object_of_the_users_is_not_asked_how_it_looks() -> None:
+def test_repr_of_user_objects_is_not_called() -> None:
     class Loud(dict):  # type: ignore[type-arg]
         def __repr__(self) -> str:
             raise AssertionError
@@ -80,14 +80,14 @@ def test_an_object_of_the_users_is_not_asked_how_it_looks() -> None:
     assert label.of_arguments({"tenant": Loud()}) == "tenant=<Loud>"
 
 
-def test_conflict_shows_it() -> None:
+def test_conflict_shows_the_label() -> None:
     held = Held(None, "owner", 5.0)
     assert str(held.conflict("k")).startswith("k is held by")
     assert str(LockConflict("k", "t", 5.0, label="tenant=7")).startswith("k (tenant=7) is held by task t")
-    assert LockConflict("k", "t", 5.0, label="tenant=7").args == ("k", "t", 5.0), "what a result backend keeps as JSON"
+    assert LockConflict("k", "t", 5.0, label="tenant=7").args == ("k", "t", 5.0), "a result backend keeps these as JSON"
 
 
-def test_setting_keeps_it_out_of_all_that_is_stored() -> None:
+def test_setting_keeps_labels_out_of_the_store() -> None:
     app = Celery(set_as_current=False)
     app.conf.update(singleton_lock_backend="memory://", singleton_lock_labels=False)
     task = app.task(base=SingletonTask, name="sync", shared=False)(sync)
@@ -95,7 +95,7 @@ def test_setting_keeps_it_out_of_all_that_is_stored() -> None:
     assert task.lock_when_sent(None, (7,), {}).label == ""
 
 
-def test_entry_of_an_earlier_version_has_none() -> None:
+def test_entry_of_an_earlier_version_has_no_label() -> None:
     entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0, label="tenant=7")
     found = Entry.loads(entry.dumps())
     assert found == entry

@@ -20,7 +20,7 @@ from tests.servers import until
 
 
 class Counting:
-    """Work that is counted; each call answers as it is told, then that nothing is left."""
+    """Work that counts its calls; returns or raises the given answers, and then says that nothing is left."""
 
     def __init__(self, *answers: float | BaseException | None) -> None:
         self.calls = 0
@@ -43,7 +43,7 @@ def has_ended(it: Later) -> bool:
 
 
 def is_free(mutex: Any) -> bool:
-    """Whether another thread can have it."""
+    """Whether another thread can acquire it."""
     found: list[bool] = []
 
     def take() -> None:
@@ -57,7 +57,7 @@ def is_free(mutex: Any) -> bool:
     return found[0]
 
 
-def test_thread_ends_when_nothing_is_left_and_comes_again() -> None:
+def test_thread_ends_when_nothing_is_left_and_is_started_again() -> None:
     work = Counting()
     it = Later("a", work)
     for calls in (1, 2):
@@ -66,7 +66,7 @@ def test_thread_ends_when_nothing_is_left_and_comes_again() -> None:
         assert work.calls == calls
 
 
-def test_what_comes_while_it_works_is_done_next() -> None:
+def test_work_that_comes_meanwhile_is_done_next() -> None:
     work = Counting()
     work.may_go_on.clear()
     it = Later("a", work)
@@ -78,7 +78,7 @@ def test_what_comes_while_it_works_is_done_next() -> None:
     assert work.calls == 2
 
 
-def test_work_that_is_left_is_done_without_being_asked() -> None:
+def test_remaining_work_is_done_without_another_request() -> None:
     work = Counting(0.0, 0.0)
     it = Later("a", work)
     it.want()
@@ -87,7 +87,7 @@ def test_work_that_is_left_is_done_without_being_asked() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("no such thing"), SystemExit(1)], ids=repr)
-def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_failed_work_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(later, "RETRY_AFTER", 0.0)
     work = Counting(error)
     it = Later("a", work)
@@ -96,8 +96,8 @@ def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: 
     assert work.calls == 2
 
 
-def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As gevent kills a greenlet: nothing in the thread can prevent it."""
+def test_killed_thread_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gevent kills a greenlet in this way: nothing in the thread can prevent it."""
 
     class Killed(BaseException): ...
 
@@ -111,10 +111,10 @@ def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("where", ["made", "about to start", "started"])
-def test_interrupted_start_loses_nothing_and_leads_to_no_second_thread(
+def test_interrupted_start_loses_nothing_and_starts_no_second_thread(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Ctrl-C, a time limit: the next caller finds all of it, and the thread that is there."""
+    """After Ctrl-C or a time limit, the next caller finds all the work, and the existing thread."""
     made, start = threading.Thread.__init__, threading.Thread.start
     started: list[threading.Thread] = []
 
@@ -146,8 +146,8 @@ def test_interrupted_start_loses_nothing_and_leads_to_no_second_thread(
 
 
 @pytest.mark.parametrize("step", ["start", "is_alive"])
-def test_signal_handler_that_comes_meanwhile_may_note_something(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """It runs in the thread that it has interrupted: with a plain lock it would wait for itself."""
+def test_signal_handler_may_add_work_meanwhile(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """It runs in the interrupted thread: with a plain lock it would wait for itself."""
     noted, done = ["a caller's"], list[str]()
 
     def work() -> None:
@@ -208,9 +208,9 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 class TestWithoutThreads:
-    """The writer is a task that has ended: it must not fail for that."""
+    """A task that has ended must not fail because no thread can start."""
 
-    def test_journal_is_written_when_there_are_some_again(self, no_threads: pytest.MonkeyPatch) -> None:
+    def test_journal_is_written_when_threads_can_start_again(self, no_threads: pytest.MonkeyPatch) -> None:
         journal = MemoryStore().journal("p", size=100)
         writer = JournalWriter(journal, Alerts(lambda: None, 0))  # type: ignore[arg-type]
         writer._later._after = 0.0
@@ -220,7 +220,7 @@ class TestWithoutThreads:
         writer.add(entry)
         until(lambda: len(list(journal.entries(since=0.0))) == 2, "both are written")
 
-    def test_records_are_written_when_there_are_some_again(self, no_threads: pytest.MonkeyPatch) -> None:
+    def test_records_are_written_when_threads_can_start_again(self, no_threads: pytest.MonkeyPatch) -> None:
         writer = RecordWriter(MemoryStore())
         writer._later._after = 0.0
         writer.replace("k", Record("m", b"", 1.0))
@@ -228,7 +228,7 @@ class TestWithoutThreads:
         writer.replace("k", Record("n", b"", 1.0))
         until(lambda: not writer._records, "both are written")
 
-    def test_work_aside_is_done_when_there_are_some_again(self, no_threads: pytest.MonkeyPatch) -> None:
+    def test_background_work_is_done_when_threads_can_start_again(self, no_threads: pytest.MonkeyPatch) -> None:
         aside, done = Aside("aside"), threading.Event()
         aside.do(done.set)
         no_threads.undo()

@@ -25,16 +25,16 @@ def lease(sent_at: float) -> Lease:
     return Lease("k", "o", ttl=TTL, fence=1, sent_at=sent_at)
 
 
-def test_trust_counts_from_sending_not_from_the_answer(now: list[float]) -> None:
+def test_trust_counts_from_the_request_not_from_the_answer(now: list[float]) -> None:
     slow = lease(sent_at=95.0)
     assert slow.remaining < TTL - 5
 
 
-def test_clock_drift_is_taken_off(now: list[float]) -> None:
+def test_clock_drift_is_subtracted(now: list[float]) -> None:
     assert lease(100.0).remaining == pytest.approx(TTL - TTL * 0.01 - 0.002)
 
 
-def test_ends_by_itself(now: list[float]) -> None:
+def test_lease_ends_by_itself(now: list[float]) -> None:
     held = lease(100.0)
     assert held.held
     now[0] += TTL
@@ -63,13 +63,13 @@ def test_unheld_has_the_lowest_fence() -> None:
     assert not unheld().held
 
 
-def test_owners_differ_and_are_of_one_length() -> None:
+def test_owners_differ_and_have_the_same_length() -> None:
     owners = {new_owner() for _ in range(100)}
     assert len(owners) == 100
     assert {len(owner) for owner in owners} == {OWNER_LENGTH}
 
 
-def test_holder_round_trip() -> None:
+def test_holder_survives_a_round_trip() -> None:
     holder = Holder("id", 3, "celery@höst", 12, 1.5)
     assert Holder.loads(holder.dumps()) == holder
 
@@ -99,12 +99,12 @@ def slot_of(key: str) -> int:
 @example("a{}{b}")
 @example("")
 def test_keys_beside_a_lock_are_in_the_slot_of_its_name(name: str) -> None:
-    """By the rule of Redis Cluster: what is between the first brace and the one that closes it, if that is anything."""
+    """By the rule of Redis Cluster: the text between the first brace and the next closing one, unless it is empty."""
     beside = {slot_of(f"{Name(name).base}:{what}") for what in ("fence", "wake", "over:{a}", "run:1", "done:}{")}
     assert beside == {slot_of(name)}
 
 
 @given(st.text("{}a0", max_size=8))
-def test_name_is_within_what_the_keys_beside_it_begin_with(name: str) -> None:
-    """So that no two names share them."""
+def test_prefix_of_the_keys_beside_a_lock_contains_its_name(name: str) -> None:
+    """So no two names share such keys."""
     assert name in Name(name).base

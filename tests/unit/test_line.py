@@ -1,4 +1,4 @@
-"""The copies of a worker's main process, and which of them is begun when a lock is free."""
+"""The copies of a worker's main process, and which one is begun when a lock is free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.conftest import until
 
 
 class Request:
-    """What the line knows of one."""
+    """A request as the line knows it."""
 
     has_begun = False
 
@@ -28,7 +28,7 @@ class Request:
 
 
 class WakeUps:
-    """Rings when it is told to; or fails once."""
+    """Returns wake-ups when told to; or fails once."""
 
     most = 100
 
@@ -65,7 +65,7 @@ class WakeUps:
 
 
 class Loop:
-    """A consumer's loop, which another thread takes part in by writing to a pipe."""
+    """A consumer's loop, which another thread can wake by writing to a pipe."""
 
     def __init__(self) -> None:
         self.readers: dict[int, Callable[[], None]] = {}
@@ -79,7 +79,7 @@ class Loop:
 
 
 class Worker:
-    """A line, the timer that has the copies, and what was begun."""
+    """A line, the timer that has the copies, and the names of those that were begun."""
 
     def __init__(self, *, in_loop: bool = True) -> None:
         self.wake_ups = WakeUps()
@@ -132,7 +132,7 @@ def worker() -> Iterator[Worker]:
         yield worker
 
 
-def test_nothing_runs_before_the_first_copy(worker: Worker) -> None:
+def test_no_thread_runs_before_the_first_copy(worker: Worker) -> None:
     assert not any(thread.name == "singleton-lock-line" for thread in threading.enumerate())
 
 
@@ -146,8 +146,8 @@ def test_first_in_line_is_begun_first(worker: Worker) -> None:
         worker.begins(*begun)
 
 
-def test_copies_of_one_moment_keep_their_order(worker: Worker) -> None:
-    """And are never compared themselves."""
+def test_copies_of_the_same_moment_keep_their_order(worker: Worker) -> None:
+    """They are never compared themselves."""
     for name in "abc":
         worker.park(name, 1.0)
     for begun in ("a", "ab", "abc"):
@@ -155,14 +155,14 @@ def test_copies_of_one_moment_keep_their_order(worker: Worker) -> None:
         worker.begins(*begun)
 
 
-def test_it_begins_in_the_loop(worker: Worker) -> None:
+def test_copy_begins_in_the_loop(worker: Worker) -> None:
     worker.park("one", 1.0)
     worker.frees()
     worker.begins("one")
     assert worker.began_in == {threading.current_thread().name}
 
 
-def test_without_a_loop_it_begins_at_once() -> None:
+def test_copy_begins_at_once_without_a_loop() -> None:
     with started(in_loop=False) as worker:
         worker.park("one", 1.0)
         worker.frees()
@@ -170,7 +170,7 @@ def test_without_a_loop_it_begins_at_once() -> None:
         assert worker.began_in == {"singleton-lock-line"}
 
 
-def test_each_lock_has_a_line_of_its_own(worker: Worker) -> None:
+def test_each_lock_has_its_own_line(worker: Worker) -> None:
     worker.park("here", 2.0)
     worker.park("there", 1.0, "other")
     worker.frees()
@@ -179,7 +179,7 @@ def test_each_lock_has_a_line_of_its_own(worker: Worker) -> None:
     worker.begins("here", "there")
 
 
-def test_copy_whose_time_has_come_is_not_begun_twice(worker: Worker) -> None:
+def test_copy_that_its_timer_has_begun_is_not_begun_again(worker: Worker) -> None:
     worker.park("due", 1.0)
     worker.park("next", 2.0)
     del worker.timer[0]
@@ -187,7 +187,7 @@ def test_copy_whose_time_has_come_is_not_begun_twice(worker: Worker) -> None:
     worker.begins("next")
 
 
-def test_wake_up_that_nobody_can_use_is_given_back(worker: Worker) -> None:
+def test_unusable_wake_up_is_given_back(worker: Worker) -> None:
     worker.park("due", 1.0)
     due = worker.timer.pop()
     worker.frees()
@@ -197,14 +197,14 @@ def test_wake_up_that_nobody_can_use_is_given_back(worker: Worker) -> None:
     assert due.name == "due"
 
 
-def test_copy_that_was_revoked_gives_back(worker: Worker) -> None:
+def test_revoked_copy_gives_its_wake_up_back(worker: Worker) -> None:
     worker.park("one", 1.0)
     worker.line.give_back("key")
     until(lambda: worker.wake_ups.given_back == ["key"])
 
 
 def test_line_without_copies_is_left(worker: Worker) -> None:
-    """By the loss of the broker: the timer is cleared, and nobody has them any more."""
+    """After the loss of the broker: the timer was cleared, and nothing else has the copies."""
     worker.park("one", 1.0)
     until(lambda: worker.wake_ups.waited)
     left = worker.wake_ups.left
@@ -215,7 +215,7 @@ def test_line_without_copies_is_left(worker: Worker) -> None:
     until(lambda: worker.wake_ups.places == {"other": Place(2.0, 1)})
 
 
-def test_copy_that_runs_waits_no_more(worker: Worker) -> None:
+def test_running_copy_does_not_wait_any_more(worker: Worker) -> None:
     one = worker.park("one", 1.0)
     until(lambda: worker.wake_ups.waited)
     left = worker.wake_ups.left
@@ -223,8 +223,8 @@ def test_copy_that_runs_waits_no_more(worker: Worker) -> None:
     until(lambda: worker.wake_ups.left > left)
 
 
-def test_what_came_by_a_lost_connection_keeps_nobody_waiting(worker: Worker) -> None:
-    """One was called and dropped before it had a slot; Celery's timer and its cycles keep both for a while."""
+def test_copies_of_a_lost_connection_keep_nobody_waiting(worker: Worker) -> None:
+    """One was called and dropped before it had a slot; Celery's timer and reference cycles keep both for a while."""
     worker.begins_at_once = False
     lost = [worker.park("called", 1.0), worker.park("behind", 2.0)]
     worker.frees()
@@ -238,8 +238,8 @@ def test_what_came_by_a_lost_connection_keeps_nobody_waiting(worker: Worker) -> 
     assert again not in lost
 
 
-def test_wake_up_that_was_left_to_a_copy_is_looked_after_when_that_has_a_slot(worker: Worker) -> None:
-    """It may have run, and its end be what woke this process, before the pool says that it has begun."""
+def test_lock_whose_wake_up_was_left_to_a_copy_is_looked_at_again_once_that_has_a_slot(worker: Worker) -> None:
+    """It may already have run, and its end may have woken this process, before the pool reports its start."""
     worker.begins_at_once = False
     one = worker.park("one", 1.0)
     worker.park("two", 2.0)
@@ -259,7 +259,7 @@ def test_wake_up_that_was_left_to_a_copy_is_looked_after_when_that_has_a_slot(wo
     assert worker.wake_ups.looked_at == [("key", 1)]
 
 
-def test_busy_worker_passes_on_while_others_may_have_room(worker: Worker) -> None:
+def test_busy_worker_passes_wake_ups_on_while_others_may_have_room(worker: Worker) -> None:
     worker.has_room = False
     worker.park("one", 1.0)
     worker.frees()
@@ -270,8 +270,8 @@ def test_busy_worker_passes_on_while_others_may_have_room(worker: Worker) -> Non
     worker.begins("one")
 
 
-def test_several_are_called_where_several_may_hold_the_lock(worker: Worker) -> None:
-    """Else one: what was found free may be what the last one is about to take."""
+def test_several_copies_are_called_for_a_semaphore(worker: Worker) -> None:
+    """Otherwise only one: the lock may seem free because the last copy is about to take it."""
     worker.begins_at_once = False
     one = worker.park("one", 1.0)
     worker.park("two", 2.0)
@@ -291,7 +291,7 @@ def test_several_are_called_where_several_may_hold_the_lock(worker: Worker) -> N
     worker.begins("one", "two", "a", "b")
 
 
-def test_busy_worker_has_one_copy_wait_for_a_slot(worker: Worker) -> None:
+def test_busy_worker_lets_one_copy_wait_for_a_slot(worker: Worker) -> None:
     worker.has_room = worker.wake_ups.takes_back = False
     one = worker.park("one", 1.0)
     worker.park("two", 2.0)
@@ -304,7 +304,7 @@ def test_busy_worker_has_one_copy_wait_for_a_slot(worker: Worker) -> None:
     worker.begins("one", "two")
 
 
-def test_while_the_lock_server_is_silent_nobody_is_woken(worker: Worker) -> None:
+def test_nobody_is_woken_while_the_lock_server_is_silent(worker: Worker) -> None:
     worker.wake_ups.failures += [LockUnavailable("server", "cut")] * 50
     worker.park("one", 1.0)
     until(lambda: worker.wake_ups.waited)
@@ -317,7 +317,7 @@ def test_while_the_lock_server_is_silent_nobody_is_woken(worker: Worker) -> None
 
 
 @pytest.mark.parametrize("error", [LockUnavailable("server", "cut"), RuntimeError("an internal fault")])
-def test_it_goes_on_after_an_error(worker: Worker, error: Exception) -> None:
+def test_line_goes_on_after_an_error(worker: Worker, error: Exception) -> None:
     worker.wake_ups.failures.append(error)
     worker.park("one", 1.0)
     until(lambda: worker.wake_ups.waited > 1)
@@ -325,7 +325,7 @@ def test_it_goes_on_after_an_error(worker: Worker, error: Exception) -> None:
     worker.begins("one")
 
 
-def test_worker_that_ends_begins_nothing(worker: Worker) -> None:
+def test_stopping_worker_begins_nothing(worker: Worker) -> None:
     worker.park("one", 1.0)
     until(lambda: worker.wake_ups.waited)
     left = worker.wake_ups.left
@@ -338,7 +338,7 @@ def test_worker_that_ends_begins_nothing(worker: Worker) -> None:
     assert worker.begun == []
 
 
-def test_worker_that_ends_gives_on_what_its_loop_has_not_come_to(worker: Worker) -> None:
+def test_stopping_worker_gives_back_wake_ups_that_its_loop_has_not_used(worker: Worker) -> None:
     worker.park("one", 1.0)
     worker.frees()
     until(lambda: worker.line._called)
@@ -349,9 +349,7 @@ def test_worker_that_ends_gives_on_what_its_loop_has_not_come_to(worker: Worker)
     assert worker.begun == []
 
 
-def test_where_no_thread_can_be_had_copies_wait_for_their_own_time(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_wait_for_their_own_time_if_no_thread_can_start(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

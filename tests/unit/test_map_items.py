@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=[SingletonTask, None], ids=["everywhere", "for one task"])
 def app(request: pytest.FixtureRequest) -> Celery:
-    """Celery's own tasks are of our class as well where the app's are."""
+    """With "everywhere", Celery's own tasks have our class as well."""
     options = {"task_cls": request.param} if request.param else {}
     made = Celery(f"i{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://", **options)
     made.conf.singleton_lock_prefix = made.main
@@ -77,32 +77,32 @@ def test_item_whose_lock_is_held_fails_the_map(app: Celery) -> None:
     assert result.state == "FAILURE"
     assert isinstance(result.result, LockConflict)
     assert result.result.task_id == "other-task"
-    assert [it[0] for it in seen] == [1], "and those after it are not called either"
+    assert [it[0] for it in seen] == [1], "later items are not called either"
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "reject", lambda task, conflict: "skip"])
-def test_nothing_pretends_to_be_a_result(app: Celery, policy: Any) -> None:
+def test_refused_item_has_no_result(app: Celery, policy: Any) -> None:
     task = make(app, on_conflict=policy)
     hold(task, 1)
     with pytest.raises(LockConflict):
         task.map([1]).apply().get()
 
 
-def test_item_waits_as_lock_wait_says(app: Celery) -> None:
+def test_item_waits_for_as_long_as_lock_wait_allows(app: Celery) -> None:
     task = make(app, lock_wait=60)
     lease = hold(task, 1)
     threading.Timer(0.1, Runtime.of(app).store.free, (lease,)).start()
     assert task.map([1]).apply().get() == [1]
 
 
-def test_item_waits_until_its_lock_is_free_where_a_message_would_be_put_back(app: Celery) -> None:
+def test_item_waits_for_its_lock_if_a_message_would_be_put_back(app: Celery) -> None:
     task = make(app, on_conflict="retry")
     lease = hold(task, 1)
     threading.Timer(0.1, Runtime.of(app).store.free, (lease,)).start()
     assert task.map([1]).apply().get() == [1]
 
 
-def test_within_an_exclusive_task_there_is_an_end_to_waiting(app: Celery) -> None:
+def test_item_within_an_exclusive_task_does_not_wait_forever(app: Celery) -> None:
     inner = make(app, on_conflict="retry", name=f"inner{next(_numbers)}")
     hold(inner, 1)
     outer = make(app, function=lambda x: inner.map([x]).apply().get(), name=f"outer{next(_numbers)}")
@@ -116,7 +116,7 @@ def test_item_of_the_holder_itself_does_not_run_beside_it(app: Celery) -> None:
         task.apply((1,)).get()
 
 
-def test_call_within_an_item_is_a_plain_one(app: Celery) -> None:
+def test_call_within_an_item_is_a_plain_call(app: Celery) -> None:
     seen: list[Any] = []
     inner = make(app, seen, name=f"inner{next(_numbers)}")
     outer = make(app, function=inner, name=f"outer{next(_numbers)}")
@@ -124,7 +124,7 @@ def test_call_within_an_item_is_a_plain_one(app: Celery) -> None:
     assert seen == [(1, 0, False, False)]
 
 
-def test_direct_call_after_a_map_is_a_plain_one(app: Celery) -> None:
+def test_direct_call_after_a_map_is_a_plain_call(app: Celery) -> None:
     seen: list[Any] = []
     task = make(app, seen)
     task.map([1]).apply()
@@ -132,7 +132,7 @@ def test_direct_call_after_a_map_is_a_plain_one(app: Celery) -> None:
     assert seen[-1] == (2, 0, False, False)
 
 
-def test_item_that_fails_frees_its_lock(app: Celery) -> None:
+def test_failed_item_frees_its_lock(app: Celery) -> None:
     def fail(x: int) -> None:
         raise ValueError(x)
 
@@ -157,8 +157,10 @@ def test_item_waits_for_the_lock_server(app: Celery, monkeypatch: pytest.MonkeyP
     assert len(tries) == 3
 
 
-def test_servers_silence_takes_nothing_of_what_an_item_may_wait(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays where it is: no later delivery of it begins to wait anew."""
+def test_silence_of_the_server_does_not_shorten_the_wait_of_an_item(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays in its slot, so no later delivery could start a new wait."""
     monkeypatch.setattr(requeue, "FIRST_DELAY", 0.01)
     task = make(app, lock_wait=60)
     store = Runtime.of(app).store
@@ -184,10 +186,10 @@ def test_servers_silence_takes_nothing_of_what_an_item_may_wait(app: Celery, mon
     assert task.map([1]).apply().get() == [1]
 
 
-def test_item_that_asks_for_long_names_the_latest_owners_that_it_gave_up(
+def test_item_that_asks_many_times_names_only_its_latest_given_up_owners(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not all of them: each question would be longer than the one before."""
+    """If it named all of them, each question would be longer than the one before."""
     named: list[tuple[str, ...]] = []
     acquire = MemoryStore.acquire
 
@@ -203,7 +205,7 @@ def test_item_that_asks_for_long_names_the_latest_owners_that_it_gave_up(
     assert [len(owners) for owners in named] == [min(tries, requeue.MAX_GIVEN_UP) for tries in range(len(named))]
 
 
-def test_item_fails_where_the_task_says_so(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_lock_server_is_handled_as_the_task_says(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Any, *args: Any, **options: Any) -> Any:
         raise LockUnavailable("k", "no answer")
 
@@ -213,7 +215,7 @@ def test_item_fails_where_the_task_says_so(app: Celery, monkeypatch: pytest.Monk
     assert make(app, on_unavailable="run", name=f"runs{next(_numbers)}").map([1]).apply().get() == [1]
 
 
-def test_what_the_function_raises_is_not_taken_for_the_lock_servers_silence(app: Celery) -> None:
+def test_error_of_the_function_is_not_taken_for_a_silent_lock_server(app: Celery) -> None:
     calls = []
 
     def fail(x: int) -> None:
@@ -246,7 +248,7 @@ def test_two_maps_do_not_overlap(app: Celery) -> None:
     assert most == 1
 
 
-def test_retry_in_an_item_is_as_celery_has_it(app: Celery) -> None:
+def test_retry_in_an_item_works_as_in_celery(app: Celery) -> None:
     @app.task(bind=True, base=Task, shared=False, name=f"plain{next(_numbers)}")
     def plain(self: Any, x: int) -> None:
         raise self.retry(countdown=0)

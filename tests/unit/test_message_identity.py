@@ -1,4 +1,4 @@
-"""The name of a sending: the same for all that follows from one send, another for each new send."""
+"""The name of a sending: the same for everything that follows from one send, and a new one for each new send."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def sent() -> Iterator[list[Any]]:
-    """The requests that the messages sent meanwhile make in a worker."""
+    """The requests that a worker would make of the messages that are sent."""
     requests: list[Any] = []
 
     def note(headers: dict[str, Any], body: Any, **_: Any) -> None:
@@ -33,7 +33,7 @@ def sent() -> Iterator[list[Any]]:
 
 
 def deliver(task: Any, request: Any, **changes: Any) -> Any:
-    """Carry the message out as a worker does."""
+    """Carry out the message as a worker does."""
     task.push_request(**{**vars(request), "called_directly": False, "is_eager": False, "delivery_info": {}, **changes})
     try:
         return task()
@@ -42,7 +42,7 @@ def deliver(task: Any, request: Any, **changes: Any) -> Any:
 
 
 def in_worker(task: Any, request: Any, follow: Any) -> None:
-    """Call `follow` as a worker sends what follows on a task that has ended."""
+    """Call `follow` as a worker does to send callbacks and next steps of a task that has ended."""
     from celery._state import _task_stack
 
     _task_stack.push(task)
@@ -64,7 +64,7 @@ def test_one_id_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None
     assert message_identity.sending_of(first) != message_identity.sending_of(second)
 
 
-def test_the_last_step_of_a_chain_that_is_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None:
+def test_last_step_of_a_chain_that_is_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None:
     first, last = bound(app), bound(app)
     nightly = chain(first.si(), last.si())
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_two_copies_of_one_message_send_one_next_step(app: Celery, sent: list[An
     assert message_identity.sending_of(sent[1]) == message_identity.sending_of(sent[2])
 
 
-def test_what_a_body_sends_is_new_each_time(app: Celery, sent: list[Any]) -> None:
+def test_message_that_a_body_sends_is_new_each_time(app: Celery, sent: list[Any]) -> None:
     other = bound(app)
     task = bound(app, lambda self: other.apply_async(task_id="fixed"))
     task.delay()
@@ -103,7 +103,7 @@ def test_what_a_body_sends_is_new_each_time(app: Celery, sent: list[Any]) -> Non
 
 @pytest.mark.parametrize("protocol", [1, 2])
 @pytest.mark.parametrize("has_parent", [False, True])
-def test_a_retry_and_a_replacement_are_of_the_same_sending(
+def test_retry_and_replacement_belong_to_the_same_sending(
     app: Celery, sent: list[Any], protocol: int, has_parent: bool
 ) -> None:
     app.conf.task_protocol = protocol
@@ -129,14 +129,14 @@ def test_a_retry_and_a_replacement_are_of_the_same_sending(
 
 
 @pytest.mark.parametrize("nonsense", [7, "", "x" * 32, "0" * 33, ["0" * 32], {"a": 1}, "0" * 32 + "/1", None, "\ud800"])
-def test_a_header_that_others_wrote_counts_as_none(nonsense: object) -> None:
+def test_forged_header_is_ignored(nonsense: object) -> None:
     bare = Context({"id": "1", "root_id": "1", "parent_id": None})
     forged = Context({"id": "1", "root_id": "1", "parent_id": None, message_identity.SENT_HEADER: nonsense})
     assert message_identity.sending_of(forged) == message_identity.sending_of(bare)
     assert message_identity.replaced(forged) == 0
 
 
-def test_without_the_header_the_root_and_the_parent_tell_sendings_apart() -> None:
+def test_root_and_parent_distinguish_sendings_without_the_header() -> None:
     names = {
         message_identity.sending_of(Context({"id": "1", "root_id": root, "parent_id": parent}))
         for root in ("a", "b")
@@ -146,7 +146,7 @@ def test_without_the_header_the_root_and_the_parent_tell_sendings_apart() -> Non
 
 
 @pytest.mark.parametrize("task_id", [None, 7, "x" * 1000, "\x1b[2J", "\ud800", ["a"]])
-def test_the_name_of_a_record_is_short_and_plain_whatever_the_id(task_id: object) -> None:
+def test_name_of_a_record_is_short_and_plain_whatever_the_id(task_id: object) -> None:
     name = message_identity.record_name("task", task_id, message_identity.sending_of(Context({"id": task_id})))
     assert len(name) < 100
     assert name.isascii()
@@ -158,14 +158,14 @@ def test_records_of_two_tasks_have_two_names() -> None:
 
 
 @pytest.mark.parametrize("root", [None, "1"])
-def test_a_retry_belongs_to_its_message_though_that_came_without_a_root(root: str | None) -> None:
-    """From an old client, or another program; Celery gives the retry its own id as the root and the parent."""
+def test_retry_belongs_to_its_message_even_if_that_had_no_root(root: str | None) -> None:
+    """Old clients and other programs send such messages; Celery gives the retry its own id as the root and parent."""
     first = Context({"id": "1", "root_id": root, "parent_id": None})
     retry = Context({"id": "1", "root_id": "1", "parent_id": "1", "retries": 1})
     assert message_identity.sending_of(first) == message_identity.sending_of(retry)
 
 
-def test_task_that_its_own_handler_sends_again_is_another_one(app: Celery, sent: list[Any]) -> None:
+def test_task_that_its_own_handler_sends_again_is_a_new_sending(app: Celery, sent: list[Any]) -> None:
     task = bound(app)
     task.delay()
     (request,) = sent
@@ -178,10 +178,8 @@ def test_task_that_its_own_handler_sends_again_is_another_one(app: Celery, sent:
 
 @pytest.mark.parametrize("has_header", [True, False])
 @pytest.mark.parametrize("retries", [0, 1])
-def test_copy_that_is_made_anew_is_of_the_same_sending(
-    app: Celery, sent: list[Any], has_header: bool, retries: int
-) -> None:
-    """With a Request class of the user's own the message itself is not there; some come without the header."""
+def test_rebuilt_copy_belongs_to_the_same_sending(app: Celery, sent: list[Any], has_header: bool, retries: int) -> None:
+    """With a user's own Request class the message itself is not available; some messages have no header."""
     task, following = bound(app), bound(app)
     task.delay()
     request = sent[0]
@@ -201,7 +199,7 @@ def test_copy_that_is_made_anew_is_of_the_same_sending(
     assert (copy.id, copy.retries) == (request.id, retries)
     assert message_identity.sending_of(copy) == message_identity.sending_of(request)
     in_worker(task, copy, put_back)
-    assert message_identity.sending_of(sent[2]) == message_identity.sending_of(request), "also a copy of the copy"
+    assert message_identity.sending_of(sent[2]) == message_identity.sending_of(request), "a copy of the copy as well"
     follow(request)
     follow(copy)
     assert message_identity.sending_of(sent[3]) == message_identity.sending_of(sent[4]), "both send one next step"

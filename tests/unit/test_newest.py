@@ -1,6 +1,4 @@
-"""`on_conflict="rerun"` and `"replace"`, in one process: the end of an execution that is not the newest, and what is
-refused.
-"""
+"""`on_conflict="rerun"` and `"replace"` in one process: how older executions end, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,14 +28,14 @@ pytestmark = pytest.mark.usefixtures("settled_at_once")
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The headers of what is put back."""
+    """The headers of the messages that are put back."""
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: found.append(header))
     return found
 
 
 def sleep() -> None:
-    """Until it is stopped."""
+    """Sleep until stopped."""
     clock.sleep(LIMIT)
 
 
@@ -57,7 +55,7 @@ def come_too_late(task: Any, name: str) -> Any:
 
 
 def wait(task: Any, name: str, sent: list[dict[str, Any]]) -> dict[str, Any]:
-    """One that meets the lock; the header of its copy."""
+    """Deliver a message that meets the lock; returns the header of its copy."""
     with pytest.raises(requeue.GoesOn):
         come(task, name)
     return sent[-1]
@@ -80,7 +78,7 @@ class TestSuperseded:
         assert come(task, "b", second) == "done"
         assert runs == [f"{task.app.main}-b"]
 
-    def test_its_state_error_and_signal(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
+    def test_superseded_message_has_its_state_error_and_signal(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
         task, _ = rerun
         told: list[Any] = []
 
@@ -104,8 +102,8 @@ class TestSuperseded:
         assert isinstance(stored["result"], TaskRevokedError)
         assert stored["result"].args == (key, newest)
 
-    def test_copy_of_one_that_has_ended_so_does_not_run(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
-        """The broker delivers it once more, when the newest has long ended."""
+    def test_copy_of_a_superseded_message_does_not_run(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
+        """The broker delivers it again long after the newest has ended."""
         task, runs = rerun
         other = hold(task)
         first, second = (wait(task, name, sent) for name in "ab")
@@ -117,8 +115,8 @@ class TestSuperseded:
             come(task, "a")
         assert runs == [f"{task.app.main}-b"]
 
-    def test_one_that_comes_too_late_supersedes_none(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
-        """It had expired when the broker delivered it again, and it had not asked for the lock before."""
+    def test_expired_message_supersedes_nobody(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
+        """It had expired when the broker redelivered it, and it had never asked for the lock."""
         task, runs = rerun
         other = hold(task)
         first = wait(task, "a", sent)
@@ -130,7 +128,7 @@ class TestSuperseded:
             come_too_late(task, "b")
         assert runs == [f"{task.app.main}-a"]
 
-    def test_copy_of_one_that_died_before_its_result_was_stored_ends_so(
+    def test_copy_of_a_message_that_died_before_it_stored_its_end_is_superseded(
         self, rerun: Any, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         task, _ = rerun
@@ -149,7 +147,9 @@ class TestSuperseded:
         assert isinstance(stored["result"], LockSuperseded)
         assert stored["result"].args == (task.lock_key_of(), f"{task.app.main}-b")
 
-    def test_id_of_the_one_that_runs_keeps_its_result(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
+    def test_superseded_message_with_the_id_of_the_holder_stores_no_result(
+        self, rerun: Any, sent: list[dict[str, Any]]
+    ) -> None:
         task, _ = rerun
         hold(task)
         wait(task, "a", sent)
@@ -162,8 +162,8 @@ class TestSuperseded:
             deliver(task, id="other-task", headers={SENT_HEADER: "c" * 32})
         assert task.backend.get_task_meta("other-task")["status"] == states.SUCCESS
 
-    def test_headers_that_a_body_passes_on_to_another_message(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
-        """That one is as new as any."""
+    def test_message_with_copied_headers_is_a_new_message(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
+        """A body passed the headers of its message on."""
         task, runs = rerun
         other = hold(task)
         first, second = (wait(task, name, sent) for name in "ab")
@@ -175,7 +175,7 @@ class TestSuperseded:
         assert come(task, "c", sent[-1]) == "done"
         assert runs == [f"{task.app.main}-c"]
 
-    def test_what_others_wrote_as_its_number_counts_as_none(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
+    def test_forged_number_is_ignored(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
         task, runs = rerun
         for number in (True, "1", -1, 0, 1.5, 2**60, [], None):
             come(task, "c", {"retries": 0, "arrived": number})
@@ -184,11 +184,11 @@ class TestSuperseded:
 
 
 class TestStopped:
-    """An older one that runs, with `on_conflict="replace"`."""
+    """An older execution that runs, with `on_conflict="replace"`."""
 
     @pytest.fixture
     def meets(self, app: Celery, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-        """Makes a task whose first run meets a newer message, and then does something until a renewal stops it."""
+        """Makes a task whose first run meets a newer message, and then calls `then` until a renewal stops it."""
         monkeypatch.setattr(MemoryStore, "tell", lambda *_: None)
 
         def make_it(then: Callable[[], Any], **options: Any) -> Any:
@@ -203,7 +203,7 @@ class TestStopped:
 
         return make_it
 
-    def test_it_ends_revoked_and_the_newest_runs(self, meets: Any, sent: list[dict[str, Any]]) -> None:
+    def test_stopped_execution_is_revoked_and_the_newest_runs(self, meets: Any, sent: list[dict[str, Any]]) -> None:
         task, runs = meets(sleep)
         told: list[Any] = []
 
@@ -224,7 +224,7 @@ class TestStopped:
         assert come(task, "b", sent[-1]) == "done"
         assert runs == [older, newest]
 
-    def test_it_does_not_wait_for_a_renewal(self, app: Celery, sent: list[dict[str, Any]]) -> None:
+    def test_stop_does_not_wait_for_a_renewal(self, app: Celery, sent: list[dict[str, Any]]) -> None:
         def body() -> None:
             newcomer = threading.Thread(target=wait, args=(task, "b", sent))
             newcomer.start()
@@ -235,7 +235,7 @@ class TestStopped:
             come(task, "a")
         until(lambda: bool(sent), "the newcomer waits")
 
-    def test_copy_of_it_does_not_run(self, meets: Any, sent: list[dict[str, Any]]) -> None:
+    def test_copy_of_a_stopped_execution_does_not_run(self, meets: Any, sent: list[dict[str, Any]]) -> None:
         task, runs = meets(sleep)
         with pytest.raises(Skipped):
             come(task, "a")
@@ -244,7 +244,7 @@ class TestStopped:
             come(task, "a")
         assert len(runs) == 2
 
-    def test_lock_is_held_until_it_has_ended(self, meets: Any) -> None:
+    def test_lock_is_held_until_the_stopped_execution_has_ended(self, meets: Any) -> None:
         seen: list[Any] = []
 
         def clean_up() -> None:
@@ -260,7 +260,7 @@ class TestStopped:
         assert (held.holder.task_id, held.holder.superseded_by) == (f"{task.app.main}-a", f"{task.app.main}-b")
         assert Runtime.of(task.app).store.held(task.lock_key_of()) == []
 
-    def test_success_that_comes_first_stands(self, meets: Any, sent: list[dict[str, Any]]) -> None:
+    def test_success_that_comes_before_the_stop_counts(self, meets: Any, sent: list[dict[str, Any]]) -> None:
         task, runs = meets(lambda: "in time")
         assert come(task, "a") == "in time"
         assert come(task, "b", sent[-1]) == "done"
@@ -278,14 +278,16 @@ class TestStopped:
             come(task, "a")
         assert isinstance(task.backend.get_task_meta(f"{task.app.main}-a")["result"], LockSuperseded)
 
-    def test_autoretry_does_not_try_it_again(self, meets: Any) -> None:
+    def test_autoretry_does_not_retry_a_stopped_execution(self, meets: Any) -> None:
         task, runs = meets(sleep, autoretry_for=(Exception,), retry_backoff=False, default_retry_delay=0)
         with pytest.raises(Skipped):
             come(task, "a")
         assert len(runs) == 1
 
-    def test_end_that_cannot_be_stored_is_not_another_one(self, meets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A soft time limit strikes meanwhile, or the result backend is away for a moment."""
+    def test_end_that_cannot_be_stored_at_first_does_not_change(
+        self, meets: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A soft time limit strikes meanwhile, or the result backend is briefly unavailable."""
         task, runs = meets(sleep)
         mark = task.backend.mark_as_failure
 
@@ -299,8 +301,8 @@ class TestStopped:
         assert task.backend.get_task_meta(f"{task.app.main}-a")["status"] == states.REVOKED
         assert len(runs) == 1
 
-    def test_what_replaces_it_is_its_end(self, meets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It has the id, and is to have the result: nobody could tell whether it was sent, were that interrupted."""
+    def test_replacement_is_not_interrupted(self, meets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The replacement takes over id and result: after an interruption nobody would know whether it was sent."""
         sent: list[str] = []
 
         def replace() -> None:
@@ -309,7 +311,7 @@ class TestStopped:
             assert body is not None
 
             def send(*_: Any, **options: Any) -> None:
-                until(lambda: body.struck, "it is to stop")
+                until(lambda: body.struck, "it must stop")
                 for _ in range(1000):
                     clock.sleep(0)
                 sent.append(options["task_id"])
@@ -323,7 +325,7 @@ class TestStopped:
         assert sent == [f"{task.app.main}-a"]
         assert task.backend.get_task_meta(sent[0])["status"] == states.PENDING
 
-    def test_one_whose_lock_is_lost_as_well_fails_so(self, meets: Any) -> None:
+    def test_stopped_execution_that_also_loses_its_lock_fails(self, meets: Any) -> None:
         def lose() -> None:
             Runtime.of(task.app).store.free(task.lock)
             sleep()
@@ -332,8 +334,8 @@ class TestStopped:
         with pytest.raises(LockLost):
             come(task, "a")
 
-    def test_one_of_another_policy_is_waited_for(self, app: Celery, sent: list[dict[str, Any]]) -> None:
-        """The call that runs did not ask for that."""
+    def test_execution_with_another_policy_is_not_stopped(self, app: Celery, sent: list[dict[str, Any]]) -> None:
+        """The running call did not choose this policy."""
 
         def body() -> None:
             if len(runs) == 1:
@@ -355,7 +357,7 @@ class TestOutsideOfTheOrder:
             task.apply(throw=True)
 
     @pytest.mark.parametrize("policy", ["rerun", "replace"])
-    def test_callable_does_not_choose_it(self, app: Celery, policy: str) -> None:
+    def test_callable_cannot_choose_the_policy(self, app: Celery, policy: str) -> None:
         task, runs = make(app, lambda: None, on_conflict=lambda task, conflict: policy, lock_key=[])
         hold(task)
         with pytest.raises(InvalidOption, match=f"returned '{policy}'; allowed: skip, raise, retry, reject"):
@@ -373,7 +375,7 @@ class TestOutsideOfTheOrder:
     ],
 )
 @pytest.mark.parametrize("policy", ["rerun", "replace"])
-def test_what_does_not_go_with_it(app: Celery, options: dict[str, Any], words: str, policy: str) -> None:
+def test_incompatible_options_are_refused(app: Celery, options: dict[str, Any], words: str, policy: str) -> None:
     task, _ = make(app, lambda: None, on_conflict=policy, lock_key=[], **options)
     with pytest.raises(InvalidOption, match=words):
         deliver(task)
@@ -382,7 +384,7 @@ def test_what_does_not_go_with_it(app: Celery, options: dict[str, Any], words: s
         deliver(plain, headers={"singleton_lock": {"on_conflict": policy}})
 
 
-def test_run_that_is_to_stop_and_to_go_on(app: Celery) -> None:
+def test_replace_with_a_mere_warning_on_loss_is_refused(app: Celery) -> None:
     task, _ = make(app, lambda: None, on_conflict="replace", on_lock_lost="warn", lock_key=[])
     with pytest.raises(InvalidOption, match="is 'replace' with on_lock_lost 'warn'"):
         deliver(task)

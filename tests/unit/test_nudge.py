@@ -1,4 +1,4 @@
-"""The pipe by which a thread is made to look up."""
+"""The pipe that wakes a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_given(nudge: Nudge) -> bool:
     return bool(select.select([nudge.descriptor], [], [], 0.0)[0])
 
 
-def test_it_is_there_until_it_is_taken() -> None:
+def test_nudge_remains_until_it_is_taken() -> None:
     nudge = Nudge()
     assert not is_given(nudge)
     nudge.give()
@@ -25,21 +25,21 @@ def test_it_is_there_until_it_is_taken() -> None:
     nudge.take()
 
 
-def test_full_pipe_stops_nobody() -> None:
+def test_full_pipe_blocks_nobody() -> None:
     nudge = Nudge()
     for _ in range(70_000):
         nudge.give()
     nudge.take()
 
 
-def test_it_is_closed_when_nobody_has_it_any_more() -> None:
+def test_unused_nudge_is_closed() -> None:
     nudge = Nudge()
     reader, writer = os.dup(nudge.descriptor), os.dup(nudge._writer)
     descriptors, pipe = (nudge.descriptor, nudge._writer), os.fstat(reader).st_ino
     del nudge
     gc.collect()
     for descriptor in descriptors:
-        with suppress(OSError):  # The number may be of another file by now: of a thread that an earlier test left.
+        with suppress(OSError):  # A thread that an earlier test left may have reused the number.
             assert os.fstat(descriptor).st_ino != pipe
     os.close(reader)
     os.close(writer)

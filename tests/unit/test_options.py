@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,7 @@ REDIS = "redis://localhost:1/0"
 
 
 def body(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A lambda that Celery can make a task of: it needs a name."""
+    """A lambda with a name, so that Celery can make a task of it."""
     function.__name__ = function.__qualname__ = "body"
     return function
 
@@ -48,7 +49,7 @@ def options(*, call: dict[str, Any] | None = None, conf: dict[str, Any] | None =
 
 
 class TestDefaults:
-    def test_are_safe(self) -> None:
+    def test_defaults_are_safe(self) -> None:
         assert options() == Options(
             scope="while_executing",
             ttl=30.0,
@@ -65,14 +66,14 @@ class TestDefaults:
             on_send_unavailable="send",
         )
 
-    def test_of_a_scope(self) -> None:
+    def test_defaults_of_a_scope(self) -> None:
         waiting = {"lock_scope": "until_and_while_executing"}
         assert options(**waiting).on_conflict == "retry"
         assert options(**waiting, on_conflict="skip").on_conflict == "skip"
         assert options(**waiting, conf={"singleton_lock_on_conflict": "skip"}).on_conflict == "skip"
         assert options(lock_scope="until_executed").retain_on_retry
 
-    def test_of_the_app(self) -> None:
+    def test_defaults_of_the_app(self) -> None:
         made = settings()
         assert (made.backend.urls, made.prefix, made.enabled) == ((REDIS,), "singleton_lock", True)
 
@@ -105,13 +106,15 @@ FIELDS = {
 
 @pytest.mark.parametrize(("attribute", "setting", "key", "good", "bad"), CASES)
 class TestEachOption:
-    def test_on_the_task(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
+    def test_option_on_the_task(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
         assert getattr(options(**{attribute: good}), FIELDS.get(attribute, attribute)) == good
 
-    def test_app_wide(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
+    def test_option_for_the_whole_app(
+        self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
+    ) -> None:
         assert getattr(options(conf={setting: good}), FIELDS.get(attribute, attribute)) == good
 
-    def test_per_call(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
+    def test_option_of_a_call(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
         if key is None:
             with pytest.raises(InvalidOption, match="allowed"):
                 check_call({"scope": good}, "shop.bill")
@@ -130,7 +133,7 @@ class TestEachOption:
         if key is not None:
             assert getattr(options(call={key: default}, **{attribute: good}), field) == default
 
-    def test_bad_value_on_the_task_names_all(
+    def test_error_about_a_value_on_the_task_is_complete(
         self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
     ) -> None:
         for value in bad:
@@ -139,7 +142,7 @@ class TestEachOption:
             for part in (attribute, "shop.bill", repr(value), "allowed"):
                 assert part in str(caught.value)
 
-    def test_bad_setting_names_all(
+    def test_error_about_a_setting_is_complete(
         self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
     ) -> None:
         for value in bad:
@@ -148,7 +151,7 @@ class TestEachOption:
             for part in (setting, repr(value), "allowed"):
                 assert part in str(caught.value)
 
-    def test_bad_value_of_a_call_names_all(
+    def test_error_about_a_value_of_a_call_is_complete(
         self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
     ) -> None:
         for value in bad if key else []:
@@ -160,10 +163,10 @@ class TestEachOption:
 
 class TestCall:
     @pytest.mark.parametrize("value", [None, True])
-    def test_nothing_said(self, value: object) -> None:
+    def test_call_without_options(self, value: object) -> None:
         assert check_call(value, "t") is None
 
-    def test_false_means_no_lock(self) -> None:
+    def test_false_switches_the_lock_off(self) -> None:
         assert check_call(False, "t") is False
 
     @pytest.mark.parametrize("value", [0, 1, "off", [], ["key"], 2.0])
@@ -175,7 +178,7 @@ class TestCall:
         with pytest.raises(InvalidOption, match="did you mean 'on_conflict'"):
             check_call({"on_conflicts": "skip"}, "t")
 
-    def test_callable_cannot_travel(self) -> None:
+    def test_callable_cannot_be_sent(self) -> None:
         with pytest.raises(InvalidOption, match="no message can carry"):
             check_call({"on_conflict": lambda task, conflict: "skip"}, "t")
 
@@ -186,7 +189,7 @@ class TestCall:
 
 
 class Odd:
-    """A value that raises whatever is done with it."""
+    """A value that raises on every operation."""
 
     def __eq__(self, other: object) -> bool:
         raise RuntimeError
@@ -197,14 +200,14 @@ class Odd:
     __hash__ = None  # type: ignore[assignment]
 
 
-#: Some are numbers to Python, or to numpy; none is what a setting may be.
+#: Some count as numbers in Python or numpy; no setting may have any of them.
 ODD = [10**400, -(10**400), 10**5000, float("nan"), Decimal("NaN"), Decimal(30), Fraction(1, 3), 1j, b"30", [[]], Odd()]
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("name", [*SETTINGS])
 def test_odd_values_are_clear_errors(name: str, value: object) -> None:
-    """A ttl of 10**400 raised OverflowError."""
+    """A ttl of 10**400 used to raise OverflowError."""
     found = [*problems(app(**{name: value}))]
     assert found
     for error in found:
@@ -224,7 +227,7 @@ class TestAccept:
     def task(self, **conf: Any) -> Any:
         return app(**conf).task(base=SingletonTask, name="shop.bill", shared=False)(body(lambda tenant: None))
 
-    def test_by_default_all_but_to_switch_the_lock_off(self) -> None:
+    def test_everything_except_disabling_the_lock_is_accepted_by_default(self) -> None:
         assert settings().accept == {*CALL_KEYS} == {*ACCEPTABLE} - {"disable"}
 
     @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ class TestAccept:
             (("key",), {"key"}),
         ],
     )
-    def test_is_a_word_or_a_list(self, value: object, expected: set[str]) -> None:
+    def test_accept_is_a_word_or_a_list(self, value: object, expected: set[str]) -> None:
         assert settings(singleton_lock_accept=value).accept == expected
 
     @pytest.mark.parametrize("value", ["key", "All", ["keys"], [1], 3, True, {"key": 1}, None.__class__])
@@ -246,12 +249,12 @@ class TestAccept:
             settings(singleton_lock_accept=value)
 
     @pytest.mark.parametrize("call", [False, {"key": "x"}, {"wait": 1.0}])
-    def test_the_error_names_setting_and_way_out(self, call: Any) -> None:
+    def test_error_names_the_setting_and_the_remedy(self, call: Any) -> None:
         task = self.task(singleton_lock_accept="none")
         with pytest.raises(InvalidOption, match=r"setting singleton_lock_accept allows nothing: add '\w+' to it"):
             check_accepted(call, accepted(task.app.conf), task)
 
-    def test_seconds_are_bounded_unless_the_task_says_more(self) -> None:
+    def test_seconds_are_bounded_unless_the_task_has_more(self) -> None:
         task = self.task()
         for name in ("ttl", "wait", "at_least_for"):
             check_accepted({name: MAX_ASKED}, settings().accept, task)
@@ -262,11 +265,11 @@ class TestAccept:
         of_app = self.task(singleton_lock_wait=1e9)
         check_accepted({"wait": 1e9}, settings().accept, of_app)
 
-    def test_is_refused_before_sending(self) -> None:
+    def test_call_is_refused_before_it_is_sent(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_accept"):
             self.task().apply_async((7,), singleton_lock=False)
 
-    def test_a_message_cannot_say_that_it_was_not_sent(self) -> None:
+    def test_message_cannot_claim_that_it_was_not_sent(self) -> None:
         task = self.task(singleton_lock_backend="memory://")
         request = Context(is_eager=True, headers={"singleton_lock": False}, delivery_info={})
         with pytest.raises(InvalidOption, match="singleton_lock_accept"):
@@ -274,7 +277,7 @@ class TestAccept:
         applied = Context(is_eager=True, headers={"singleton_lock": False}, delivery_info={"is_eager": True})
         assert task.lock_options(applied) is None
 
-    def test_a_key_of_any_length_is_a_digest(self) -> None:
+    def test_key_of_any_length_becomes_a_digest(self) -> None:
         task = self.task(singleton_lock_backend="memory://")
         request = Context(headers={"singleton_lock": {"key": "x\ud800" * 100_000}}, delivery_info={})
         key = task.lock_of(request, (7,), {}).key
@@ -306,21 +309,21 @@ class TestTaskAttributes:
             ("singleton_lock_timeout", "lock_ttl"),
         ],
     )
-    def test_words_of_others_are_known(self, name: str, meant: str) -> None:
+    def test_option_names_of_other_packages_are_known(self, name: str, meant: str) -> None:
         with pytest.raises(InvalidOption, match=f"'{name}'; did you mean '{meant}'"):
             options(**{name: 5})
 
-    def test_a_word_for_the_lease_says_that_it_is_renewed(self) -> None:
-        """Else a timeout of an hour becomes an hour for which a dead worker's job is stuck."""
+    def test_hint_for_a_timeout_says_that_the_lease_is_renewed(self) -> None:
+        """Otherwise a timeout of an hour becomes an hour in which the job of a dead worker is stuck."""
         with pytest.raises(InvalidOption, match=r"'lock_ttl' \(seconds; it is renewed"):
             options(lock_px=3_600_000)
 
     @pytest.mark.parametrize("name", ["on_conflcit", "on_dupliacte", "lock_kye"])
-    def test_letters_that_are_mixed_up_are_found_with_a_function_too(self, name: str) -> None:
+    def test_swapped_letters_are_found_even_if_the_value_is_a_function(self, name: str) -> None:
         with pytest.raises(InvalidOption, match=f"'{name}'; did you mean '(on_conflict|on_duplicate|lock_key)'"):
             options(**{name: lambda *_: "skip"})
 
-    def test_scope_without_its_beginning_is_found_by_its_value(self) -> None:
+    def test_scope_without_its_prefix_is_found_by_its_value(self) -> None:
         with pytest.raises(InvalidOption, match="'scope'; did you mean 'lock_scope'"):
             options(scope="until_executed")
 
@@ -329,7 +332,7 @@ class TestTaskAttributes:
             options(singleton_lock={"ttl": 5})
 
     @pytest.mark.parametrize("name", ["lock_time", "lock_mode", "lock_hold", "lock_count"])
-    def test_nothing_is_guessed_that_does_something_else(self, name: str) -> None:
+    def test_ambiguous_name_gets_no_guess(self, name: str) -> None:
         with pytest.raises(InvalidOption, match=f"'{name}'; allowed: lock_key"):
             options(**{name: 5})
 
@@ -349,7 +352,7 @@ class TestTaskAttributes:
         with pytest.raises(InvalidOption, match=here):
             options(**foreign)
 
-    def test_attributes_of_ones_own_are_left_alone(self) -> None:
+    def test_attributes_of_users_are_left_alone(self) -> None:
         options(once=True, heimdall="x", on_failure_mail="me@example.org", scope="global", ttl=5, timeout=60)
         options(clock_key="x", log_key="y", link_ttl=5, on_conflict_mail="me@example.org", on_conflicted=lambda: None)
 
@@ -366,13 +369,13 @@ class TestTaskAttributes:
         with pytest.raises(InvalidOption, match="lock_name"):
             options(lock_name=name)
 
-    def test_function_given_as_an_option_is_not_made_a_method(self) -> None:
+    def test_function_as_an_option_does_not_become_a_method(self) -> None:
         def decide(task: Any, conflict: Any) -> str:
             return "skip"
 
         assert options(on_conflict=decide).on_conflict is decide
 
-    def test_set_later_counts_from_then_on(self) -> None:
+    def test_option_that_is_set_later_counts_from_then_on(self) -> None:
         made = app()
         task = made.task(base=SingletonTask, name="shop.bill", shared=False, lock_ttl=60)(body(lambda tenant: None))
         known = Settings.from_app(made)
@@ -386,13 +389,13 @@ class TestTaskAttributes:
         with pytest.raises(InvalidOption, match=r"lock_ttl of task shop\.bill is 0"):
             options_for(task, known)
 
-    def test_proxy_is_as_good_as_the_task(self) -> None:
-        """`shared_task` gives one."""
+    def test_proxy_of_a_task_has_its_options(self) -> None:
+        """`shared_task` returns a proxy."""
         made = app()
         task = made.task(base=SingletonTask, name="shop.bill", shared=False, lock_ttl=60)(body(lambda tenant: None))
         assert options_for(Proxy(lambda: task), Settings.from_app(made)).ttl == 60
 
-    def test_subclass_sets_it_for_its_tasks(self) -> None:
+    def test_subclass_sets_options_for_its_tasks(self) -> None:
         class Slow(SingletonTask):
             lock_ttl = 90.0
 
@@ -402,8 +405,8 @@ class TestTaskAttributes:
 
 
 @pytest.mark.parametrize("policy", ["skip", lambda task, conflict: "skip"], ids=["name", "function"])
-def test_task_goes_with_its_app(policy: Any) -> None:
-    """Its options are kept for the next execution."""
+def test_task_is_not_kept_alive_longer_than_its_app(policy: Any) -> None:
+    """Its options are cached for the next execution."""
     made = app()
     task = made.task(base=SingletonTask, shared=False, on_conflict=policy)(body(lambda: None))
     for _ in range(2):
@@ -416,13 +419,25 @@ def test_task_goes_with_its_app(policy: Any) -> None:
 
 class TestSettings:
     @pytest.mark.parametrize("name", ["singleton_lock_beat_timeout", "singleton_lock_beat_lock_timeout"])
-    def test_words_of_other_beats_are_known(self, name: str) -> None:
+    def test_setting_names_of_other_beats_are_known(self, name: str) -> None:
         with pytest.raises(InvalidOption, match=f"{name}; did you mean 'singleton_lock_beat_ttl'"):
             settings(**{name: 30})
 
     def test_unknown_setting_is_refused_with_a_hint(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_tll; did you mean 'singleton_lock_ttl'"):
             settings(singleton_lock_tll=3)
+
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("singleton_lock_redis_url", "; did you mean 'singleton_lock_backend'?"),
+            ("singleton_lock_key", "; set lock_key on the task"),
+            ("singleton_lock_nonsense", "; allowed: singleton_lock_accept, "),
+        ],
+    )
+    def test_hint_does_not_name_a_setting_that_only_begins_alike(self, name: str, hint: str) -> None:
+        with pytest.raises(InvalidOption, match=re.escape(f"there is no setting {name}{hint}")):
+            settings(**{name: 1})
 
     @pytest.mark.parametrize("value", [1, "yes", "False"])
     def test_enabled_is_a_boolean(self, value: object) -> None:
@@ -442,7 +457,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("timeout", "remembered"), [(None, 3600), (3, 3600), (43_200, 43_200), (10**9, 2_592_000), ("x", 3600)]
     )
-    def test_done_ttl_is_the_visibility_timeout_and_an_hour_at_least(self, timeout: object, remembered: int) -> None:
+    def test_done_ttl_is_the_visibility_timeout_but_at_least_an_hour(self, timeout: object, remembered: int) -> None:
         assert settings(broker_transport_options={"visibility_timeout": timeout}).done_ttl == remembered
         assert settings(singleton_lock_done_ttl=5, broker_transport_options={"visibility_timeout": 9}).done_ttl == 5
 
@@ -451,13 +466,13 @@ class TestSettings:
         with pytest.raises(InvalidOption, match="singleton_lock_transport_options"):
             settings(singleton_lock_transport_options=value)
 
-    def test_django_namespace(self) -> None:
+    def test_settings_are_read_from_the_django_namespace(self) -> None:
         made = Celery("django-like", set_as_current=False)
         django = SimpleNamespace(CELERY_BROKER_URL=REDIS, CELERY_SINGLETON_LOCK_TTL=45, CELERY_TIMEZONE="UTC")
         made.config_from_object(django, namespace="CELERY")
         assert Settings.from_app(made).defaults["ttl"] == 45
 
-    def test_typo_under_the_django_namespace_is_found(self) -> None:
+    def test_typo_in_the_django_namespace_is_found(self) -> None:
         made = Celery("django-like", set_as_current=False)
         django = SimpleNamespace(CELERY_BROKER_URL=REDIS, CELERY_SINGLETON_LOCK_TLL=45)
         made.config_from_object(django, namespace="CELERY")
@@ -466,24 +481,24 @@ class TestSettings:
 
 
 class TestBackend:
-    def test_set_beats_the_broker(self) -> None:
+    def test_setting_beats_the_broker(self) -> None:
         assert settings(singleton_lock_backend="redis://other/3").backend.urls == ("redis://other/3",)
 
-    def test_result_backend_if_the_broker_is_not_redis(self) -> None:
+    def test_result_backend_is_used_if_the_broker_is_not_redis(self) -> None:
         made = settings(broker_url="amqp://localhost", result_backend="redis://results/1")
         assert made.backend.urls == ("redis://results/1",)
 
-    def test_memory_broker_brings_memory_locks(self) -> None:
+    def test_memory_broker_means_memory_locks(self) -> None:
         assert settings(broker_url="memory://").backend.urls == ("memory://",)
 
-    def test_none_at_all_is_a_clear_error(self) -> None:
+    def test_missing_backend_is_a_clear_error(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_backend is not set"):
             settings(broker_url="amqp://localhost", result_backend="rpc://")
 
-    def test_none_is_needed_when_disabled(self) -> None:
+    def test_no_backend_is_needed_when_locks_are_disabled(self) -> None:
         assert not settings(broker_url="amqp://localhost", singleton_lock_enabled=False).enabled
 
-    def test_failover_list_of_the_broker_is_not_guessed_at(self) -> None:
+    def test_failover_list_of_the_broker_is_not_used(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_backend is not set"):
             settings(broker_url="redis://a;redis://b")
 
@@ -512,10 +527,10 @@ class TestBackend:
             "redis+cluster://a;redis+cluster://b",
         ],
     )
-    def test_several_servers(self, urls: str) -> None:
+    def test_several_servers_are_accepted(self, urls: str) -> None:
         assert settings(singleton_lock_backend=urls).backend.urls == tuple(urls.split(";"))
 
-    def test_sentinels_of_the_broker_come_with_the_masters_name(self) -> None:
+    def test_sentinels_of_the_broker_include_the_masters_name(self) -> None:
         options = {"master_name": "mymaster", "visibility_timeout": 60}
         made = settings(broker_url="sentinel://a;sentinel://b", broker_transport_options=options)
         assert made.backend.urls == ("sentinel://a", "sentinel://b")
@@ -532,7 +547,7 @@ class TestBackend:
             settings(singleton_lock_backend=url)
         assert "s3cret" not in str(caught.value)
 
-    def test_tls_options_of_the_broker_come_with_its_url(self) -> None:
+    def test_tls_options_of_the_broker_are_used_with_its_url(self) -> None:
         made = settings(broker_url="rediss://h", broker_use_ssl={"ssl_cert_reqs": "none"})
         assert made.transport_options == {"ssl_cert_reqs": "none"}
 
@@ -542,12 +557,12 @@ class TestBackend:
         assert "s3cret" not in repr(made)
 
 
-def test_type_of_a_calls_options_has_what_a_call_may_say() -> None:
+def test_type_of_a_calls_options_has_all_options_of_a_call() -> None:
     assert {*CallOptions.__annotations__} == {*CALL_KEYS}
 
 
 class TestMisplacedInACall:
-    """Options in a call that Celery would carry along, to no effect."""
+    """Options in a call that Celery would pass on without any effect."""
 
     @pytest.mark.parametrize(
         ("given", "instead"),
@@ -569,7 +584,7 @@ class TestMisplacedInACall:
         ],
     )
     @pytest.mark.parametrize("how", ["apply_async", "apply", "set"])
-    def test_is_refused(self, how: str, given: dict[str, Any], instead: str) -> None:
+    def test_misplaced_option_is_refused(self, how: str, given: dict[str, Any], instead: str) -> None:
         made = app(task_always_eager=True, singleton_lock_backend="memory://")
         task = made.task(base=SingletonTask, name="shop.bill", shared=False)(body(lambda tenant: None))
         call = task.s(7).set(**given).apply_async if how == "set" else partial(getattr(task, how), (7,), **given)

@@ -1,4 +1,4 @@
-"""What a copy of a message has, and what it must not have."""
+"""What a copy of a message must contain, and what it must not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def app(app: Celery) -> Celery:
 
 
 def receive(app: Celery, *, serializer: str = "json", protocol: int = 2, **parts: Any) -> Any:
-    """The request that a task's process gets of a message."""
+    """The request that a task's process gets for a message."""
 
     made = app.amqp.task_protocols[protocol]("the id", "job", (1,), **parts.pop("task", {}))
     content_type, content_encoding, body = dumps(made.body, serializer=serializer)
@@ -60,7 +60,7 @@ def copy(request: Any, *, expires: bool = True, eta: str | None = None) -> Copy:
     return original.copy(HEADER, expires=expires, eta=eta, accept=["json", "pickle"])
 
 
-def test_has_the_headers_of_others_and_not_those_of_one_delivery(app: Celery) -> None:
+def test_copy_has_foreign_headers_but_none_of_a_single_delivery(app: Celery) -> None:
     ours = {"queue": "singleton_lock.delay.4", "reason": "expired", "count": 1}
     theirs = {"queue": "failed", "reason": "rejected", "count": 2}
     headers = {
@@ -84,8 +84,8 @@ def test_has_the_headers_of_others_and_not_those_of_one_delivery(app: Celery) ->
     }
 
 
-def test_says_how_the_first_was_sent(app: Celery) -> None:
-    """What its task retries goes the way that it always went."""
+def test_copy_says_how_the_first_message_was_sent(app: Celery) -> None:
+    """A retry of its task is sent to the original queue."""
     first = receive(app, delivery_info={"exchange": "reports", "routing_key": "report.daily"})
     sent = copy(first).headers
     second = receive(app, headers=sent)
@@ -96,12 +96,12 @@ def test_says_how_the_first_was_sent(app: Celery) -> None:
 @pytest.mark.parametrize(
     "forged", [None, "x", {"exchange": 1, "routing_key": "x"}, {"exchange": "x" * 256, "routing_key": ""}]
 )
-def test_nonsense_about_its_way_is_not_believed(app: Celery, forged: object) -> None:
+def test_nonsense_about_its_route_is_ignored(app: Celery, forged: object) -> None:
     request = receive(app, headers={PUT_BACK_HEADER: forged})
     assert (request.delivery_info["exchange"], request.delivery_info["routing_key"]) == ("", "celery")
 
 
-def test_properties_are_kept_but_for_those_of_one_delivery(app: Celery) -> None:
+def test_properties_are_kept_except_those_of_a_single_delivery(app: Celery) -> None:
     kept = {"reply_to": "answers", "message_id": "7", "app_id": "shop", "type": "t", "timestamp": 5, "delivery_mode": 1}
     left_out = {"delivery_tag": "x", "body_encoding": "base64", "MessageDeduplicationId": "x", "DelaySeconds": 3}
     sent = copy(receive(app, properties={**kept, **left_out, "priority": 7, "user_id": "web"}))
@@ -110,15 +110,13 @@ def test_properties_are_kept_but_for_those_of_one_delivery(app: Celery) -> None:
 
 
 @pytest.mark.parametrize(("expires", "kept"), [(None, "60000"), ("2090-01-01T00:00:00+00:00", None)])
-def test_broker_drops_it_for_its_age_only_where_no_worker_would(
-    app: Celery, expires: str | None, kept: str | None
-) -> None:
+def test_broker_expires_a_copy_only_if_no_worker_would(app: Celery, expires: str | None, kept: str | None) -> None:
     request = receive(app, task={"expires": expires}, properties={"expiration": "60000"})
     assert copy(request).properties.get("expiration") == kept
     assert copy(request).headers["expires"] == expires
 
 
-def test_of_what_has_begun_does_not_expire(app: Celery) -> None:
+def test_copy_of_a_message_that_has_begun_does_not_expire(app: Celery) -> None:
     request = receive(app, task={"expires": "2090-01-01T00:00:00+00:00"}, properties={"expiration": "60000"})
     sent = copy(request, expires=False)
     assert sent.headers["expires"] is None
@@ -126,7 +124,7 @@ def test_of_what_has_begun_does_not_expire(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_message_of_the_first_protocol_is_kept_as_it_is(app: Celery, serializer: str) -> None:
+def test_message_of_the_first_protocol_is_kept_unchanged(app: Celery, serializer: str) -> None:
     request = receive(app, protocol=1, serializer=serializer, headers={"traceparent": "00-1"})
     original = original_of(request)
     assert original is not None
@@ -149,7 +147,7 @@ def test_message_of_the_first_protocol_has_its_times_in_the_body(app: Celery, se
     assert (body["eta"], body["expires"], body["id"]) == ("2080-01-01T00:00:00+00:00", None, "the id")
 
 
-def test_no_sender_can_write_what_the_message_was(app: Celery) -> None:
+def test_sender_cannot_forge_the_original(app: Celery) -> None:
     forged = {"singleton_lock_original": ["body", "", "", {}, "", "", "elsewhere", True]}
     original = original_of(receive(app, properties=forged))
     assert original is not None

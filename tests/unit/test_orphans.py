@@ -1,4 +1,4 @@
-"""Which locks of messages are taken for orphaned, by what the looks say: in doubt none."""
+"""Which locks of messages count as orphaned after the looks: in doubt, none does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from tests.patience import sleepless
 
-#: Seconds for which a message may wait.
+#: Seconds that a message may wait.
 A_DAY = 86_400.0
 
 Looked = Callable[[int, dict[str, Any]], Look]
@@ -37,7 +37,7 @@ def app() -> Celery:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Of the app, and of no other one."""
+    """The store of this app alone."""
     store = MemoryStore()
     runtime = SimpleNamespace(store=store, settings=SimpleNamespace(prefix="orphans"))
     monkeypatch.setattr(orphans, "Runtime", SimpleNamespace(of=lambda _: runtime))
@@ -46,7 +46,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the looks find, one after the other; nothing once that is over. Each is a `Look`, or makes one."""
+    """What the looks find, one after the other, and then nothing. Each entry is a `Look`, or makes one."""
     planned: list[Any] = []
 
     def look(_: Any, names: Any, task_ids: Any, **others: Any) -> Look:
@@ -61,7 +61,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def sent(
     store: Store, job: str = "report", *, age: float = 2 * MIN_AGE, ttl: float = PROVISIONAL, lasts: float = A_DAY
 ) -> Lease:
-    """The lock of a message, confirmed."""
+    """The confirmed lock of a message."""
     holder = Holder(f"id of {job}", node="web", since=clock.wall() - age)
     key = key_of_queue(key_of_text("orphans", "job", job))
     lease = store.acquire(LockRequest(key, new_owner(), ttl=ttl, holder=holder))
@@ -71,7 +71,7 @@ def sent(
 
 
 def runs(store: Store, task_id: str = "id of report", job: str = "report") -> Lease:
-    """The lock as it is held while a body runs."""
+    """The lock that is held while a body runs."""
     holder = Holder(task_id, node="one@web", pid=7, since=clock.wall())
     lease = store.acquire(LockRequest(key_of_text("orphans", "job", job), new_owner(), ttl=A_DAY, holder=holder))
     assert isinstance(lease, Lease)
@@ -84,13 +84,15 @@ def judged(app: Celery, store: Store) -> dict[str, Standing | None]:
 
 
 class TestStanding:
-    def test_orphaned_after_two_looks_that_find_nothing(self, app: Celery, store: Store, looks: list[Any]) -> None:
+    def test_lock_is_orphaned_after_two_looks_that_find_nothing(
+        self, app: Celery, store: Store, looks: list[Any]
+    ) -> None:
         sent(store)
         assert judged(app, store) == {"id of report": Standing.ORPHANED}
 
     @pytest.mark.parametrize("first", [True, False])
     @pytest.mark.parametrize("by", ["task id", "owner"])
-    def test_alive_where_either_look_finds_it(
+    def test_lock_is_alive_if_either_look_finds_its_message(
         self, app: Celery, store: Store, looks: list[Any], by: str, first: bool
     ) -> None:
         lease = sent(store)
@@ -99,7 +101,7 @@ class TestStanding:
         assert judged(app, store) == {"id of report": Standing.ALIVE}
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_in_doubt_where_either_look_has_a_doubt(
+    def test_lock_is_in_doubt_if_either_look_has_a_doubt(
         self, app: Celery, store: Store, looks: list[Any], first: bool
     ) -> None:
         sent(store)
@@ -107,7 +109,9 @@ class TestStanding:
         looks += [doubtful] if first else [Look(), doubtful]
         assert judged(app, store) == {"id of report": Standing.IN_DOUBT}
 
-    def test_young_and_by_time_are_not_looked_for(self, app: Celery, store: Store, looks: list[Any]) -> None:
+    def test_young_locks_and_locks_by_time_are_not_looked_for(
+        self, app: Celery, store: Store, looks: list[Any]
+    ) -> None:
         sent(store, "young", age=MIN_AGE - 10)
         sent(store, "by time", ttl=3600.0, lasts=3600.0)
         looks += [Look(doubts=["nobody is to ask"])]
@@ -115,12 +119,14 @@ class TestStanding:
         assert len(looks) == 1
 
     @pytest.mark.parametrize("look", [0, 1])
-    def test_ended_meanwhile(self, app: Celery, store: Store, looks: list[Any], look: int) -> None:
+    def test_lock_that_was_freed_meanwhile_has_ended(
+        self, app: Celery, store: Store, looks: list[Any], look: int
+    ) -> None:
         lease = sent(store)
         looks += [Look()] * look + [lambda _: Look() if store.free(lease) else None]
         assert judged(app, store) == {"id of report": Standing.ENDED}
 
-    def test_somebody_else_has_it_by_now(self, app: Celery, store: Store, looks: list[Any]) -> None:
+    def test_lock_that_changed_hands_has_ended(self, app: Celery, store: Store, looks: list[Any]) -> None:
         lease = sent(store)
 
         def changes_hands(_: Any) -> Look:
@@ -131,7 +137,7 @@ class TestStanding:
         looks += [Look(), changes_hands]
         assert judged(app, store) == {"id of report": Standing.ENDED}
 
-    def test_alive_where_its_process_renews_it(self, app: Celery, store: Store, looks: list[Any]) -> None:
+    def test_lock_is_alive_if_its_process_renews_it(self, app: Celery, store: Store, looks: list[Any]) -> None:
         lease = sent(store, lasts=20.0)
 
         def renews(_: Any) -> Look:
@@ -141,17 +147,17 @@ class TestStanding:
         looks += [Look(), renews]
         assert judged(app, store) == {"id of report": Standing.ALIVE}
 
-    def test_alive_where_its_task_runs(self, app: Celery, store: Store, looks: list[Any]) -> None:
+    def test_lock_is_alive_if_its_task_runs(self, app: Celery, store: Store, looks: list[Any]) -> None:
         sent(store)
         runs(store)
         assert judged(app, store) == {"id of report": Standing.ALIVE}
 
-    def test_orphaned_where_another_task_runs(self, app: Celery, store: Store, looks: list[Any]) -> None:
+    def test_lock_is_orphaned_even_if_another_task_runs(self, app: Celery, store: Store, looks: list[Any]) -> None:
         sent(store)
         runs(store, "another id")
         assert judged(app, store) == {"id of report": Standing.ORPHANED}
 
-    def test_in_doubt_where_somebody_waits_in_a_slot(
+    def test_lock_is_in_doubt_if_somebody_waits_in_a_slot(
         self, app: Celery, store: Store, looks: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The message was acknowledged, and its worker may be too busy to answer."""
@@ -163,7 +169,7 @@ class TestStanding:
         )
         assert judged(app, store) == {"id of report": Standing.IN_DOUBT}
 
-    def test_more_than_can_be_looked_for_at_once_are_left(
+    def test_oldest_locks_are_looked_for_if_there_are_too_many(
         self, app: Celery, store: Store, looks: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(orphans, "MOST", 2)
@@ -177,9 +183,9 @@ class TestStanding:
 
 
 class TestLivingWorkers:
-    """One that does not answer is a doubt."""
+    """A worker that does not answer leaves a doubt."""
 
-    def test_those_that_hold_a_lease_and_those_that_answered_before(
+    def test_holders_of_leases_and_earlier_answerers_are_expected_to_answer(
         self, app: Celery, store: Store, looks: list[Any]
     ) -> None:
         sent(store)
@@ -204,7 +210,9 @@ class TestLivingWorkers:
             ({"a": 1, "b": 1}, {"a": {}, "b": {}}, {"a": [], "b": []}, []),
         ],
     )  # fmt: skip
-    def test_each_has_to_answer_each_question(self, ping: Any, by_id: Any, due_later: Any, doubts: list[str]) -> None:
+    def test_each_worker_must_answer_each_question(
+        self, ping: Any, by_id: Any, due_later: Any, doubts: list[str]
+    ) -> None:
         inspect = SimpleNamespace(
             ping=lambda: ping, query_task=lambda *_: by_id, scheduled=lambda: due_later, limit=None
         )
@@ -213,7 +221,7 @@ class TestLivingWorkers:
         messages._ask_workers(found, app, None, ["id"], {"b"}, 0.1)
         assert found.doubts == doubts
 
-    def test_what_they_hold_is_seen(self) -> None:
+    def test_messages_that_workers_hold_are_seen(self) -> None:
         inspect = SimpleNamespace(
             ping=lambda: {"a": 1},
             query_task=lambda *_: {"a": {"runs": ["active", {}]}},
@@ -227,11 +235,11 @@ class TestLivingWorkers:
 
 
 class TestBroker:
-    def test_one_that_does_not_show_its_messages_is_a_doubt(self, app: Celery) -> None:
+    def test_broker_that_does_not_show_its_messages_is_a_doubt(self, app: Celery) -> None:
         found = look_for(app, [b"id"], ["id"], alive=(), timeout=0.1)
         assert found.doubts == ["a broker of this kind (memory) does not show its messages"]
 
-    def test_several_are_a_doubt(self, app: Celery) -> None:
+    def test_several_brokers_are_a_doubt(self, app: Celery) -> None:
         app.conf.broker_write_url = "memory://elsewhere"
         found = look_for(app, [b"id"], ["id"], alive=(), timeout=0.1)
         assert "messages may be on another broker: there are several" in found.doubts
@@ -239,7 +247,7 @@ class TestBroker:
     @pytest.mark.parametrize(
         "text", ["3c9c0a5e-0d5f-4c6e-9d0a-2d0b1ad7f7c1", "report 7", "d31c43ab95f919e9c8bef85b6373f466"]
     )
-    def test_text_is_found_in_a_message_as_it_is_stored(self, app: Celery, text: str) -> None:
+    def test_text_is_found_in_a_stored_message(self, app: Celery, text: str) -> None:
         with app.producer_or_acquire() as producer:
             message = producer.channel.prepare_message("{}", headers={"singleton_lock_queued": [text, 1]})
         stored = dumps(message).encode()

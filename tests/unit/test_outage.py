@@ -1,4 +1,4 @@
-"""What is logged while a lock server does not answer: little, and what an operator needs."""
+"""What is logged while a lock server does not answer: little, but all that an operator needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SILENT = LockUnavailable("redis://locks:6379", "ConnectionError: refused")
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, which a test sets."""
+    """The time, which tests set."""
     times = [1000.0]
     monkeypatch.setattr("celery_singleton_lock.clock.now", lambda: times[0])
     return times
@@ -25,7 +25,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What was logged since the last time."""
+    """What was logged since the last call."""
     caplog.set_level(logging.WARNING)
 
     def since() -> list[str]:
@@ -40,12 +40,14 @@ def lease(name: str, now: list[float], ttl: float) -> Lease:
     return Lease(f"p:1:{{{name}}}", new_owner(), ttl=ttl, fence=1, sent_at=now[0])
 
 
-def test_begins_is_at_half_time_and_ends(now: list[float], said: Callable[[], list[str]]) -> None:
+def test_outage_is_reported_at_its_start_at_half_time_and_at_its_end(
+    now: list[float], said: Callable[[], list[str]]
+) -> None:
     outage, leases = Outage(), [lease("export", now, 20.0), lease("bill", now, 10.0)]
     outage.failed(SILENT, leases)
     (began,) = said()
     assert began.startswith("no lock from redis://locks:6379: ConnectionError: refused; trying again; 2 leases are not")
-    assert "p:1:{bill} is given up in " in began, "the first that ends"
+    assert "p:1:{bill} is given up in " in began, "the first lease to end"
     for now[0] in (1000.5, 1001.0, 1002.0):
         outage.failed(SILENT, leases)
     assert said() == []
@@ -55,13 +57,13 @@ def test_begins_is_at_half_time_and_ends(now: list[float], said: Callable[[], li
     assert "for 5.0 s now; trying again; 2 leases are not renewed" in half
     now[0] += QUIET
     outage.answered("redis://locks:6379")
-    assert said() == ["redis://locks:6379 answers again; it did not for 8.0 s"]
+    assert said() == ["redis://locks:6379 answers again, after an outage of 8.0 s"]
     outage.answered("redis://locks:6379")
     assert said() == []
 
 
-def test_one_that_is_answered_between_failures_goes_on(now: list[float], said: Callable[[], list[str]]) -> None:
-    """Of a cluster, some servers answer."""
+def test_outage_goes_on_despite_answers_between_failures(now: list[float], said: Callable[[], list[str]]) -> None:
+    """In a cluster, some servers answer."""
     outage = Outage()
     for _ in range(10):
         outage.failed(SILENT)
@@ -70,7 +72,7 @@ def test_one_that_is_answered_between_failures_goes_on(now: list[float], said: C
     assert said() == ["no lock from redis://locks:6379: ConnectionError: refused; trying again"]
 
 
-def test_next_one_is_repeated(now: list[float], said: Callable[[], list[str]]) -> None:
+def test_next_outage_is_reported_again(now: list[float], said: Callable[[], list[str]]) -> None:
     outage = Outage()
     for _ in range(2):
         outage.failed(SILENT, [lease("export", now, 10.0)])

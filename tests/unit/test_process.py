@@ -30,14 +30,14 @@ def test_living_process_is_not_over(other: subprocess.Popen[str]) -> None:
 def test_ended_process_is_over(other: subprocess.Popen[str]) -> None:
     identity = other.stdout.readline().strip()
     other.stdin.close()
-    # Waited for but not reaped: a zombie holds nothing any more.
+    # It has ended, but is not reaped: a zombie holds nothing any more.
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
     assert process_identity.is_over(identity)
     other.wait()
     assert process_identity.is_over(identity)
 
 
-def test_pid_that_was_given_to_another_process_is_over() -> None:
+def test_process_whose_pid_was_reused_is_over() -> None:
     place, pid, start = process_identity.own().split("/")
     assert process_identity.is_over(f"{place}/{pid}/{int(start) - 1}")
 
@@ -49,7 +49,7 @@ def test_process_of_another_user_is_not_over() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "//", "a/b/c", "0123456789ab/1/1", "0123456789ab/99999999/1", "a/1", "/1/2"])
-def test_what_did_not_run_here_is_never_over(text: str) -> None:
+def test_process_that_did_not_run_here_is_never_over(text: str) -> None:
     assert not process_identity.is_over(text)
 
 
@@ -59,13 +59,13 @@ def test_invalid_pid_is_never_over(pid: str) -> None:
     assert not process_identity.is_over(f"{place}/{pid}/1")
 
 
-def test_child_of_a_fork_has_its_own_identity() -> None:
+def test_forked_child_has_its_own_identity() -> None:
     readable, writable = os.pipe()
     mine = process_identity.own()
     if (pid := os.fork()) == 0:
         os.write(writable, process_identity.own().encode())
         os._exit(0)
-    os.waitpid(pid, 0)  # This one: another test's child may end just now.
+    os.waitpid(pid, 0)  # Waits for this PID only, since another test's child may end just now.
     theirs = os.read(readable, 200).decode()
     os.close(readable)
     os.close(writable)

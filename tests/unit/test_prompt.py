@@ -1,4 +1,4 @@
-"""A number that processes share."""
+"""A counter that processes share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from celery_singleton_lock.prompt import Prompt
 
 
-def test_each_is_new_once() -> None:
+def test_prompt_is_new_once() -> None:
     prompt = Prompt()
     assert not prompt.is_new()
     prompt.give()
@@ -15,7 +15,7 @@ def test_each_is_new_once() -> None:
     assert [prompt.is_new(), prompt.is_new()] == [True, False]
 
 
-def test_processes_that_are_forked_later_see_it() -> None:
+def test_forked_processes_share_the_prompt() -> None:
     prompt = Prompt()
     child = os.fork()
     if child == 0:
@@ -25,7 +25,7 @@ def test_processes_that_are_forked_later_see_it() -> None:
     assert prompt.is_new()
 
 
-def test_number_begins_again_where_it_ends() -> None:
+def test_number_wraps_around() -> None:
     prompt = Prompt()
     prompt._shared[:4] = b"\xff" * 4
     assert prompt.is_new()

@@ -13,7 +13,7 @@ def a_run(start: float, end: float, job: str = "job") -> Run:
     return Run(job, f"{start}", 1, start, end, "done")
 
 
-def test_runs_in_a_row_do_not_overlap() -> None:
+def test_consecutive_runs_do_not_overlap() -> None:
     assert overlaps([a_run(0, 1), a_run(1, 2), a_run(2.5, 3)]) == []
 
 
@@ -49,7 +49,7 @@ def test_recorded_runs_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert record.runs(killed_at=1e12)[-1].end == 1e12
 
 
-def test_real_overlap_is_recorded_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_overlap_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(recording.VARIABLE, str(tmp_path / "record"))
     record, both = Record(tmp_path / "record"), threading.Barrier(2)
 

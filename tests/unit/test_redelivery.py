@@ -1,4 +1,4 @@
-"""A copy of a message that was carried out ends as that did."""
+"""A copy of a message that was carried out ends in the same way."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class NotSerialisable:
 
 class TestSecondCopy:
     @pytest.mark.parametrize("value", [None, 0, "text", [1, 2], {"a": [None]}, 1.5])
-    def test_returns_what_the_first_returned(self, app: Celery, value: object) -> None:
+    def test_copy_returns_the_value_of_the_first(self, app: Celery, value: object) -> None:
         task, runs = make(app, lambda: value)
         assert deliver(task) == value
         assert deliver(task) == value
         assert len(runs) == 1
 
-    def test_raises_what_the_first_raised(self, app: Celery) -> None:
+    def test_copy_raises_the_error_of_the_first(self, app: Celery) -> None:
         task, runs = make(app, lambda: {}["missing"])
         for _ in range(2):
             with pytest.raises(KeyError, match="missing"):
@@ -49,7 +49,7 @@ class TestSecondCopy:
         assert len(runs) == 1
 
     @pytest.mark.parametrize("end", [Ignore(), Retry()])
-    def test_is_dropped_when_the_first_left_nothing_to_tell(self, app: Celery, end: Exception) -> None:
+    def test_copy_is_dropped_if_the_first_had_no_result(self, app: Celery, end: Exception) -> None:
         def body() -> None:
             raise end
 
@@ -61,8 +61,8 @@ class TestSecondCopy:
         assert len(runs) == 1
 
     @pytest.mark.parametrize("requeue", [True, False])
-    def test_runs_again_after_a_reject(self, app: Celery, requeue: bool) -> None:
-        """It is given back to be delivered again, by its queue or by a dead-letter exchange."""
+    def test_copy_runs_after_a_reject(self, app: Celery, requeue: bool) -> None:
+        """The message was given back so that its queue or a dead-letter exchange delivers it again."""
 
         def body() -> None:
             raise Reject("x", requeue=requeue)
@@ -73,7 +73,7 @@ class TestSecondCopy:
                 deliver(task)
         assert len(runs) == 2
 
-    def test_runs_again_where_failed_messages_are_rejected(self, app: Celery) -> None:
+    def test_copy_runs_if_failed_messages_are_rejected(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1 / 0, acks_late=True, acks_on_failure_or_timeout=False)
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
@@ -81,7 +81,7 @@ class TestSecondCopy:
         assert len(runs) == 2
 
     @pytest.mark.parametrize("end", [SystemExit(), KeyboardInterrupt(), GeneratorExit()])
-    def test_runs_again_when_the_first_was_stopped(self, app: Celery, end: BaseException) -> None:
+    def test_copy_runs_if_the_first_was_stopped(self, app: Celery, end: BaseException) -> None:
         def body() -> None:
             raise end
 
@@ -91,7 +91,7 @@ class TestSecondCopy:
                 deliver(task)
         assert len(runs) == 2
 
-    def test_is_dropped_when_the_result_is_stored(self, app: Celery) -> None:
+    def test_copy_is_dropped_if_the_result_is_stored(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1)
         deliver(task)
         app.backend.store_result(id_for(task), 1, "SUCCESS")
@@ -99,8 +99,8 @@ class TestSecondCopy:
             deliver(task)
         assert len(runs) == 1
 
-    def test_end_of_a_part_is_reported_to_the_chord_alone(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Celery sends callbacks and the next step, stores the value, and then has the chord count it."""
+    def test_copy_of_a_part_is_only_counted_by_its_chord(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Celery sends callbacks and the next step, stores the value, and then lets the chord count it."""
         monkeypatch.setattr(redelivery, "counts_part_once", lambda _: True)
         monkeypatch.setattr(redelivery, "SETTLING", -1.0)
         task, runs = make(app, lambda: 1)
@@ -120,22 +120,22 @@ class TestSecondCopy:
         assert seen == [None, None]
         assert len(runs) == 1
 
-    def test_is_dropped_when_nobody_wants_the_result(self, app: Celery) -> None:
+    def test_copy_is_dropped_if_results_are_ignored(self, app: Celery) -> None:
         task, runs = make(app, lambda: "x" * 10_000, ignore_result=True)
         deliver(task)
         with pytest.raises(Ignore):
             deliver(task)
         assert len(runs) == 1
 
-    def test_of_a_large_value_is_a_clear_error(self, app: Celery) -> None:
+    def test_copy_of_a_run_with_a_large_value_is_a_clear_error(self, app: Celery) -> None:
         task, runs = make(app, lambda: "x" * 10_000)
         deliver(task)
         with pytest.raises(ResultLost, match=r"job\d+\[id-.*4096 bytes.*not run again"):
             deliver(task)
         assert len(runs) == 1
 
-    def test_of_what_cannot_be_stored(self, app: Celery) -> None:
-        """Celery fails the first one for it; this one says so too."""
+    def test_copy_of_a_run_with_an_unstorable_value_fails(self, app: Celery) -> None:
+        """Celery fails the first one for that reason; the copy fails, too."""
         task, runs = make(app, NotSerialisable)
         deliver(task)
         with pytest.raises(ResultLost):
@@ -143,20 +143,20 @@ class TestSecondCopy:
         assert len(runs) == 1
 
     @pytest.mark.parametrize("other", [{"id": "y"}, {"retries": 1}, {"replaced_task_nesting": 1}])
-    def test_of_another_message_runs(self, app: Celery, other: dict[str, Any]) -> None:
+    def test_other_message_runs(self, app: Celery, other: dict[str, Any]) -> None:
         task, runs = make(app, lambda: 1)
         deliver(task)
         deliver(task, **other)
         assert len(runs) == 2
 
-    def test_runs_when_nothing_is_to_be_remembered(self, app: Celery) -> None:
+    def test_copy_runs_if_nothing_is_remembered(self, app: Celery) -> None:
         app.conf.singleton_lock_done_ttl = 0
         task, runs = make(app, lambda: 1)
         for _ in range(2):
             deliver(task)
         assert len(runs) == 2
 
-    def test_runs_when_it_is_eager(self, app: Celery) -> None:
+    def test_eager_copy_runs(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1)
         for _ in range(2):
             assert task.apply(task_id="x").get() == 1
@@ -171,8 +171,8 @@ class TestSecondCopy:
 
 
 class TestAttemptBefore:
-    def test_is_over_once_the_next_one_runs(self, app: Celery) -> None:
-        """Its worker died between sending that and recording it."""
+    def test_attempt_is_over_once_the_next_one_runs(self, app: Celery) -> None:
+        """Its worker died after it had sent the next one, and before it recorded that."""
         task, runs = make(app, lambda: 1)
         deliver(task, retries=1)
         for _ in range(2):
@@ -180,7 +180,7 @@ class TestAttemptBefore:
                 deliver(task)
         assert len(runs) == 1
 
-    def test_is_over_also_if_the_next_one_dies(self, app: Celery) -> None:
+    def test_attempt_is_over_even_if_the_next_one_dies(self, app: Celery) -> None:
         def body() -> None:
             with pytest.raises(requeue.GoesOn, match="retried"):
                 deliver(task)
@@ -189,15 +189,17 @@ class TestAttemptBefore:
         deliver(task, retries=1)
         assert len(runs) == 1
 
-    def test_keeps_its_own_end(self, app: Celery) -> None:
-        """It has caught the `Retry` that was raised, and returned a value."""
+    def test_attempt_keeps_its_own_end(self, app: Celery) -> None:
+        """It caught the `Retry` that was raised, and returned a value."""
         task, runs = make(app, lambda: "done")
         deliver(task)
         deliver(task, retries=1)
         assert deliver(task) == "done"
         assert len(runs) == 2
 
-    def test_nothing_is_recorded_while_the_server_is_silent(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_next_attempt_runs_even_if_it_cannot_record_the_end_of_the_last(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(*_: object, **__: object) -> None:
             raise LockUnavailable("server", "no answer")
 
@@ -208,11 +210,11 @@ class TestAttemptBefore:
 
 
 class TestExpired:
-    """A message that is delivered again is looked at before it counts as expired: it may be running."""
+    """A redelivered message is looked at before it counts as expired, since it may be running."""
 
     LATE = {"delivery_info": {"redelivered": True}, "expires": "2020-01-01T00:00:00"}
 
-    def test_is_not_run(self, app: Celery) -> None:
+    def test_expired_message_does_not_run(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1)
         with pytest.raises(Ignore, match="expired"):
             deliver(task, **self.LATE)
@@ -220,27 +222,27 @@ class TestExpired:
         assert app.backend.get_state(id_for(task)) == "REVOKED"
         assert dict(Runtime.of(app).store.all_held(app.main)) == {}
 
-    def test_copy_of_it_that_was_put_back_is_not_run(self, app: Celery) -> None:
+    def test_expired_copy_that_was_put_back_does_not_run(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1)
         headers = {PUT_BACK_HEADER: {"retries": 0, "unavailable": 1, "redelivered": True}}
         with pytest.raises(Ignore, match="expired"):
             deliver(task, headers=headers, expires=self.LATE["expires"])
         assert runs == []
 
-    def test_is_not_expired_when_it_was_done(self, app: Celery) -> None:
+    def test_finished_message_is_not_expired(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1)
         deliver(task)
         assert deliver(task, **self.LATE) == 1
         assert len(runs) == 1
 
     @pytest.mark.parametrize("expires", [None, "2999-01-01T00:00:00", "2999-01-01T00:00:00+05:00"])
-    def test_runs_while_there_is_time(self, app: Celery, expires: str | None) -> None:
+    def test_message_that_has_not_expired_runs(self, app: Celery, expires: str | None) -> None:
         task, runs = make(app, lambda: 1)
         deliver(task, **{**self.LATE, "expires": expires})
         assert len(runs) == 1
 
 
-class TestWhileItIsStillBeingStored:
+class TestWhileTheResultIsBeingStored:
     def test_copy_is_put_back(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(redelivery, "SETTLING", 10.0)
         task, runs = make(app, lambda: 1)
@@ -252,7 +254,7 @@ class TestWhileItIsStillBeingStored:
     def test_copy_waits_for_less_than_the_visibility_timeout(
         self, app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else it would be delivered again while it waits, and multiply."""
+        """Otherwise it would be redelivered while it waits, and multiply."""
         monkeypatch.setattr(redelivery, "SETTLING", 10.0)
         app.conf.broker_transport_options = {"visibility_timeout": 3}
         task, _ = make(app, lambda: 1)
@@ -260,11 +262,11 @@ class TestWhileItIsStillBeingStored:
         with pytest.raises(Ignore, match=r"put back, due in 1\.5 s"):
             deliver(task, headers={})
 
-    def test_also_where_that_is_the_brokers_default(self) -> None:
+    def test_longest_delay_follows_the_brokers_default(self) -> None:
         assert longest_delay(Celery(broker="redis://localhost", set_as_current=False).conf) == 1800
         assert longest_delay(Celery(broker="amqp://localhost", set_as_current=False).conf) == 256
 
-    def test_backend_that_cannot_be_asked_is_asked_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unavailable_backend_is_asked_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1)
         deliver(task)
 
@@ -284,7 +286,7 @@ class TestWithoutBackend:
         app.conf.singleton_lock_prefix = app.main
         return app
 
-    def test_copy_sends_what_follows_if_that_was_not_sent(self, app: Celery) -> None:
+    def test_copy_sends_callbacks_that_were_not_sent(self, app: Celery) -> None:
         task, runs = make(app, lambda: 7)
         follows = [task.s()]
         assert deliver(task, callbacks=follows) == 7
@@ -292,7 +294,7 @@ class TestWithoutBackend:
         assert len(runs) == 1
 
     @pytest.mark.parametrize("fails", [False, True])
-    def test_copy_sends_nothing_after_all_was_sent(self, app: Celery, fails: bool) -> None:
+    def test_copy_sends_nothing_if_everything_was_sent(self, app: Celery, fails: bool) -> None:
         sent = []
         task, runs = make(app, lambda: 1 / 0 if fails else 7)
 
@@ -310,13 +312,13 @@ class TestWithoutBackend:
 
 
 class TestForeignRecords:
-    """Values that we did not write; whatever they are, the message is not run twice."""
+    """Values that we did not write: whatever they are, the message does not run twice."""
 
     @pytest.mark.parametrize(
         "record",
         [b"", b"x", b"[]", b"null\n", b'["SUCCESS"]', b'["SUCCESS", "x", true]\n1', b'["SUCCESS", 1, true, 0]\n\xff{'],
     )
-    def test_are_a_clear_error(self, app: Celery, record: bytes) -> None:
+    def test_foreign_record_is_a_clear_error(self, app: Celery, record: bytes) -> None:
         task, _ = make(app, lambda: 1)
         task.push_request(id=id_for(task), headers={})
         try:
@@ -325,7 +327,7 @@ class TestForeignRecords:
             task.pop_request()
 
     @pytest.mark.parametrize("content", [b"null", b"1", b"[]", b'{"exc_type": 1}', b"{"])
-    def test_of_a_failure(self, app: Celery, content: bytes) -> None:
+    def test_foreign_record_of_a_failure_is_a_clear_error(self, app: Celery, content: bytes) -> None:
         task, _ = make(app, lambda: 1)
         task.push_request(id=id_for(task), headers={})
         try:
@@ -336,7 +338,7 @@ class TestForeignRecords:
         finally:
             task.pop_request()
 
-    def test_pickle_is_not_read_where_only_json_is_accepted(self, app: Celery) -> None:
+    def test_pickle_is_not_read_if_only_json_is_accepted(self, app: Celery) -> None:
         task, _ = make(app, lambda: 1)
         task.push_request(id=id_for(task), headers={})
         try:
@@ -355,8 +357,8 @@ def test_second_copy_takes_no_lock(app: Celery) -> None:
     assert dict(Runtime.of(app).store.all_held(app.main)) == {}
 
 
-def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) -> None:
-    """A signature was frozen and sent again; the second worker died before it stored anything."""
+def test_result_of_an_earlier_task_with_the_same_id_does_not_count(app: Celery) -> None:
+    """A frozen signature was sent again, and the second worker died before it stored anything."""
     task, _ = make(app, lambda: 1)
     task.backend.store_result(id_for(task), "last night's", "SUCCESS")
     ended = Outcome("SUCCESS", value_codec.dumps("this night's", 100))
@@ -373,8 +375,8 @@ def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) 
 
 
 @pytest.mark.parametrize("date", ["2020-01-01T00:00:00", datetime(2020, 1, 1), "nonsense", None])
-def test_result_whose_time_is_not_known_is_its_own(app: Celery, date: object) -> None:
-    """A date without a zone is UTC or local, as the backend likes: a fresh one must not look hours old."""
+def test_result_with_an_unknown_time_counts(app: Celery, date: object) -> None:
+    """A date without a zone is UTC or local, depending on the backend: a fresh result must not look hours old."""
     task, runs = make(app, lambda: 1)
     deliver(task)
     app.backend.store_result(id_for(task), 1, "SUCCESS")

@@ -1,4 +1,4 @@
-"""A message whose body does not run here has one end, and leaves no lock behind."""
+"""A message whose body does not run here has exactly one end, and leaves no lock behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("settled_at_once")
 
 
 def hold(task: Any) -> Lease:
-    """As another task."""
+    """Hold the lock as another task."""
     asked = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
     other = Runtime.of(task.app).store.acquire(asked)
     assert isinstance(other, Lease)
@@ -35,7 +35,7 @@ def hold(task: Any) -> Lease:
 
 
 def lose(task: Any) -> None:
-    """In a body."""
+    """Lose the lock within a body."""
     Runtime.of(task.app).store.free(task.lock)
     task.lock.lose("could not be renewed")
     task.lock.check()
@@ -46,16 +46,16 @@ def does_not_answer(*_: object, **__: object) -> Any:
 
 
 def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The headers of what is put back from now on."""
+    """The headers of the messages that are put back from now on."""
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: sent.append(header))
     return sent
 
 
 class TestEndWithoutABody:
-    """It is the message's end: a copy that is delivered while the first one waits does not run afterwards."""
+    """This is the message's end: a copy that is delivered while the first one waits does not run afterwards."""
 
-    def test_conflict_policy_that_fails(self, app: Celery) -> None:
+    def test_failure_of_a_conflict_policy_is_the_end(self, app: Celery) -> None:
         def decide(task: Any, conflict: object) -> str:
             raise RuntimeError("a fault of the policy")
 
@@ -68,7 +68,7 @@ class TestEndWithoutABody:
             deliver(task)
         assert runs == []
 
-    def test_conflict_policy_that_raises_the_conflict(self, app: Celery) -> None:
+    def test_conflict_that_a_policy_raises_is_the_end(self, app: Celery) -> None:
         def decide(task: Any, conflict: LockConflict) -> str:
             raise conflict
 
@@ -81,8 +81,10 @@ class TestEndWithoutABody:
             deliver(task)
         assert runs == []
 
-    def test_body_that_makes_another_error_of_its_loss(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A copy of it runs by now: its end is the message's."""
+    def test_body_that_turns_its_loss_into_another_error_leaves_the_end_to_its_copy(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A copy already runs: its end is the message's."""
 
         def lose() -> None:
             store = Runtime.of(app).store
@@ -100,15 +102,15 @@ class TestEndWithoutABody:
             deliver(task)
         assert len(runs) == 1
 
-    def test_lock_that_was_lost(self, app: Celery) -> None:
+    def test_loss_of_the_lock_is_the_end(self, app: Celery) -> None:
         task, runs = make(app, lambda: lose(task), acks_late=True)
         for _ in range(2):
             with pytest.raises(LockLost):
                 deliver(task)
         assert len(runs) == 1
 
-    def test_lock_that_was_lost_and_is_still_there(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It could not be renewed, nor freed: what is there is its own, and no copy that carries it out."""
+    def test_lost_lock_that_still_exists_is_not_a_copy(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It could be neither renewed nor freed: the lock is its own, and not held by a copy that runs."""
 
         def lose() -> None:
             task.lock.lose("could not be renewed")
@@ -121,7 +123,7 @@ class TestEndWithoutABody:
         assert len(runs) == 1
 
     def test_loss_that_cannot_be_recorded_is_reported_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Else a copy that waits, and runs, would tell another end."""
+        """Otherwise a waiting copy would run, and report another end."""
         task, runs = make(app, lambda: lose(task), acks_late=True)
         store, sent = Runtime.of(app).store, sends(monkeypatch)
         with monkeypatch.context() as silent:
@@ -162,10 +164,10 @@ class TestEndWithoutABody:
             deliver(task, **request_)
 
     @pytest.mark.parametrize("moment", ["sending", "sent"])
-    def test_run_that_is_stopped_as_it_retries_has_retried(
+    def test_run_that_is_stopped_while_it_retries_has_retried(
         self, app: Celery, monkeypatch: pytest.MonkeyPatch, moment: str
     ) -> None:
-        """Its next attempt runs: to fail with LockLost as well would be another end."""
+        """Its next attempt runs: a LockLost as well would be another end."""
 
         def retry() -> None:
             try:
@@ -193,14 +195,14 @@ class TestEndWithoutABody:
         with pytest.raises(Ignore, match="retried"):
             deliver(task)
 
-    def test_next_attempt_of_one_that_was_lost_runs(self, app: Celery) -> None:
-        """A header about another attempt says nothing about this one."""
+    def test_next_attempt_of_a_lost_one_runs(self, app: Celery) -> None:
+        """A header about one attempt says nothing about another."""
         task, runs = make(app, lambda: 1, acks_late=True)
         assert deliver(task, retries=1, headers={PUT_BACK_HEADER: {"retries": 0, "lost": 1}}) == 1
         assert len(runs) == 1
 
-    def test_message_that_is_rejected_may_come_again(self, app: Celery) -> None:
-        """As by a dead-letter exchange; like a failure of the body."""
+    def test_rejected_message_may_come_again(self, app: Celery) -> None:
+        """For example by a dead-letter exchange, as after a failure of the body."""
         task, runs = make(app, lambda: 1, on_conflict="raise", acks_late=True, acks_on_failure_or_timeout=False)
         other = hold(task)
         with pytest.raises(LockConflict):
@@ -211,7 +213,7 @@ class TestEndWithoutABody:
 
 
 class Interrupted(Exception):
-    """As a soft time limit, at any line."""
+    """Like a soft time limit, at any line."""
 
 
 def holds(app: Celery) -> list[str]:
@@ -223,7 +225,7 @@ def interrupts(*_: object, **__: object) -> Any:
 
 
 class TestInterrupted:
-    """Before its body, or beside it: one end for the message, and no lock stays behind."""
+    """Outside of the body: the message has one end, and no lock is left behind."""
 
     def is_interrupted(self, task: Any) -> None:
         with pytest.raises(Interrupted):
@@ -235,7 +237,7 @@ class TestInterrupted:
         self.is_interrupted(task)
         assert runs == []
 
-    def test_retry_whose_lock_was_kept(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupted_retry_frees_the_kept_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         def again() -> None:
             raise task.retry(countdown=30)
 
@@ -252,7 +254,9 @@ class TestInterrupted:
             deliver(task, retries=1)
         assert len(runs) == 1
 
-    def test_what_an_earlier_delivery_gave_up_is_not_a_copy(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_owner_that_an_earlier_delivery_gave_up_is_not_a_copy(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         task, runs = make(app, lambda: 1)
         given_up = "a" * 32
         headers = {PUT_BACK_HEADER: {"retries": 0, "given_up": [given_up]}}
@@ -267,8 +271,8 @@ class TestInterrupted:
         assert runs == []
 
     @pytest.mark.parametrize("place", ["drop_if_expired", "acquire"])
-    def test_with_the_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-        """Between the answer and the first line that cleans up."""
+    def test_interruption_with_the_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+        """Between the answer and the first line that would clean up."""
         task, runs = make(app, lambda: 1, acks_late=True)
         acquire = Runtime.of(app).store.acquire
 
@@ -285,7 +289,7 @@ class TestInterrupted:
             self.is_interrupted(task)
         self.has_ended(task, runs)
 
-    def test_as_the_body_is_about_to_begin(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interruption_right_before_the_body(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1, acks_late=True)
         with monkeypatch.context() as patched:
             patched.setattr("celery_singleton_lock.task.run.Body", interrupts)
@@ -293,7 +297,7 @@ class TestInterrupted:
         self.has_ended(task, runs)
 
     @pytest.mark.parametrize("policy", ["retry", "skip"])
-    def test_while_it_is_refused(self, app: Celery, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    def test_interruption_during_a_refusal(self, app: Celery, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
         task, runs = make(app, lambda: 1, acks_late=True, on_conflict=policy)
         other = Runtime.of(app).store.acquire(
             LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
@@ -308,7 +312,9 @@ class TestInterrupted:
             deliver(task)
         assert runs == []
 
-    def test_copy_leaves_the_end_to_the_one_that_runs(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupted_copy_leaves_the_end_to_the_running_one(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         task, _ = make(app, lambda: 1, acks_late=True)
         task.push_request(id=id_for(task), headers={})
         holder = holder_of(task, task.request)
@@ -327,8 +333,8 @@ class TestInterrupted:
         assert Runtime.of(app).store.renew([running], timeout=1.0) == [True]
 
 
-def test_lock_that_the_body_lost_is_not_the_tasks(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its failure is recorded with the release, so that a copy that waits finds it."""
+def test_loss_of_another_lock_in_the_body_is_a_failure(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure is recorded with the release, so that a waiting copy finds it."""
 
     def lose_another() -> None:
         raise LockLost("inner", "deleted")
@@ -349,8 +355,8 @@ def test_lock_that_the_body_lost_is_not_the_tasks(app: Celery, monkeypatch: pyte
     assert marks[0] is not None
 
 
-def test_policy_that_fails_beside_a_task_of_the_same_id(app: Celery) -> None:
-    """The result under that id is the other's to write."""
+def test_failure_of_a_policy_does_not_overwrite_the_result_of_the_holder(app: Celery) -> None:
+    """Both have the same id, and the holder stores the result."""
 
     def decide(task: Any, conflict: object) -> str:
         raise RuntimeError("a fault of the policy")
@@ -367,8 +373,8 @@ def test_policy_that_fails_beside_a_task_of_the_same_id(app: Celery) -> None:
     assert runs == []
 
 
-def test_copy_stores_an_end_that_could_not_be_stored(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is recorded by then. The result backend is away, and the message is put back: that settles nothing."""
+def test_copy_stores_an_end_that_could_not_be_stored_before(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is recorded by then. While the result backend is away, the message is put back, which settles nothing."""
     task, _ = make(app, lambda: 1, on_conflict="skip", acks_late=True)
     runtime, put_back = Runtime.of(app), []
     other = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))

@@ -1,4 +1,4 @@
-"""What a rehearsal's history shows, of which faults it must not miss one."""
+"""The faults in a rehearsal's history, of which it must not miss any."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read(history) == lines
 
 
-def test_runs_are_in_the_order_in_which_they_began() -> None:
+def test_runs_are_ordered_by_their_start() -> None:
     first, second = of(began("b", 2.0), ended("b", 3.0), began("a", 1.0))
     assert (first.began.run, first.how, second.began.run, second.how) == ("a", None, "b", DONE)
 
 
 class TestOverlaps:
-    def test_none_where_one_follows_the_other(self) -> None:
+    def test_consecutive_runs_do_not_overlap(self) -> None:
         assert overlaps(of(began("a", 1.0), ended("a", 2.0), began("b", 2.0)), 1, {}) == 0
 
-    def test_one_that_begins_within_another(self) -> None:
+    def test_run_that_begins_within_another_is_an_overlap(self) -> None:
         assert overlaps(of(began("a", 1.0), began("b", 1.5), ended("b", 1.6), ended("a", 2.0)), 1, {}) == 1
 
-    def test_work_that_never_ends_runs_forever(self) -> None:
+    def test_run_without_an_end_overlaps_all_later_ones(self) -> None:
         assert overlaps(of(began("a", 1.0), began("b", 1000.0)), 1, {}) == 1
 
-    def test_one_that_was_killed_does_not_run(self) -> None:
+    def test_killed_run_ends_at_its_death(self) -> None:
         ran = of(began("a", 1.0), began("b", 2.0))
         assert overlaps(ran, 1, {"a": 1.5}) == 0
         assert overlaps(ran, 1, {"a": 2.5}) == 1
 
-    def test_as_many_as_the_limit_allows(self) -> None:
+    def test_limit_allows_several_runs_at_once(self) -> None:
         ran = of(began("a", 1.0), began("b", 1.1), began("c", 1.2), ended("a", 1.15))
         assert overlaps(ran, 2, {}) == 0
         assert overlaps(ran, 1, {}) == 2
 
 
 class TestFences:
-    def test_grow(self) -> None:
+    def test_growing_fences_are_accepted(self) -> None:
         assert fences_grow(of(began("a", 1.0, fence=1), began("b", 2.0, fence=2)))
 
-    def test_do_not(self) -> None:
+    def test_repeated_or_falling_fences_are_found(self) -> None:
         assert not fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, fence=2)))
         assert not fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, fence=1)))
 
-    def test_are_those_of_one_lock(self) -> None:
+    def test_fences_of_each_lock_are_compared_separately(self) -> None:
         assert fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, key="other", fence=1), began("c", 3.0)))

@@ -1,4 +1,4 @@
-"""A thread that repeats what was not answered, and ends when nothing is left."""
+"""A thread that repeats unanswered calls, and ends when none is left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_singleton_lock.stores.redis.repeater import Repeater
 from tests.patience import LIMIT
 
 
-def test_what_comes_while_it_finds_nothing_left_is_seen_to() -> None:
+def test_work_that_comes_just_as_nothing_is_left_is_done() -> None:
     again, asked = threading.Event(), threading.Event()
 
     def settle() -> bool:
@@ -26,7 +26,7 @@ def test_what_comes_while_it_finds_nothing_left_is_seen_to() -> None:
     assert again.wait(LIMIT)
 
 
-def test_error_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_does_not_end_the_repeater(caplog: pytest.LogCaptureFixture) -> None:
     again, failed = threading.Event(), threading.Event()
 
     def settle() -> bool:
@@ -41,8 +41,8 @@ def test_error_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
     assert "out of order" in caplog.text
 
 
-def test_starts_no_thread_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is collected then may have something pending; the start of a thread would never return."""
+def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that are collected then may have pending calls; the start of a thread would never return."""
     repeater = Repeater(lambda: False)
     monkeypatch.setattr("sys.is_finalizing", lambda: True)
     repeater.start()

@@ -1,4 +1,4 @@
-"""A waiting message is replaced: its lock's holder then, and the superseded one, wherever the sender or it stops."""
+"""A waiting message is replaced: who has the lock and what is superseded, wherever the sender or the message stops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def holders(store: Any) -> list[str | None]:
     return [held.holder.task_id for held in store.held(KEY)]
 
 
-def test_newcomer_has_the_lock_and_the_old_one_never_runs(store: Any) -> None:
+def test_newest_message_has_the_lock_and_the_old_one_never_runs(store: Any) -> None:
     old, found = queue(store)
     taken = replacing.take_over(store, lock(), "new", found)
     assert (holders(store), taken.old) == (["new"], found)
@@ -55,7 +55,7 @@ def test_newcomer_has_the_lock_and_the_old_one_never_runs(store: Any) -> None:
     assert store.free(taken.lock.hold())
 
 
-def test_one_that_has_started_by_then_is_not_superseded(store: Any) -> None:
+def test_message_that_has_already_started_is_not_superseded(store: Any) -> None:
     old, found = queue(store)
     taken = replacing.take_over(store, lock(), "new", found)
     assert replacing.started(store, old) is None
@@ -63,14 +63,14 @@ def test_one_that_has_started_by_then_is_not_superseded(store: Any) -> None:
     assert replacing.started(store, old) is None, "its message comes again"
 
 
-def test_lock_that_is_gone_supersedes_nobody(store: Any) -> None:
+def test_ended_lock_supersedes_nobody(store: Any) -> None:
     old, _ = queue(store)
     store.free(old.hold())
     assert replacing.started(store, old) is None
 
 
-def test_changes_hands_meanwhile(store: Any) -> None:
-    """What was found is not there any more: another one's turn, or nobody's."""
+def test_lock_may_change_hands_meanwhile(store: Any) -> None:
+    """The hold that was found has ended: another message has the lock, or nobody."""
     old, found = queue(store)
     store.free(old.hold())
     other, _ = queue(store, "other")
@@ -96,10 +96,10 @@ def test_two_sends_of_one_id_are_two_messages(store: Any) -> None:
     ("left", "newest", "least"),
     [(3000.0, 5.0, 2990.0), (20.0, 5.0, 86_000.0), (20.0, 100_000.0, 100_000.0), (None, 5.0, 86_000.0)],
 )
-def test_superseded_for_as_long_as_it_may_come(
+def test_message_is_superseded_for_as_long_as_it_may_come(
     store: Any, monkeypatch: pytest.MonkeyPatch, left: float | None, newest: float, least: float
 ) -> None:
-    """What is left of a lock that was not confirmed yet does not measure that."""
+    """The remaining time of an unconfirmed lock says nothing about that."""
     said: list[float] = []
     monkeypatch.setattr(store, "refuse", lambda key, holder, record, **_: said.append(record.seconds))
     old, found = queue(store)
@@ -109,7 +109,7 @@ def test_superseded_for_as_long_as_it_may_come(
 
 
 class TestNothingIsSent:
-    def test_old_one_has_its_lock_again(self, store: Any) -> None:
+    def test_old_message_gets_its_lock_back(self, store: Any) -> None:
         old, found = queue(store)
         replacing.give_back(store, replacing.take_over(store, lock(), "new", found))
         (held,) = store.held(KEY)
@@ -117,8 +117,8 @@ class TestNothingIsSent:
         assert held.remaining <= found.remaining
         assert store.free(old.hold())
 
-    def test_old_one_has_started(self, store: Any) -> None:
-        """Nobody would free what it got back."""
+    def test_lock_is_not_given_back_to_a_message_that_has_started(self, store: Any) -> None:
+        """Nobody would free that lock."""
         old, found = queue(store)
         taken = replacing.take_over(store, lock(), "new", found)
         store.free(old.hold())
@@ -126,7 +126,7 @@ class TestNothingIsSent:
         replacing.give_back(store, taken)
         assert holders(store) == []
 
-    def test_old_one_starts_meanwhile(self, store: Any) -> None:
+    def test_old_message_that_starts_meanwhile_frees_the_lock(self, store: Any) -> None:
         old, found = queue(store)
         taken = replacing.take_over(store, lock(), "new", found)
         store.free(old.hold())
@@ -134,7 +134,7 @@ class TestNothingIsSent:
         replacing.started(store, old)
         assert holders(store) == []
 
-    def test_another_one_has_it(self, store: Any) -> None:
+    def test_lock_of_another_message_is_left_alone(self, store: Any) -> None:
         _, found = queue(store)
         taken = replacing.take_over(store, lock(), "new", found)
         (held,) = store.held(KEY)
@@ -153,12 +153,12 @@ class TestSilentStore:
         monkeypatch.setattr(store, "refuse", fail)
         return store
 
-    def test_old_one_runs(self, silent: Any) -> None:
+    def test_old_message_runs(self, silent: Any) -> None:
         old, found = queue(silent)
         replacing.take_over(silent, lock(), "new", found)
         assert replacing.started(silent, old) is None
 
-    def test_newest_was_sent_anyway(self, silent: Any) -> None:
+    def test_newest_message_keeps_the_lock(self, silent: Any) -> None:
         old, found = queue(silent)
         taken = replacing.take_over(silent, lock(), "new", found)
         replacing.supersede(silent, taken.lock, "new", [old.owner])
@@ -169,7 +169,7 @@ class TestOption:
     @pytest.mark.parametrize(
         "options", [{"lock_scope": "until_executed"}, {"lock_scope": "until_expired"}, {"lock_limit": 2}]
     )
-    def test_where_nobody_knows_which_one_waits(self, app: Celery, options: dict[str, Any]) -> None:
+    def test_replace_is_refused_if_nobody_knows_which_message_waits(self, app: Celery, options: dict[str, Any]) -> None:
         @app.task(
             base=SingletonTask,
             name="replacing.job",
@@ -181,7 +181,7 @@ class TestOption:
         with pytest.raises(InvalidOption, match=r"on_duplicate of task replacing\.job is 'replace'"):
             job.delay()
 
-    def test_sent_and_superseded(self, app: Celery) -> None:
+    def test_newest_message_is_sent_and_has_the_lock(self, app: Celery) -> None:
         @app.task(
             base=SingletonTask,
             name="replacing.job",
@@ -199,8 +199,8 @@ class TestOption:
         assert held.holder.task_id == newest.id
 
 
-def test_superseded_one_is_revoked_also_where_it_has_the_id_of_the_newest(app: Celery) -> None:
-    """The result of that id is the newest's."""
+def test_superseded_message_with_the_id_of_the_newest_stores_no_result(app: Celery) -> None:
+    """The result under that id belongs to the newest."""
 
     @app.task(base=SingletonTask, name="replacing.job", shared=False)
     def job() -> None: ...

@@ -45,7 +45,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def receive(app: Celery) -> Callable[..., SingletonRequest]:
-    """Make a request of a message for a task, as the consumer does."""
+    """Makes a request for a task from a message, as the consumer does."""
 
     def receive(task: Any = None, *args: Any, embed: Any = {}, **headers: Any) -> SingletonRequest:  # noqa: B006
         task = task or make(app)
@@ -71,7 +71,7 @@ def make(app: Celery, **options: Any) -> Any:
 
 
 def begin(request: SingletonRequest) -> Hold:
-    """As the child does that carries it out: it says for which lock it is about to ask."""
+    """As the child that carries it out: it reports the lock that it is about to ask for."""
     options, key, _ = request.task.lock_of(request.context, request.args, request.kwargs)
     owner = request.delivery_info[OWNER]
     key_report.send(key_report.Report(owner, key, options.ttl, options.limit, owner))
@@ -81,7 +81,7 @@ def begin(request: SingletonRequest) -> Hold:
 
 
 def hold(app: Celery, request: SingletonRequest) -> None:
-    """As the child does, with the lock."""
+    """As the child when it has the lock."""
     hold = begin(request)
     assert hold is not None
     found = Runtime.of(app).store.acquire(LockRequest(hold.key, hold.owner, ttl=60, holder=Holder()))
@@ -105,7 +105,7 @@ def mark_of(app: Celery, request: SingletonRequest) -> bytes | None:
 
 
 class Waiting:
-    """A line that only notes."""
+    """A line that only records calls."""
 
     def __init__(self) -> None:
         self.parked: list[tuple[SingletonRequest, str, Place]] = []
@@ -121,20 +121,20 @@ class Waiting:
 
 
 @pytest.mark.parametrize("is_copy", [False, True], ids=["sent", "put back"])
-def test_what_may_have_begun_does_not_expire_here(
+def test_message_that_may_have_begun_does_not_expire_here(
     app: Celery, receive: Callable[..., SingletonRequest], is_copy: bool
 ) -> None:
-    """Its process asks first whether an earlier delivery runs it."""
+    """Its process first asks whether an earlier delivery runs it."""
     header = {"retries": 0, "unavailable": 1, **({"redelivered": True} if is_copy else {})}
     request = receive(**{PUT_BACK_HEADER: header}, expires="2020-01-01T00:00:00+00:00")
     assert request.revoked() is not is_copy
 
 
 @pytest.mark.parametrize("eta", [None, "2100-01-01T00:00:00+00:00"])
-def test_body_that_celery_cannot_read_is_left_to_the_task(
+def test_body_that_celery_cannot_read_is_left_to_the_child(
     app: Celery, receive: Callable[..., SingletonRequest], eta: str | None
 ) -> None:
-    """It fails there: an error here would end the worker's consumer."""
+    """It fails there; an error here would end the worker's consumer."""
     request = receive(embed=["forged"], eta=eta, **{PUT_BACK_HEADER: {"retries": 0, "redelivered": True}})
     assert request.context.id == request.id
 
@@ -160,7 +160,9 @@ class TestLine:
         request = receive(**put_back_for(app, key))
         assert line.parked == [(request, key, Place(1000.0, 1))]
 
-    def test_others_do_not(self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting) -> None:
+    def test_other_messages_are_not_in_line(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
+    ) -> None:
         headers = put_back_for(app, key_of_text(app.main, "job", "1"))
         receive()
         receive(eta=headers["eta"])
@@ -169,10 +171,10 @@ class TestLine:
         assert line.parked == []
 
     @pytest.mark.parametrize(("timeout", "longest"), [(3600, HELD), (60, 30)])
-    def test_copy_that_is_woken_is_held_for_longer(
+    def test_copy_that_will_be_woken_is_held_for_longer(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, timeout: int, longest: float
     ) -> None:
-        """Each look of its own takes a slot; but for no longer than the broker waits."""
+        """Each look of its own would take a slot; but it is held no longer than the broker waits."""
         app.conf.broker_transport_options = {"visibility_timeout": timeout}
         soon = datetime.fromtimestamp(clock.wall() + 1, timezone.utc)
         copy = {**put_back_for(app, key_of_text(app.main, "job", "1")), "eta": soon.isoformat()}
@@ -182,7 +184,7 @@ class TestLine:
         assert receive(**copy).eta == soon
 
     @pytest.mark.parametrize("is_woken", [True, False])
-    def test_copy_that_expires_ends_at_once(
+    def test_expiring_copy_ends_at_once(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, is_woken: bool
     ) -> None:
         line.is_woken = is_woken
@@ -191,19 +193,19 @@ class TestLine:
         request = receive(**copy, expires=expires.isoformat())
         assert expires < request.eta < expires + timedelta(seconds=1)
         assert receive(eta=copy["eta"], expires=expires.isoformat()).eta > request.eta, (
-            "not what the sender has put off"
+            "not if the sender has delayed it"
         )
 
     @pytest.mark.parametrize("eta", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
     @pytest.mark.parametrize("expires", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
-    def test_times_that_nobody_lives_to_see(
+    def test_extreme_times_are_not_an_error(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, eta: str, expires: str
     ) -> None:
         line.is_woken = False
         copy = put_back_for(app, key_of_text(app.main, "job", "1"))
         assert receive(**{**copy, "eta": eta, "expires": expires}).eta is not None
 
-    def test_copy_that_was_begun_waits_no_more(
+    def test_copy_that_was_begun_does_not_wait_any_more(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
     ) -> None:
         request = receive(**put_back_for(app, key_of_text(app.main, "job", "1")))
@@ -211,7 +213,7 @@ class TestLine:
         request.on_accepted(1, clock.now())
         assert request.has_begun
 
-    def test_copy_that_was_revoked_lets_the_next_one_begin(
+    def test_copy_that_was_woken_and_revoked_lets_the_next_one_begin(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
     ) -> None:
         """It was woken, and has no use for the lock."""
@@ -228,10 +230,10 @@ class TestLine:
         assert line.given_back == [key]
         assert request.has_begun
 
-    def test_copy_that_is_revoked_as_it_waits_wakes_nobody(
+    def test_copy_that_is_revoked_while_it_waits_wakes_nobody(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
     ) -> None:
-        """A thousand that expire together would have each of the others look at a lock that is held."""
+        """If a thousand expire together, each would make another copy look at a lock that is held."""
         request = receive(**put_back_for(app, key_of_text(app.main, "job", "1")))
         revoked.add(request.id)
         try:
@@ -249,7 +251,7 @@ def info(error: BaseException) -> ExceptionInfo:
         return ExceptionInfo()
 
 
-def test_each_delivery_has_an_owner_of_its_own_that_no_sender_can_choose(receive: Callable) -> None:
+def test_each_delivery_has_its_own_owner_that_no_sender_can_choose(receive: Callable) -> None:
     first, second = receive(), receive()
     owners = {first.delivery_info[OWNER], second.delivery_info[OWNER]}
     assert len(owners) == 2
@@ -291,10 +293,10 @@ def test_lock_is_freed_before_the_message_goes_back(app: Celery, receive: Callab
     request.on_reject = lambda *_: held.append(is_held(app, request))
     request.on_failure(info(WorkerLostError("lost")))
     assert held == [False]
-    assert mark_of(app, request) is None, "it is to be carried out again"
+    assert mark_of(app, request) is None, "it will be carried out again"
 
 
-def test_what_failed_for_good_is_recorded(app: Celery, receive: Callable) -> None:
+def test_final_failure_is_recorded(app: Celery, receive: Callable) -> None:
     request = receive()
     begin(request)
     request.acknowledge()
@@ -302,10 +304,10 @@ def test_what_failed_for_good_is_recorded(app: Celery, receive: Callable) -> Non
     assert (mark_of(app, request) or b"").startswith(b'["FAILURE"')
 
 
-def test_child_that_dies_when_its_success_is_stored_has_not_failed(
+def test_child_that_dies_after_storing_its_success_has_not_failed(
     app: Celery, receive: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task that has joined it, say, would take it for dead, and run."""
+    """Otherwise a task that has joined it, for example, would consider it dead, and run."""
     monkeypatch.setattr(Request, "_success_was_stored", lambda _: {"result": 7}, raising=False)
     request = receive()
     begin(request)
@@ -314,14 +316,14 @@ def test_child_that_dies_when_its_success_is_stored_has_not_failed(
     assert mark_of(app, request) is None
 
 
-def test_what_failed_before_it_said_its_key_is_recorded(app: Celery, receive: Callable) -> None:
+def test_failure_before_the_report_of_the_key_is_recorded(app: Celery, receive: Callable) -> None:
     request = receive()
     request.acknowledge()
     request.on_failure(info(WorkerLostError("lost")))
     until(lambda: (mark_of(app, request) or b"").startswith(b'["FAILURE"'))
 
 
-def test_what_is_not_acknowledged_is_not_recorded(app: Celery, receive: Callable) -> None:
+def test_failure_without_an_acknowledgement_is_not_recorded(app: Celery, receive: Callable) -> None:
     """The broker will deliver it again."""
     request = receive(make(app, acks_late=True, acks_on_failure_or_timeout=False))
     request.on_timeout(soft=False, timeout=1)
@@ -337,7 +339,7 @@ def test_strangers_lock_is_not_freed(app: Celery, receive: Callable) -> None:
     assert isinstance(found, Held)
 
 
-def test_failure_that_the_child_reports_is_the_childs(app: Celery, receive: Callable) -> None:
+def test_failure_that_the_child_reports_does_not_free_its_lock(app: Celery, receive: Callable) -> None:
     request = receive()
     hold(app, request)
     request.on_failure(info(ValueError("x")), return_ok=True)
@@ -345,13 +347,13 @@ def test_failure_that_the_child_reports_is_the_childs(app: Celery, receive: Call
 
 
 @pytest.mark.parametrize("headers", [{"singleton_lock": False}, {"singleton_lock": {"nonsense": 1}}])
-def test_call_without_a_lock(receive: Callable, headers: dict[str, Any]) -> None:
+def test_call_without_a_lock_has_no_hold(receive: Callable, headers: dict[str, Any]) -> None:
     request = receive(None, **headers)
     assert request.hold() is None
     request.on_failure(info(WorkerLostError("lost")))
 
 
-def test_lock_key_that_raises_in_the_main_process(app: Celery, receive: Callable) -> None:
+def test_lock_key_that_raises_in_the_main_process_is_not_an_error(app: Celery, receive: Callable) -> None:
     def raises(arguments: dict[str, Any]) -> str:
         raise RuntimeError("only in the child")
 
@@ -360,7 +362,7 @@ def test_lock_key_that_raises_in_the_main_process(app: Celery, receive: Callable
     request.on_failure(info(WorkerLostError("lost")))
 
 
-def test_revoked_retry_frees_what_was_kept_for_it(app: Celery, receive: Callable) -> None:
+def test_revoked_retry_frees_its_kept_lock(app: Celery, receive: Callable) -> None:
     request = receive(make(app, lock_retain_on_retry=True), retries=1)
     store = Runtime.of(app).store
     first = store.acquire(LockRequest(key_of(request), new_owner(), ttl=60, holder=Holder()))
@@ -372,8 +374,8 @@ def test_revoked_retry_frees_what_was_kept_for_it(app: Celery, receive: Callable
     until(lambda: not is_held(app, request))
 
 
-def test_retry_that_ended_with_its_child_frees_what_was_kept_for_it(app: Celery, receive: Callable) -> None:
-    """The end of the attempt before may have been heard of only while this one waited for it."""
+def test_retry_that_ended_with_its_child_frees_its_kept_lock(app: Celery, receive: Callable) -> None:
+    """The end of the previous attempt may only have been noticed while this one was waiting for it."""
     request = receive(make(app, lock_retain_on_retry=True), retries=1)
     store = Runtime.of(app).store
     first = store.acquire(LockRequest(key_of(request), new_owner(), ttl=60, holder=Holder()))
@@ -384,7 +386,7 @@ def test_retry_that_ended_with_its_child_frees_what_was_kept_for_it(app: Celery,
     until(lambda: not is_held(app, request))
 
 
-def test_no_code_of_the_users_runs_in_the_consumers_loop(app: Celery, receive: Callable) -> None:
+def test_no_user_code_runs_in_the_consumers_loop(app: Celery, receive: Callable) -> None:
     threads = set()
 
     def noted(arguments: dict[str, Any]) -> str:
@@ -406,7 +408,7 @@ def test_no_code_of_the_users_runs_in_the_consumers_loop(app: Celery, receive: C
     assert threads == {"singleton-lock-aside"}
 
 
-def test_report_of_another_delivery_is_not_this_ones(receive: Callable) -> None:
+def test_report_of_another_delivery_is_not_used(receive: Callable) -> None:
     first, second = receive(), receive()
     begin(second)
     assert first.hold() is None
@@ -419,7 +421,7 @@ def test_inspect_does_not_show_the_owner(receive: Callable) -> None:
 
 
 class Eventer:
-    """Notes what is sent."""
+    """Records the events that are sent."""
 
     enabled = True
 
@@ -431,9 +433,7 @@ class Eventer:
 
 
 @pytest.mark.parametrize(("error", "expired"), [(Skipped("held"), False), (Expired("expired"), True)])
-def test_skipped_copy_is_announced_as_celery_announces_a_revoked_task(
-    receive: Callable, error: Skipped, expired: bool
-) -> None:
+def test_skipped_copy_is_announced_like_a_revoked_task(receive: Callable, error: Skipped, expired: bool) -> None:
     request = receive()
     request._eventer = eventer = Eventer()
     got = []
@@ -456,10 +456,8 @@ def test_copy_that_goes_on_elsewhere_is_not_announced(receive: Callable) -> None
 
 
 @pytest.mark.parametrize("tag", [[], {}, 7, ["x"]], ids=repr)
-def test_consumer_that_a_sender_has_named_does_not_count(
-    app: Celery, receive: Callable[..., SingletonRequest], tag: Any
-) -> None:
-    """On Redis what is said of a delivery comes with the message: a list in it stopped the consumer."""
+def test_consumer_tag_of_a_sender_is_ignored(app: Celery, receive: Callable[..., SingletonRequest], tag: Any) -> None:
+    """On Redis the message contains its delivery info: a list in it stopped the consumer."""
     task = make(app)
     message = Message(
         body=[[], {}, {}],
@@ -470,10 +468,10 @@ def test_consumer_that_a_sender_has_named_does_not_count(
     assert original_of(request.context).queue == "celery"
 
 
-def test_end_of_a_message_that_cannot_be_read_is_recorded(
+def test_end_of_an_unreadable_message_is_recorded(
     app: Celery, receive: Callable[..., SingletonRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its third part is not a dictionary, and its child died before it said so: the consumer raised TypeError."""
+    """Its third part is not a dictionary, and its child died before it reported that: the consumer raised TypeError."""
     request = receive(make(app), embed=[1])
     begin(request)
     request.acknowledged = True
@@ -483,10 +481,10 @@ def test_end_of_a_message_that_cannot_be_read_is_recorded(
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_message_that_is_cancelled_is_not_acknowledged(
+def test_cancelled_message_is_not_acknowledged(
     app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """Celery takes a greenlet that it has killed for a success."""
+    """Celery considers a greenlet that it has killed a success."""
     acknowledged: list[bool] = []
     monkeypatch.setattr(WorkerRequest, "cancel", lambda *_, **__: None)
     monkeypatch.setattr(WorkerRequest, "acknowledge", lambda _: acknowledged.append(True), raising=False)
@@ -513,7 +511,7 @@ def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(
 
 
 class TestTwoDeliveriesInOneWorker:
-    """Celery knows the newest delivery of an id, and none once that has ended."""
+    """Celery knows only the newest delivery of an id, and none once that has ended."""
 
     @pytest.fixture
     def run(self, app: Celery, receive: Callable[..., SingletonRequest]) -> Iterator[SingletonRequest]:
@@ -552,8 +550,8 @@ class TestTwoDeliveriesInOneWorker:
         assert state.requests == {run.id: run}
 
     @pytest.mark.parametrize("first", ["run", "copy"])
-    def test_each_is_terminated_once(self, run: SingletonRequest, copy: SingletonRequest, first: str) -> None:
-        """Also where Celery looks for them by their stamps, and terminates both."""
+    def test_each_delivery_is_terminated_once(self, run: SingletonRequest, copy: SingletonRequest, first: str) -> None:
+        """Even if Celery finds both by their stamps, and terminates both."""
         copy.on_accepted(2, time.monotonic())
         terminated: list[int] = []
         pool = SimpleNamespace(terminate_job=lambda pid, _: terminated.append(pid))
@@ -561,7 +559,9 @@ class TestTwoDeliveriesInOneWorker:
             request.terminate(pool, "TERM")
         assert sorted(terminated) == [1, 2]
 
-    def test_copy_that_has_not_begun_passes_it_on(self, run: SingletonRequest, copy: SingletonRequest) -> None:
+    def test_copy_that_has_not_begun_passes_the_termination_on(
+        self, run: SingletonRequest, copy: SingletonRequest
+    ) -> None:
         terminated: list[int] = []
         copy.terminate(SimpleNamespace(terminate_job=lambda pid, _: terminated.append(pid)), "TERM")
         assert terminated == [1]

@@ -1,4 +1,4 @@
-"""A message is sent again until the broker has it, and says how often that was."""
+"""A message is sent again until the broker has it, and counts how often it was put back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def request_with(header: object, retries: int = 0) -> Any:
     return Context(headers={PUT_BACK_HEADER: header}, retries=retries, id="the id")
 
 
-def test_counts_are_of_one_attempt_and_one_reason() -> None:
+def test_counts_belong_to_one_attempt_and_one_reason() -> None:
     request = request_with({"retries": 2, "conflict": 3, "unavailable": 1}, retries=2)
     assert (put_back_count(request, "conflict"), put_back_count(request, "unavailable")) == (3, 1)
     request.retries = 3
@@ -45,7 +45,7 @@ def test_counts_are_of_one_attempt_and_one_reason() -> None:
 @pytest.mark.parametrize(
     "header", [None, [0, 3], "x", {}, {"retries": 0, "conflict": -1}, {"retries": 0, "conflict": True}, {"conflict": 3}]
 )
-def test_what_others_wrote_counts_as_never(header: object) -> None:
+def test_forged_header_counts_as_never_put_back(header: object) -> None:
     assert put_back_count(request_with(header), "conflict") == 0
     assert given_up(request_with(header)) == ()
 
@@ -59,7 +59,7 @@ def test_given_up_owners_are_checked_and_bounded() -> None:
 KEY = key_of_text("app", "job", "1")
 
 
-def test_copy_waits_for_a_lock_since_its_first_conflict() -> None:
+def test_place_in_line_dates_from_the_first_conflict() -> None:
     header = {"retries": 0, "conflict": 3, "waits": [KEY, 2], "since": 1000.5}
     assert waits_for(request_with(header), "app") == (KEY, Place(1000.5, 2))
 
@@ -86,20 +86,20 @@ def test_copy_waits_for_a_lock_since_its_first_conflict() -> None:
     ],
 )
 def test_foreign_lock_is_not_waited_for(waits: object) -> None:
-    """A process would take elements from lists that are none of its business."""
+    """Otherwise a process would take elements from foreign lists."""
     assert waits_for(request_with({"retries": 0, "waits": waits, "since": 1.0}), "app") is None
     assert waits_for(request_with({"retries": 0, "waits": [KEY, 1], "since": 1.0}, retries=1), "app") is None
 
 
 @pytest.mark.parametrize("since", [None, "x", -1, 0, float("nan"), float("inf"), 10**15, True])
-def test_nobody_has_waited_since_nonsense(monkeypatch: pytest.MonkeyPatch, since: object) -> None:
+def test_invalid_time_means_a_new_place_in_line(monkeypatch: pytest.MonkeyPatch, since: object) -> None:
     monkeypatch.setattr(clock, "wall", lambda: 5000.0)
     header = {"retries": 0, "waits": [KEY, 1], "since": since}
     assert waits_for(request_with(header), "app") == (KEY, Place(5000.0, 1))
 
 
-def test_place_in_line_is_kept_whatever_the_copy_is_put_back_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence of the lock server in between costs nobody its place; and nobody waits for a lock meanwhile."""
+def test_place_in_line_is_kept_whatever_the_reason_to_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent lock server in between costs no copy its place, though no copy waits for a lock meanwhile."""
     now = [1000.0]
     monkeypatch.setattr(clock, "wall", lambda: now[0])
     request = request_with(None)
@@ -121,7 +121,7 @@ def test_back_off_doubles_up_to_its_bound() -> None:
 @pytest.mark.parametrize(
     "error", [OperationalError("x"), ValueError("x"), EncodeError("x"), OSError("x"), SoftTimeLimitExceeded()], ids=repr
 )
-def test_whatever_goes_wrong_it_is_sent_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_message_is_sent_again_after_any_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     app = Celery(f"requeue{next(_numbers)}", set_as_current=False, broker="memory://")
 
     @app.task(base=SingletonTask, shared=False, name="job")
@@ -145,7 +145,7 @@ def test_whatever_goes_wrong_it_is_sent_again(monkeypatch: pytest.MonkeyPatch, e
 
 
 def test_copy_of_a_message_that_may_have_begun_says_so(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does the copy of a copy; a retry is another attempt."""
+    """The copy of a copy says so, too; a retry is another attempt."""
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: sent.append(header))
 
@@ -167,5 +167,5 @@ def test_copy_of_a_message_that_may_have_begun_says_so(app: Celery, monkeypatch:
 
 
 @pytest.mark.parametrize("nonsense", [1, "yes", [True], {}, None])
-def test_what_others_wrote_does_not_make_it_begin(nonsense: object) -> None:
+def test_forged_header_does_not_mean_that_it_has_begun(nonsense: object) -> None:
     assert not requeue.may_have_begun(request_with({"retries": 0, "redelivered": nonsense}))

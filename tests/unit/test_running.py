@@ -1,4 +1,4 @@
-"""What a process knows of a request: no message can say it, and it goes with the request."""
+"""What a process knows about a request: no message can forge it, and it is gone with the request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.running import progress_of
 from tests.unit.deliveries import bound
 
-#: What was once kept in a request, or is in other places of one; and the attributes of what is kept beside it.
+#: Names under which requests once kept such data, or still keep other data; and the attributes of `Progress`.
 NAMES = (
     *("singleton_lease", "singleton_in_body", "singleton_settle", "singleton_owner", "singleton_lock_original"),
     *("lease", "in_body", "gives_up", "settle"),
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 def deliver(task: Any, headers: dict[str, Any]) -> Any:
-    """Carry a message with these headers out as a worker does."""
+    """Carry out a message with these headers as a worker does."""
     request = {"id": task.app.main, "is_eager": False, "delivery_info": {}, **headers}
     return build_tracer(task.name, task, app=task.app)(task.app.main, (), {}, request).retval
 
@@ -53,15 +53,15 @@ def test_headers_of_these_names_change_nothing(app: Celery, value: object) -> No
     assert deliver(task, headers) == "done"
     (held, has_fence, sent) = runs[0]
     assert (held, has_fence) == (True, True)
-    assert sent is not None  # New, as what a body sends is.
+    assert sent is not None  # A new sending, as for all messages that a body sends.
     assert dict(Runtime.of(app).store.all_held(app.main)) == {}
     deliver(task, headers)
-    assert len(runs) == 1  # It is remembered as any other.
+    assert len(runs) == 1  # It is remembered like any other.
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_no_header_makes_what_follows_on_a_message_new(app: Celery, value: object) -> None:
-    """Two copies of the message send one next step, whatever its headers are."""
+def test_no_header_makes_the_next_step_a_new_sending(app: Celery, value: object) -> None:
+    """Two copies of a message send the same next step, whatever its headers are."""
     task = bound(app, lambda self: None)
     forged = {**dict.fromkeys(NAMES, value), message_identity.SENT_HEADER: "a" * 32}
 
@@ -77,7 +77,7 @@ def test_no_header_makes_what_follows_on_a_message_new(app: Celery, value: objec
     assert following() == following() == "a" * 32
 
 
-def test_it_is_of_one_request_and_goes_with_it(app: Celery) -> None:
+def test_progress_belongs_to_one_request_and_ends_with_it(app: Celery) -> None:
     request, other = Context({"id": "x"}), Context({"id": "x"})
     progress = progress_of(request)
     progress.lease, progress.in_body = unheld(), True
@@ -90,8 +90,8 @@ def test_it_is_of_one_request_and_goes_with_it(app: Celery) -> None:
     assert gone() is None
 
 
-def test_what_a_worker_has_carried_out_is_not_kept(app: Celery) -> None:
-    """Not even what is still to be said of it: a request that never gets that far would stay forever."""
+def test_finished_request_is_not_kept(app: Celery) -> None:
+    """Not even for its pending confirmation: a request that never gets that far would stay forever."""
     seen: list[weakref.ref[Context]] = []
     task = bound(app, lambda self: seen.append(weakref.ref(self.request)))
     task.push_request(id="x", called_directly=False, is_eager=False, delivery_info={}, chain=[task.si()])

@@ -1,4 +1,4 @@
-"""What an app has once per process."""
+"""What each process has once per app."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_singleton_lock.stores.store import Store
 
 
 @pytest.mark.timeout(30)
-def test_signal_handler_sends_a_task_while_the_first_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_handler_may_send_a_task_while_the_first_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     app, of_handler = Celery(broker="redis://127.0.0.1:1"), []
     open_store = runtime.open_store
 

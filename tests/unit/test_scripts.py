@@ -1,4 +1,4 @@
-"""What stands both in a script and beside it is the same."""
+"""Values that are both in a script and in Python are the same."""
 
 from __future__ import annotations
 

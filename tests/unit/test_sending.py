@@ -1,4 +1,4 @@
-"""A lock that is taken as a message is sent: what callers get, and what is left of it when nothing is sent."""
+"""A lock that is taken as a message is sent: what callers get, and what is left if nothing is sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUEUED = tuple(scope for scope in SCOPES if scope != WHILE_EXECUTING)
 
 
 class Sent:
-    """An app, and what it has sent."""
+    """An app, and the headers of the messages that it has sent."""
 
     def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         self.app = app
@@ -69,7 +69,7 @@ class Sent:
         Runtime.of(self.app).confirmations.write()
 
     def lock(self, headers: dict[str, Any]) -> Any:
-        """What a message brings, whatever its id."""
+        """The lock that a message carries, whatever its id."""
         return lock_in(headers, self.app, "job", headers[QUEUED_HEADER][0])
 
     def held(self, task: Any, *args: Any) -> list[Any]:
@@ -95,7 +95,7 @@ def test_only_one_of_many_is_sent(sent: Sent, scope: str) -> None:
     assert len(sent.headers) == 2
 
 
-def test_while_executing_takes_nothing_and_needs_no_lock_server(sent: Sent) -> None:
+def test_while_executing_takes_no_lock_and_needs_no_lock_server(sent: Sent) -> None:
     sent.app.conf.singleton_lock_backend = "redis://127.0.0.1:1"
     job = sent.task(lock_scope=WHILE_EXECUTING)
     job.delay(1)
@@ -103,7 +103,7 @@ def test_while_executing_takes_nothing_and_needs_no_lock_server(sent: Sent) -> N
     assert [QUEUED_HEADER in headers for headers in sent.headers] == [False, False]
 
 
-def test_as_many_as_the_limit(sent: Sent) -> None:
+def test_no_more_than_the_limit_are_sent(sent: Sent) -> None:
     job = sent.task(lock_limit=3)
     results = [job.delay(1) for _ in range(5)]
     assert len(sent.headers) == 3
@@ -111,7 +111,7 @@ def test_as_many_as_the_limit(sent: Sent) -> None:
 
 
 class TestOnDuplicate:
-    def test_raise(self, sent: Sent) -> None:
+    def test_duplicate_raises(self, sent: Sent) -> None:
         job = sent.task(on_duplicate="raise")
         first = job.delay(1)
         with pytest.raises(DuplicateTask) as raised:
@@ -119,7 +119,7 @@ class TestOnDuplicate:
         assert (raised.value.task_id, raised.value.key) == (first.id, key_of_queue(job.lock_key_of(1)))
         assert first.id in str(raised.value)
 
-    def test_skip(self, sent: Sent) -> None:
+    def test_duplicate_is_skipped(self, sent: Sent) -> None:
         job = sent.task(on_duplicate="skip")
         first = job.delay(1)
         second = job.delay(1)
@@ -128,7 +128,7 @@ class TestOnDuplicate:
         with pytest.raises(TaskRevokedError, match=first.id):
             second.get()
 
-    def test_callable(self, sent: Sent) -> None:
+    def test_callable_chooses_the_policy(self, sent: Sent) -> None:
         met: list[DuplicateTask] = []
 
         def choose(task: Any, duplicate: DuplicateTask) -> str:
@@ -140,13 +140,13 @@ class TestOnDuplicate:
         assert isinstance(job.delay(1), EagerResult)
         assert [duplicate.task_id for duplicate in met] == [first.id]
 
-    def test_callable_that_gives_no_policy(self, sent: Sent) -> None:
+    def test_callable_that_returns_no_valid_policy_is_an_error(self, sent: Sent) -> None:
         job = sent.task(on_duplicate=lambda task, duplicate: "replace")
         job.delay(1)
         with pytest.raises(InvalidOption, match="'replace'; allowed: existing, raise, skip"):
             job.delay(1)
 
-    def test_signal(self, sent: Sent) -> None:
+    def test_duplicate_sends_a_signal(self, sent: Sent) -> None:
         seen: list[tuple[str, str]] = []
 
         def receive(sender: Any, task_id: str, policy: str, **_: Any) -> None:
@@ -158,7 +158,7 @@ class TestOnDuplicate:
             job.delay(1)
         assert seen == [(first.id, "existing")]
 
-    def test_same_id_again(self, sent: Sent) -> None:
+    def test_same_id_is_a_duplicate_as_well(self, sent: Sent) -> None:
         job = sent.task()
         job.apply_async((1,), task_id="mine")
         assert isinstance(job.apply_async((1,), task_id="mine"), DuplicateResult)
@@ -176,7 +176,7 @@ class connected:
 
 
 class TestCanvas:
-    """Something waits for each part: it is sent all the same, and follows the one that has the lock."""
+    """Something waits for each part, so it is sent nevertheless, and follows the message that has the lock."""
 
     @pytest.mark.parametrize(
         "canvas",
@@ -208,7 +208,7 @@ class TestCanvas:
             ({"lock_scope": "until_executing", "on_duplicate": lambda *_: "replace"}, {}),
             ({"lock_scope": "until_expired", "lock_name": "shared"}, {}),
         ],
-        ids=["no results", "no records", "newest wins", "newest wins, at times", "whose result that is"],
+        ids=["no results", "no records", "newest wins", "newest may win", "unclear whose result"],
     )
     def test_parts_that_cannot_follow_have_no_lock(self, sent: Sent, options: Any, conf: Any) -> None:
         sent.app.conf.update(conf)
@@ -218,9 +218,7 @@ class TestCanvas:
         assert len(sent.headers) == 3
         assert not any(QUEUED_HEADER in headers for headers in sent.headers[1:])
 
-    def test_a_part_with_an_option_of_another_package_goes_on(
-        self, sent: Sent, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_part_with_an_option_of_another_package_goes_on(self, sent: Sent, caplog: pytest.LogCaptureFixture) -> None:
         """It was sent before the package was replaced: an error would fail the step before it."""
         job = sent.task()
         request = Context(id="step", root_id="step", headers={}, delivery_info={})
@@ -231,7 +229,7 @@ class TestCanvas:
         with pytest.raises(InvalidOption, match="celery-once"):
             job.apply_async((2,), once={"graceful": True})
 
-    def test_its_own_id_is_not_followed(self, sent: Sent) -> None:
+    def test_message_does_not_follow_its_own_id(self, sent: Sent) -> None:
         job = sent.task()
         job.apply_async((1,), task_id="the id")
         job.apply_async((1,), task_id="the id", link=job.si(2))
@@ -249,14 +247,14 @@ class TestCanvas:
         assert heard == ["follow"]
         assert first.id not in str(sent.headers[1]), "a search for the first message must not find it here"
 
-    def test_callable_that_fails(self, sent: Sent) -> None:
+    def test_failing_callable_is_an_error(self, sent: Sent) -> None:
         """The sender of a canvas gets an error."""
         job = sent.task(on_duplicate=lambda *_: 1 / 0)
         job.delay(1)
         with pytest.raises(ZeroDivisionError):
             group(job.si(1), job.si(1)).apply_async()
 
-    def test_callbacks(self, sent: Sent) -> None:
+    def test_message_with_callbacks_is_not_a_duplicate(self, sent: Sent) -> None:
         job = sent.task()
         job.delay(1)
         assert not isinstance(job.apply_async((1,), link=job.si(2)), DuplicateResult)
@@ -265,7 +263,7 @@ class TestCanvas:
 
 class TestNothingIsSent:
     @pytest.mark.parametrize("error", [OperationalError("no broker"), EncodeError("no json"), KeyboardInterrupt()])
-    def test_lock_is_free_again(self, sent: Sent, error: BaseException) -> None:
+    def test_lock_is_free_after_a_failed_send(self, sent: Sent, error: BaseException) -> None:
         job = sent.task()
         sent.fails_with = error
         with pytest.raises(type(error)):
@@ -274,7 +272,7 @@ class TestNothingIsSent:
         sent.fails_with = None
         assert not isinstance(job.delay(1), DuplicateResult)
 
-    def test_process_that_ends_before_it_has_sent_keeps_others_out_for_half_a_minute_at_most(self, sent: Sent) -> None:
+    def test_process_that_dies_before_it_has_sent_blocks_others_for_half_a_minute_at_most(self, sent: Sent) -> None:
         job = sent.task()
         job.delay(1)
         (held,) = sent.held(job, 1)
@@ -283,7 +281,7 @@ class TestNothingIsSent:
         (held,) = sent.held(job, 1)
         assert 90 < held.remaining <= 100
 
-    def test_arguments_that_do_not_fit(self, sent: Sent) -> None:
+    def test_arguments_that_do_not_fit_leave_no_lock(self, sent: Sent) -> None:
         job = sent.task()
         with pytest.raises(TypeError):
             job.delay(1, 2, 3)
@@ -302,7 +300,7 @@ class TestLockServerThatDoesNotAnswer:
         assert QUEUED_HEADER not in silent.headers[0]
         assert "is sent without a lock" in caplog.text
 
-    def test_or_the_caller_gets_an_error(self, silent: Sent) -> None:
+    def test_caller_may_ask_for_an_error_instead(self, silent: Sent) -> None:
         job = silent.task(on_send_unavailable="raise")
         with pytest.raises(LockUnavailable):
             job.delay(1)
@@ -310,14 +308,14 @@ class TestLockServerThatDoesNotAnswer:
 
 
 class TestNextAttempt:
-    """What Celery sends for a message that a worker carries out: an error would be the end of that."""
+    """What Celery sends for a message that a worker carries out: an error would end the message."""
 
     @pytest.fixture
     def running(self, sent: Sent) -> Iterator[Callable[..., Any]]:
         with ExitStack() as stack:
 
             def run(job: Any, *args: Any, **options: Any) -> Any:
-                """Have a message be carried out in this thread."""
+                """Carry out a message in this thread."""
                 result = job.apply_async(args, **options)
                 headers = sent.headers[-1] if sent.headers else {}
                 request = Context(
@@ -338,7 +336,7 @@ class TestNextAttempt:
         with pytest.raises(Retry):
             raise job.retry(countdown=10, **options)
 
-    def test_of_a_call_with_a_key_of_its_own(self, sent: Sent, running: Callable[..., Any]) -> None:
+    def test_retry_of_a_call_with_its_own_key_keeps_the_key(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()
         running(job, 1, singleton_lock={"key": "mine"})
         self.retry(job)
@@ -346,8 +344,8 @@ class TestNextAttempt:
         assert first[2:4] == second[2:4]
         assert sent.held(job, 1) == []
 
-    def test_of_a_follower(self, sent: Sent, running: Callable[..., Any]) -> None:
-        """It has run, and with the lock; but a copy that is made anew (see `requeue`) follows still."""
+    def test_retry_of_a_follower_does_not_follow(self, sent: Sent, running: Callable[..., Any]) -> None:
+        """It has run with the lock; but a rebuilt copy (see `requeue`) still follows."""
         job = sent.task()
         job.delay(1)
         request = running(job, 1, link=job.si(2))
@@ -358,28 +356,30 @@ class TestNextAttempt:
         self.retry(job)
         assert sent.lock(sent.headers[-1]).follows is None
 
-    def test_of_a_call_without_a_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
+    def test_retry_of_a_call_without_a_lock_has_no_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         sent.app.conf.singleton_lock_accept = "all"
         job = sent.task()
         running(job, 1, singleton_lock=False)
         self.retry(job)
         assert [QUEUED_HEADER in headers for headers in sent.headers] == [False, False]
 
-    def test_with_other_arguments(self, sent: Sent, running: Callable[..., Any]) -> None:
+    def test_retry_with_other_arguments_takes_another_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()
         request = running(job, 1)
         self.retry(job, args=(2,))
         assert [len(sent.held(job, number)) for number in (1, 2)] == [1, 1]
         assert progress_of(request).passes_on is None
 
-    def test_with_the_arguments_of_another_one(self, sent: Sent, running: Callable[..., Any]) -> None:
+    def test_retry_with_the_arguments_of_another_message_has_no_lock(
+        self, sent: Sent, running: Callable[..., Any]
+    ) -> None:
         job = sent.task(on_duplicate="raise")
         job.delay(2)
         running(job, 1)
         self.retry(job, args=(2,))
         assert QUEUED_HEADER not in sent.headers[-1]
 
-    def test_without_a_lock_server(
+    def test_retry_while_the_lock_server_is_silent_has_no_lock(
         self, sent: Sent, running: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         job = sent.task(lock_scope="until_executing", on_send_unavailable="raise")
@@ -389,13 +389,13 @@ class TestNextAttempt:
         self.retry(job)
         assert QUEUED_HEADER not in sent.headers[-1]
 
-    def test_that_has_no_key(self, sent: Sent, running: Callable[..., Any]) -> None:
+    def test_retry_without_a_key_has_no_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()
         running(job, 1)
         self.retry(job, args=(object(),))
         assert QUEUED_HEADER not in sent.headers[-1]
 
-    def test_that_the_broker_does_not_take(self, sent: Sent, running: Callable[..., Any]) -> None:
+    def test_failed_retry_leaves_the_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()
         request = running(job, 1)
         sent.fails_with = OperationalError("no broker")
@@ -404,7 +404,7 @@ class TestNextAttempt:
         assert progress_of(request).passes_on is None
         assert len(sent.held(job, 1)) == 1
 
-    def test_that_is_sent_by_the_main_process(self, sent: Sent) -> None:
+    def test_retry_that_the_main_process_sends_keeps_the_lock(self, sent: Sent) -> None:
         job = sent.task(lock_scope="until_executing")
         result = job.delay(1)
         request = Context(id=result.id, args=(1,), kwargs={}, headers=sent.headers[0], retries=0)
@@ -413,23 +413,23 @@ class TestNextAttempt:
         assert sent.headers[1][QUEUED_HEADER][:4] == sent.headers[0][QUEUED_HEADER][:4]
 
     @pytest.mark.parametrize("scope", QUEUED)
-    def test_copy_that_is_made_before_its_body_has_begun(
+    def test_copy_that_is_sent_before_its_body_has_begun_keeps_the_lock(
         self, sent: Sent, running: Callable[..., Any], scope: str
     ) -> None:
-        """As where a request class of the user's own keeps no message to be put back."""
+        """For example if a user's own request class keeps no message that could be put back."""
         job = sent.task(lock_scope=scope)
         request = running(job, 1)
         job.signature_from_request(request, retries=0).apply_async()
         assert sent.headers[1][QUEUED_HEADER][:4] == sent.headers[0][QUEUED_HEADER][:4]
         assert progress_of(request).passes_on is not None
 
-    def test_step_of_a_chain_without_a_key(self, sent: Sent, running: Callable[..., Any]) -> None:
+    def test_step_of_a_chain_without_a_key_has_no_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()
         request = running(job, 1)
         job.s().apply_async((object(),), parent_id=request.id, root_id=request.id)
         assert QUEUED_HEADER not in sent.headers[-1]
 
-    def test_what_its_body_sends_is_a_call_as_any(
+    def test_message_that_a_body_sends_is_a_normal_call(
         self, sent: Sent, running: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         job = sent.task(on_duplicate="raise", on_send_unavailable="raise")
@@ -446,7 +446,7 @@ class TestNextAttempt:
 
 @contextmanager
 def carried_out(task: Any, request: Context) -> Iterator[None]:
-    """As a worker has it meanwhile."""
+    """As if a worker were carrying out the request."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr("celery_singleton_lock.task.sending.current_worker_task", lambda: task)
     monkeypatch.setattr("celery_singleton_lock.task.singleton_task.current_worker_task", lambda: task)
@@ -466,7 +466,7 @@ def silence(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestHowLong:
-    """Seconds for which a message that waits keeps others from being sent."""
+    """Seconds for which a waiting message keeps others from being sent."""
 
     @pytest.mark.parametrize(
         ("options", "least", "most"),
@@ -488,20 +488,22 @@ class TestHowLong:
             ({"expires": "soon"}, 86_460, 86_460),
         ],
     )
-    def test_as_long_as_the_message_may_wait(self, sent: Sent, options: Any, least: float, most: float) -> None:
+    def test_lock_lasts_as_long_as_the_message_may_wait(
+        self, sent: Sent, options: Any, least: float, most: float
+    ) -> None:
         job = sent.task(lock_queue_ttl=None)
         assert least <= sending._seconds(job, options_of(job), options) <= most
 
-    def test_beyond_its_countdown(self, sent: Sent) -> None:
+    def test_lock_outlasts_the_countdown(self, sent: Sent) -> None:
         job = sent.task(lock_queue_ttl=100)
         assert sending._seconds(job, options_of(job), {"countdown": 50}) == 150
 
-    def test_a_throttle_needs_it(self, sent: Sent) -> None:
+    def test_throttle_needs_lock_queue_ttl(self, sent: Sent) -> None:
         job = sent.task(lock_scope="until_expired", lock_queue_ttl=None)
         with pytest.raises(InvalidOption, match="'until_expired', which needs lock_queue_ttl"):
             job.delay(1)
 
-    def test_a_throttle_lasts_from_the_first_call(self, sent: Sent) -> None:
+    def test_throttle_counts_from_the_first_call(self, sent: Sent) -> None:
         job = sent.task(lock_scope="until_expired", lock_queue_ttl=20.0)
         job.delay(1)
         sent.confirm()
@@ -514,7 +516,7 @@ def options_of(task: Any) -> Any:
 
 
 class TestHeader:
-    """What others write into it, or copy, says nothing."""
+    """A forged or copied header is ignored."""
 
     @pytest.fixture
     def header(self, sent: Sent) -> list[Any]:
@@ -524,21 +526,21 @@ class TestHeader:
     def found(self, sent: Sent, header: object, task_id: str = "the id") -> object:
         return lock_of(sent.app.tasks["job"], Context(id=task_id, headers={QUEUED_HEADER: header}))
 
-    def test_is_read(self, sent: Sent, header: list[Any]) -> None:
+    def test_valid_header_is_read(self, sent: Sent, header: list[Any]) -> None:
         assert self.found(sent, header) is not None
         assert self.found(sent, [*header, "of a later version"]) is not None
 
-    def test_copied_to_another_message(self, sent: Sent, header: list[Any]) -> None:
+    def test_header_of_another_message_is_ignored(self, sent: Sent, header: list[Any]) -> None:
         assert self.found(sent, header, "another") is None
 
     @pytest.mark.parametrize("at", range(7))
     @pytest.mark.parametrize("value", [None, "x", -1, math.inf, [], {}, "0" * 32, 10**400])
-    def test_of_others(self, sent: Sent, header: list[Any], at: int, value: object) -> None:
+    def test_forged_parts_are_ignored(self, sent: Sent, header: list[Any], at: int, value: object) -> None:
         header[at] = value
         found: Any = self.found(sent, header)
         assert found is None or (at, found.owner) == (3, "0" * 32) or at == 6
 
     @pytest.mark.parametrize("header", [None, "x", 7, {}, [1, 2]])
-    def test_of_other_types(self, sent: Sent, header: object) -> None:
+    def test_header_of_another_type_is_ignored(self, sent: Sent, header: object) -> None:
         sent.task()
         assert self.found(sent, header) is None

@@ -1,4 +1,4 @@
-"""What follows on a message is sent, though the result backend is away as it ends."""
+"""Result, callbacks and next steps of a message arrive even if the result backend is away as it ends."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception raised outside body"),
 ]
 
-#: What Celery stores in a result backend when a task has ended.
+#: The methods by which Celery stores the end of a task in a result backend.
 TELLING = ("mark_as_done", "mark_as_failure")
 
 
 @pytest.fixture
 def put_back(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The headers of what is put back from now on."""
+    """The headers of the messages that are put back."""
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: sent.append(header))
     return sent
@@ -38,7 +38,7 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 @contextmanager
 def backend_away(task: Any, error: BaseException) -> Iterator[None]:
-    """Whether the error gets out of Celery's tracer depends on its version."""
+    """The backend fails; whether the error leaves Celery's tracer depends on Celery's version."""
 
     def away(*_: Any, **__: Any) -> None:
         raise error
@@ -50,14 +50,14 @@ def backend_away(task: Any, error: BaseException) -> Iterator[None]:
 
 
 def trace(task: Any, **headers: Any) -> None:
-    """Carry out its message as a worker does."""
+    """Carry out the message of a task as a worker does."""
     request = {"id": id_for(task), "called_directly": False, "is_eager": False, "delivery_info": {}, "retries": 0}
     build_tracer(task.name, task, app=task.app)(id_for(task), (), {}, {**request, "headers": headers})
 
 
 @pytest.mark.parametrize(("body", "state"), [(lambda: 1, "SUCCESS"), (lambda: 1 / 0, "FAILURE")])
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_copy_reports_what_could_not_be_reported(
+def test_copy_reports_an_end_that_could_not_be_reported(
     app: Celery, put_back: list[dict[str, Any]], body: Any, state: str, acks_late: bool
 ) -> None:
     task, runs = make(app, body, acks_late=acks_late)
@@ -70,21 +70,21 @@ def test_copy_reports_what_could_not_be_reported(
     assert len(put_back) == 1
 
 
-def test_nothing_is_put_back_where_all_was_told(app: Celery, put_back: list[dict[str, Any]]) -> None:
+def test_nothing_is_put_back_if_everything_was_reported(app: Celery, put_back: list[dict[str, Any]]) -> None:
     task, _ = make(app, lambda: 1)
     trace(task)
     assert put_back == []
 
 
-def test_process_that_is_stopped_sends_nothing(app: Celery, put_back: list[dict[str, Any]]) -> None:
-    """Its message comes again, or not, as the worker decides."""
+def test_stopped_process_sends_nothing(app: Celery, put_back: list[dict[str, Any]]) -> None:
+    """The worker decides whether its message comes again."""
     task, _ = make(app, lambda: 1)
     with backend_away(task, KeyboardInterrupt()):
         trace(task)
     assert put_back == []
 
 
-def test_what_can_never_be_told_is_given_up(
+def test_report_that_can_never_be_delivered_is_dropped(
     app: Celery, put_back: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     task, runs = make(app, lambda: 1)
@@ -99,10 +99,10 @@ def test_what_can_never_be_told_is_given_up(
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_body_does_not_run_again_though_its_end_is_forgotten(
+def test_body_does_not_run_again_even_if_its_end_is_forgotten(
     app: Celery, put_back: list[dict[str, Any]], is_held: bool
 ) -> None:
-    """By a lock server that came back empty, or after long."""
+    """The lock server came back empty, or the record has expired."""
     task, runs = make(app, lambda: 1, acks_late=True)
     with backend_away(task, ConnectionError("away")):
         trace(task)
@@ -116,14 +116,14 @@ def test_body_does_not_run_again_though_its_end_is_forgotten(
     found = store.acquire(other)
     assert isinstance(found, Lease)
     store.free(found)
-    # The message itself may come again as well.
+    # The message itself may also come again.
     trace(task)
     assert isinstance(app.AsyncResult(id_for(task)).result, ResultLost)
     assert len(runs) == 1
 
 
 def test_copy_does_not_ask_a_result_backend_forever(app: Celery, put_back: list[dict[str, Any]]) -> None:
-    """Its record would end, and its body run again."""
+    """Otherwise its record would end, and its body run again."""
     task, runs = make(app, lambda: 1)
     with backend_away(task, ConnectionError("away")):
         trace(task)

@@ -1,4 +1,4 @@
-"""What is written down once is what would be written down each time."""
+"""A prepared command is the same as one that is packed anew."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def holder(number: int) -> Holder:
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("waiting", [True, False])
 @pytest.mark.parametrize("ttl", [30.0, 0.1, 2])
-def test_acquire_is_what_lock_commands_says(
+def test_acquire_is_the_same_as_in_lock_commands(
     key: str, once: bool, waiting: bool, ttl: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2, 1):
@@ -39,7 +39,7 @@ def test_acquire_is_what_lock_commands_says(
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("slot", [0, None])
-def test_free_is_what_lock_commands_says(key: str, record: Record | None, slot: int | None) -> None:
+def test_free_is_the_same_as_in_lock_commands(key: str, record: Record | None, slot: int | None) -> None:
     for ttl in (30.0, 90.0, 30.0):
         hold = Hold(key, new_owner(), ttl=ttl, slot=slot)
         ready = stencil.free(hold, record)
@@ -48,7 +48,7 @@ def test_free_is_what_lock_commands_says(key: str, record: Record | None, slot: 
         assert ready.by_text == lock_commands.free(hold, record=record).by_text
 
 
-def test_results_of_all_lengths_have_one() -> None:
+def test_results_of_all_lengths_share_a_stencil() -> None:
     stencil._for_free.cache_clear()
     for length in (1, 2, 7, 300, 4000):
         hold, record = Hold("k", new_owner(), ttl=30.0), Record("m", b"\x05" * length, 60.0)
@@ -58,8 +58,8 @@ def test_results_of_all_lengths_have_one() -> None:
     assert stencil._for_free.cache_info().misses == 1
 
 
-def test_rare_calls_have_none() -> None:
-    """They are written down whole."""
+def test_rare_calls_have_no_stencil() -> None:
+    """They are packed as a whole."""
     owner, them = new_owner(), holder(1)
     rare = [
         LockRequest("k", owner, 30.0, them, limit=2),
@@ -74,8 +74,8 @@ def test_rare_calls_have_none() -> None:
     assert stencil.free(Hold("k", owner, ttl=30.0), Record("m", b"", 60.0)) is None
 
 
-def test_free_that_was_not_answered_says_what_is_left_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the time that is left of it, its reader sees how long ago the body ended."""
+def test_repeated_free_names_the_remaining_time_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the remaining time, readers compute how long ago the body ended."""
     hold, now = Hold("k", new_owner(), ttl=30.0), 1000.0
     monkeypatch.setattr("celery_singleton_lock.clock.now", lambda: now)
     ready = stencil.free(hold, Record("m", b"x", 60.0))

@@ -14,7 +14,7 @@ from tests.servers import until
 
 
 class Heard:
-    """What a process is told, as a test says it: a call, nothing for now, or an error."""
+    """What a process hears, as the test decides: a call, nothing for now, or an error."""
 
     def __init__(self) -> None:
         self.says: queue.Queue[Stop | Exception | None] = queue.Queue()
@@ -31,7 +31,7 @@ class Heard:
 
 
 class Runs:
-    """In the place of a heartbeat."""
+    """Replaces a heartbeat."""
 
     def __init__(self) -> None:
         self.superseded: list[tuple[str, str]] = []
@@ -59,25 +59,25 @@ def threads() -> int:
     return sum(thread.name == "singleton-lock-stops" for thread in threading.enumerate())
 
 
-def test_run_is_called_and_the_thread_ends_with_the_last_one(heard: Heard, runs: Any) -> None:
+def test_run_gets_its_call_and_the_thread_ends_with_the_last_run(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     for owner in ("one", "two"):
         calls.expect(owner)
     assert threads() == 1
     heard.says.put(Stop("of another policy", "newer"))
     heard.says.put(Stop("one", "newer"))
-    until(lambda: runs.superseded == [("one", "newer")], "told")
+    until(lambda: runs.superseded == [("one", "newer")], "called")
     calls.forget("one")
     heard.says.put(None)
     heard.says.put(Stop("two", "newest"))
-    until(lambda: len(runs.superseded) == 2, "told")
+    until(lambda: len(runs.superseded) == 2, "called")
     calls.forget("two")
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
 
 
-def test_call_that_comes_before_its_run_is_expected_is_kept_for_it(heard: Heard, runs: Any) -> None:
-    """The lock server knows of the run before this process does."""
+def test_call_that_comes_before_its_run_is_kept(heard: Heard, runs: Any) -> None:
+    """The lock server knows of the run before this process expects it."""
     calls = StopCalls(lambda: heard, runs)
     calls.expect("another")
     heard.says.put(Stop("one", "newer"))
@@ -110,12 +110,12 @@ def test_calls_for_runs_that_never_come_are_forgotten(heard: Heard, runs: Any, m
     assert heard.closed.wait(LIMIT)
 
 
-def test_one_that_comes_when_the_thread_has_ended_starts_another(heard: Heard, runs: Any) -> None:
+def test_run_that_comes_after_the_thread_has_ended_starts_another(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     for owner in ("one", "two"):
         calls.expect(owner)
         heard.says.put(Stop(owner, "newer"))
-        until(lambda owner=owner: (owner, "newer") in runs.superseded, "told")
+        until(lambda owner=owner: (owner, "newer") in runs.superseded, "called")
         calls.forget(owner)
         heard.says.put(None)
         until(lambda: threads() == 0, "the thread has ended")
@@ -130,25 +130,25 @@ def test_lock_server_that_does_not_answer_is_asked_again(
     for _ in range(3):
         heard.says.put(LockUnavailable("test"))
     heard.says.put(Stop("one", "newer"))
-    until(lambda: runs.superseded == [("one", "newer")], "told")
+    until(lambda: runs.superseded == [("one", "newer")], "called")
     calls.forget("one")
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
 
 
-def test_without_calls_the_thread_ends_soon(runs: Any) -> None:
+def test_thread_ends_soon_on_a_store_without_calls(runs: Any) -> None:
     calls = StopCalls(lambda: None, runs)
     calls.expect("one")
     until(lambda: threads() == 0, "the thread has ended")
 
 
-def test_child_of_a_fork_begins_anew(heard: Heard, runs: Any) -> None:
+def test_forked_child_starts_anew(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     calls.expect("one")
     calls.start_anew()
     calls._later.start_anew()
     calls.expect("two")
-    until(lambda: threads() == 2, "it has a thread of its own")
+    until(lambda: threads() == 2, "it has its own thread")
     calls.forget("two")
     for _ in range(2):
         heard.says.put(None)

@@ -1,4 +1,4 @@
-"""SingletonTask over memory locks, in this process: what needs no server and no worker."""
+"""SingletonTask with memory locks, in this process: without a server or a worker."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Order(BaseModel):
 
 
 def body(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A lambda that Celery can make a task of: it needs a name."""
+    """A lambda with a name, so that Celery can make a task of it."""
     function.__name__ = function.__qualname__ = "body"
     return function
 
 
 class App(Celery):
-    """An app whose tasks are its own: Celery registers a task with every app of the process."""
+    """An app with its own tasks: Celery registers shared tasks with every app of the process."""
 
     def task(self, *args: Any, **options: Any) -> Any:
         return super().task(*args, **{"shared": False, **options})
@@ -71,7 +71,7 @@ def is_free(app: Celery, task: SingletonTask, *args: Any) -> bool:
 
 
 class TestRun:
-    def test_holds_its_lock_while_it_runs_and_not_after(self, app: Celery) -> None:
+    def test_task_holds_its_lock_only_while_it_runs(self, app: Celery) -> None:
         @app.task(base=SingletonTask, bind=True)
         def job(self: Any, x: int) -> tuple[bool, bool, int]:
             return self.lock.held, is_free(app, self, x), self.lock.fence
@@ -81,7 +81,7 @@ class TestRun:
         assert fence > 0
         assert is_free(app, job, 1)
 
-    def test_frees_its_lock_when_the_body_raises(self, app: Celery) -> None:
+    def test_lock_is_freed_when_the_body_raises(self, app: Celery) -> None:
         @app.task(base=SingletonTask)
         def job() -> None:
             raise KeyError("x")
@@ -91,7 +91,7 @@ class TestRun:
         assert is_free(app, job)
 
     @pytest.mark.parametrize("error", [Ignore(), Reject(), Retry()])
-    def test_frees_its_lock_when_the_body_ends_in_another_way(self, app: Celery, error: Exception) -> None:
+    def test_lock_is_freed_when_the_body_ends_in_another_way(self, app: Celery, error: Exception) -> None:
         @app.task(base=SingletonTask)
         def job() -> None:
             raise error
@@ -99,7 +99,7 @@ class TestRun:
         job.apply(throw=False)
         assert is_free(app, job)
 
-    def test_lock_is_not_held_outside(self, app: Celery) -> None:
+    def test_lock_is_not_held_outside_of_a_run(self, app: Celery) -> None:
         @app.task(base=SingletonTask)
         def job() -> None: ...
 
@@ -121,7 +121,7 @@ class TestRun:
 
         assert job.apply((3,)).get() == 6
 
-    def test_other_arguments_are_another_lock(self, app: Celery) -> None:
+    def test_other_arguments_mean_another_lock(self, app: Celery) -> None:
         @app.task(base=SingletonTask)
         def job(x: int) -> int:
             return x
@@ -145,12 +145,12 @@ class TestRun:
             job.apply((object(),)).get()
         assert ran == []
 
-    def test_call_that_does_not_fit_raises_what_it_would_anyway(self, app: Celery) -> None:
+    def test_call_that_does_not_fit_raises_the_usual_error(self, app: Celery) -> None:
         job = app.task(base=SingletonTask)(body(lambda x: x))
         with pytest.raises(TypeError, match="argument"):
             job.apply((1, 2)).get()
 
-    def test_no_lock_when_disabled(self, app: Celery) -> None:
+    def test_disabled_locks_are_not_taken(self, app: Celery) -> None:
         app.conf.singleton_lock_enabled = False
 
         @app.task(base=SingletonTask, bind=True)
@@ -159,7 +159,7 @@ class TestRun:
 
         assert job.apply().get() is False
 
-    def test_no_lock_when_the_call_says_so(self, app: Celery) -> None:
+    def test_call_may_switch_its_lock_off(self, app: Celery) -> None:
         @app.task(base=SingletonTask, bind=True)
         def job(self: Any) -> bool:
             return bool(self.lock.held)
@@ -169,22 +169,24 @@ class TestRun:
 
 
 class TestLeftBehind:
-    """What looks like the lock of a process that is gone."""
+    """A lock that seems to belong to a process that is gone."""
 
     @pytest.fixture
     def gone(self) -> str:
         place, pid, start = process_identity.own().split("/")
         return f"{place}/{pid}/{int(start) - 1}"
 
-    def test_is_freed(self, app: Celery, gone: str) -> None:
+    def test_lock_of_a_gone_process_is_freed(self, app: Celery, gone: str) -> None:
         task = app.task(base=SingletonTask)(body(lambda: 1))
         Runtime.of(app).store.acquire(
             LockRequest(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone))
         )
         assert task.apply().get() == 1
 
-    def test_that_cannot_be_freed_is_held(self, app: Celery, gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Such as a forged value, whose owner no release matches."""
+    def test_lock_that_cannot_be_freed_counts_as_held(
+        self, app: Celery, gone: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """For example a forged value, whose owner no release matches."""
         task = app.task(base=SingletonTask)(body(lambda: 1))
         store = Runtime.of(app).store
         store.acquire(LockRequest(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone)))
@@ -205,7 +207,7 @@ class TestSecondsUntil:
             (datetime(1970, 1, 1, 0, 17, 40), 60),
         ],
     )
-    def test_retry(self, monkeypatch: pytest.MonkeyPatch, when: object, seconds: float) -> None:
+    def test_seconds_until_a_retry(self, monkeypatch: pytest.MonkeyPatch, when: object, seconds: float) -> None:
         monkeypatch.setattr(clock, "wall", lambda: 1000.0)
         assert seconds_until(Retry(when=when)) == seconds
 
@@ -217,23 +219,23 @@ class TestConflict:
         hold(job)
         return job
 
-    def test_skip(self, job: Any) -> None:
+    def test_conflict_is_skipped(self, job: Any) -> None:
         result = job.apply()
         assert result.state == "IGNORED"
         assert result.result is not None
         assert "other-task" in str(result.result)
 
-    def test_raise(self, job: Any) -> None:
+    def test_conflict_raises(self, job: Any) -> None:
         with pytest.raises(LockConflict) as caught:
             job.apply(singleton_lock={"on_conflict": "raise"}).get()
         assert caught.value.task_id == "other-task"
         assert 0 < caught.value.remaining <= 60
         assert caught.value.key == job.lock_key_of()
 
-    def test_reject(self, job: Any) -> None:
+    def test_conflict_rejects_the_message(self, job: Any) -> None:
         assert job.apply(singleton_lock={"on_conflict": "reject"}).state == "REJECTED"
 
-    def test_retry_cannot_be_put_back_from_an_eager_call(self, job: Any) -> None:
+    def test_eager_call_cannot_be_put_back_on_conflict(self, job: Any) -> None:
         with pytest.raises(LockConflict):
             job.apply(singleton_lock={"on_conflict": "retry"}).get()
 
@@ -250,7 +252,7 @@ class TestConflict:
             job.apply().get()
         assert asked == [("job", "other-task")]
 
-    def test_callable_that_answers_nonsense(self, app: Celery) -> None:
+    def test_callable_that_returns_nonsense_is_an_error(self, app: Celery) -> None:
         job = app.task(base=SingletonTask, name="job", on_conflict=lambda task, conflict: "maybe")(body(lambda: None))
         hold(job)
         with pytest.raises(InvalidOption, match="'maybe'"):
@@ -270,7 +272,7 @@ class TestConflict:
         job.apply()
         assert not is_free(app, job)
 
-    def test_lock_wait_gets_it_when_it_is_freed(self, app: Celery) -> None:
+    def test_lock_wait_gets_the_lock_when_it_is_freed(self, app: Celery) -> None:
         import threading
 
         job = app.task(base=SingletonTask, name="job", lock_wait=20, on_conflict="raise")(body(lambda: "ran"))
@@ -278,7 +280,7 @@ class TestConflict:
         threading.Timer(0.05, lambda: Runtime.of(app).store.free(lease)).start()
         assert job.apply().get() == "ran"
 
-    def test_lock_wait_ends_in_the_policy(self, app: Celery) -> None:
+    def test_policy_applies_after_lock_wait(self, app: Celery) -> None:
         job = app.task(base=SingletonTask, name="job", lock_wait=0.05, on_conflict="raise")(body(lambda: "ran"))
         hold(job)
         with pytest.raises(LockConflict):
@@ -288,19 +290,19 @@ class TestConflict:
 class TestUnavailable:
     @pytest.fixture
     def app(self) -> Celery:
-        """Nothing listens there."""
+        """An app with a lock server that does not exist."""
         made = App("down", set_as_current=False, broker="memory://", backend="cache+memory://")
         made.conf.singleton_lock_backend = "redis://:s3cret@127.0.0.1:1/0"
         return made
 
-    def test_raise(self, app: Celery) -> None:
+    def test_unavailable_lock_raises(self, app: Celery) -> None:
         job = app.task(base=SingletonTask, on_unavailable="raise")(body(lambda: None))
         with pytest.raises(LockUnavailable) as caught:
             job.apply().get()
         assert "127.0.0.1" in str(caught.value)
         assert "s3cret" not in str(caught.value)
 
-    def test_run_without_a_lock(self, app: Celery) -> None:
+    def test_task_runs_without_a_lock(self, app: Celery) -> None:
         job = app.task(base=SingletonTask, on_unavailable="run")(body(lambda: "ran"))
         assert job.apply().get() == "ran"
 
@@ -311,7 +313,7 @@ class TestUnavailable:
 
 
 class TestSignals:
-    def test_of_a_run(self, app: Celery) -> None:
+    def test_run_sends_signals(self, app: Celery) -> None:
         got = []
         job = app.task(base=SingletonTask, name="job")(body(lambda: None))
 
@@ -331,7 +333,7 @@ class TestSignals:
         key = job.lock_key_of()
         assert got == [("acquired", "job", "t1", key, True), ("released", "job", "t1", key, True)]
 
-    def test_of_a_conflict(self, app: Celery) -> None:
+    def test_conflict_sends_a_signal(self, app: Celery) -> None:
         got = []
         job = app.task(base=SingletonTask, name="job")(body(lambda: None))
         hold(job)
@@ -365,7 +367,7 @@ class TestForms:
         assert is_free_after(app, task, *args, **kwargs)
         return result
 
-    def test_class_based(self, app: Celery) -> None:
+    def test_class_based_task(self, app: Celery) -> None:
         class Sync(SingletonTask):
             name = "sync"
             lock_key = ["tenant"]
@@ -390,11 +392,11 @@ class TestForms:
         task = app.task(base=SingletonTask)(body(lambda *args, **kwargs: (args, kwargs)))
         assert self.run(app, task, 1, 2, x=3) == ((1, 2), {"x": 3})
 
-    def test_untyped(self, app: Celery) -> None:
+    def test_untyped_task(self, app: Celery) -> None:
         task = app.task(base=SingletonTask, typing=False)(body(lambda a: a))
         assert self.run(app, task, 1) == 1
 
-    def test_autoretry(self, app: Celery) -> None:
+    def test_autoretry_works(self, app: Celery) -> None:
         tries = []
 
         @app.task(base=SingletonTask, autoretry_for=(KeyError,), max_retries=2, default_retry_delay=0)
@@ -407,7 +409,7 @@ class TestForms:
         assert self.run(app, flaky) == 3
 
     @pytest.mark.skipif(celery.VERSION[:2] < (5, 5), reason="Celery has pydantic=True since 5.5")
-    def test_pydantic(self, app: Celery) -> None:
+    def test_pydantic_task(self, app: Celery) -> None:
         def ship(order: Order) -> int:
             return order.number
 
@@ -437,7 +439,7 @@ class TestForms:
         made.conf.singleton_lock_ttl = "this would be refused"
         assert made.tasks["celery.accumulate"].apply((1, 2), {"index": 0}).get() == 1
 
-    def test_mixin_before_it(self, app: Celery) -> None:
+    def test_mixin_before_the_base(self, app: Celery) -> None:
         class Counts:
             calls = 0
 
@@ -452,7 +454,7 @@ class TestForms:
         assert self.run(app, task) is True
         assert Counts.calls == 1
 
-    def test_context_task_behind_it(self, app: Celery) -> None:
+    def test_context_task_behind_the_base(self, app: Celery) -> None:
         """Flask's pattern: a base whose __call__ opens a context around run."""
         inside = []
 
@@ -468,7 +470,7 @@ class TestForms:
         assert self.run(app, task) == "ran"
         assert inside == [True]
 
-    def test_own_before_start(self, app: Celery) -> None:
+    def test_overridden_before_start(self, app: Celery) -> None:
         seen = []
 
         class Base(SingletonTask):
@@ -502,7 +504,7 @@ class TestRequests:
             {"id": "x", "is_eager": True, "delivery_info": {}, "hostname": None},
         ],
     )
-    def test_sparse(self, app: Celery, request_dict: dict[str, Any]) -> None:
+    def test_sparse_requests_are_accepted(self, app: Celery, request_dict: dict[str, Any]) -> None:
         task = app.task(base=SingletonTask, bind=True)(body(lambda self: self.lock.held))
         assert self.trace(app, task, request_dict) is True
 
@@ -518,7 +520,7 @@ class TestRequests:
             task.apply(headers={"singleton_lock": forged}).get()
         assert ran == []
 
-    def test_forged_lease_is_not_believed(self, app: Celery) -> None:
+    def test_forged_lease_is_ignored(self, app: Celery) -> None:
         task = app.task(base=SingletonTask, bind=True)(body(lambda self: self.lock.held))
         request = {"id": "x", "is_eager": True, "delivery_info": {}, "singleton_lease": {"key": "k", "held": True}}
         assert self.trace(app, task, request) is True
@@ -538,7 +540,7 @@ class TestRequests:
 
 @pytest.mark.parametrize("headers", [123, "ab", ["a"], None, {}, [("a", 1)]])
 @pytest.mark.parametrize("way", ["apply", "apply_async"])
-def test_odd_headers_are_as_odd_as_with_celerys_own_task(app: Celery, headers: Any, way: str) -> None:
+def test_odd_headers_behave_as_with_celerys_own_task(app: Celery, headers: Any, way: str) -> None:
     def outcome(task: Any) -> Any:
         try:
             return getattr(task, way)(headers=headers).state
@@ -558,14 +560,14 @@ def test_call_options_are_not_lost_in_odd_headers(app: Celery, way: str) -> None
 
 
 def test_every_command_has_its_method(app: Celery) -> None:
-    """As two of Celery's own tests ask for."""
+    """Two of Celery's own tests ask for that."""
     assert callable(app.control.inspect().locks)
     assert callable(app.control.inspect().singleton_lock)
     assert callable(app.control.release_lock)
 
 
 def test_tasks_have_the_settings_of_their_own_app() -> None:
-    """Celery writes an app's settings to the class that it binds: the base would hand them on to all later tasks."""
+    """Celery writes an app's settings to the class that it binds: the base would pass them on to all later tasks."""
     app = Celery("late", broker="memory://", set_as_current=False)
     app.conf.task_acks_late = True
     tasks = [app.task(shared=False, base=SingletonTask, name=name)(body(lambda: None)) for name in ("one", "two")]

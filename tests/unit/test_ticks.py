@@ -1,4 +1,4 @@
-"""Due times and ids: a function of the entry and its last run alone."""
+"""Due times and ids depend on the entry and its last run alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 
 class World:
-    """An app whose clock is set by the test."""
+    """An app whose clock the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, zone: str = "UTC") -> None:
         self.present = NOON
@@ -72,7 +72,7 @@ def test_interval_is_due_one_interval_after_the_last_run(world: World) -> None:
     assert tick.due_at == "2026-06-01T12:00:10+00:00"
 
 
-def test_what_was_missed_is_made_up_for_by_one_run(world: World) -> None:
+def test_missed_ticks_are_made_up_for_by_one_run(world: World) -> None:
     world.present = NOON + seconds(35)
     tick = world.tick(10.0, NOON)
     assert tick is not None
@@ -88,7 +88,7 @@ def test_crontab_is_due_on_the_minute_however_late_it_is_found(world: World) -> 
     assert at(tick.due) == at(tick.sets) == NOON + seconds(60)
 
 
-def test_solar_event_is_due_when_it_was(world: World) -> None:
+def test_solar_event_is_due_at_its_time(world: World) -> None:
     pytest.importorskip("ephem")
     world.present = NOON + timedelta(hours=9)
     ids = set()
@@ -108,7 +108,7 @@ def test_relative_interval_is_due_on_the_full_minute(world: World) -> None:
     assert at(tick.due) == NOON + seconds(60)
 
 
-def test_id_depends_on_the_schedule_the_entry_and_the_due_time_only(world: World) -> None:
+def test_id_depends_only_on_the_schedule_the_entry_and_the_due_time(world: World) -> None:
     world.present = NOON + seconds(10.1)
     tick = world.tick(10.0, NOON)
     world.present = NOON + seconds(18)
@@ -124,7 +124,7 @@ def test_id_depends_on_the_schedule_the_entry_and_the_due_time_only(world: World
 
 
 def test_id_is_the_same_in_every_release(world: World) -> None:
-    """During a deploy two versions send beside each other."""
+    """During a deploy, two versions send at the same time."""
     world.present = NOON + seconds(10.1)
     tick = world.tick(10.0, NOON)
     assert tick is not None
@@ -132,7 +132,7 @@ def test_id_is_the_same_in_every_release(world: World) -> None:
 
 
 class Odd(schedule):
-    """Its users' own: due whenever it likes."""
+    """A user's own schedule, due at any time."""
 
     def is_due(self, last_run_at: datetime) -> Any:
         return schedstate(True, 5.0)
@@ -161,7 +161,7 @@ def test_clocked_entry_is_due_once(world: World) -> None:
 
 
 def test_entry_with_a_start_time_is_due_then(world: World) -> None:
-    """Its last run is pretended to be decades ago."""
+    """Its last run is set to decades ago."""
     world.present = NOON + seconds(2)
     model = type("Model", (), {"start_time": NOON})
     tick = world.tick(10.0, NOON - timedelta(days=365 * 30), model=model)
@@ -179,7 +179,7 @@ def test_times_are_exact() -> None:
     assert moment(micros(naive), naive) == naive
 
 
-#: Spring forward and fall back; the second in a zone that shifts by half an hour.
+#: Spring forward and fall back; the second zone shifts by half an hour.
 SHIFTS = {
     "Europe/Vienna": (datetime(2026, 3, 29, 1, tzinfo=UTC), datetime(2026, 10, 25, 1, tzinfo=UTC)),
     "Australia/Lord_Howe": (datetime(2026, 4, 4, 15, tzinfo=UTC), datetime(2026, 10, 3, 15, 30, tzinfo=UTC)),
@@ -195,12 +195,12 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="older ones shift intervals and crontabs with the clock")
+@pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="older versions shift intervals and crontabs with the clock")
 @pytest.mark.parametrize("zone", SHIFTS)
 @pytest.mark.parametrize("shift", [0, 1], ids=["first", "second"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_ticks_over_a_shift_of_the_clock(monkeypatch: pytest.MonkeyPatch, zone: str, shift: int, name: str) -> None:
-    """Each tick is later than the one before, is due when Celery says so, and its id is new."""
+def test_ticks_across_a_shift_of_the_clock(monkeypatch: pytest.MonkeyPatch, zone: str, shift: int, name: str) -> None:
+    """Each tick is later than the one before, is due when Celery says so, and has a new id."""
     world = World(monkeypatch, zone)
     begin = SHIFTS[zone][shift] - timedelta(hours=26)
     last, ids, dues = begin, set(), []
@@ -229,7 +229,7 @@ def test_ticks_over_a_shift_of_the_clock(monkeypatch: pytest.MonkeyPatch, zone: 
     skew=st.floats(0, 3e6),
     last=st.datetimes(datetime(2020, 1, 1), datetime(2040, 1, 1), timezones=st.just(UTC)),
 )
-def test_hosts_with_other_clocks_find_the_same_tick(every: float, late: float, skew: float, last: datetime) -> None:
+def test_hosts_with_different_clocks_find_the_same_tick(every: float, late: float, skew: float, last: datetime) -> None:
     with pytest.MonkeyPatch.context() as patch:
         world = World(patch)
         ticks = []

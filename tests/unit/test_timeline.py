@@ -1,4 +1,4 @@
-"""The page that shows what happened: all of it, once, and nothing that a task's name could smuggle in."""
+"""The page that shows what happened: everything, once, and nothing that a task's name could smuggle in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(began: float, ended: float, *, waited: float = 0.0, outcome: str = "SUCC
 
 
 class Balanced(HTMLParser):
-    """Fails where a tag is closed that was not open."""
+    """Fails if a tag is closed that was not open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def parsed(text: str) -> Balanced:
     return parser
 
 
-def test_run_is_drawn_where_it_was() -> None:
+def test_run_is_drawn_at_its_time() -> None:
     text = page("Locks", [run(1_000_060.0, 1_000_090.0, waited=30.0)], WINDOW)
     assert 'class="success" style="left:10.000%;width:5.000%"' in text
     assert 'class="wait" style="left:5.000%;width:5.000%"' in text
@@ -60,7 +60,7 @@ def test_run_is_drawn_where_it_was() -> None:
     parsed(text)
 
 
-def test_what_began_before_or_goes_on_is_cut_off() -> None:
+def test_run_that_exceeds_the_window_is_cut_off() -> None:
     text = page("Locks", [run(999_000.0, 1_000_060.0), run(1_000_540.0, 2_000_000.0)], WINDOW)
     assert 'style="left:0.000%;width:10.000%"' in text
     assert 'style="left:90.000%;width:10.000%"' in text
@@ -74,7 +74,7 @@ def test_every_kind_is_in_the_chart_and_in_the_table(kind: str) -> None:
     parsed(text)
 
 
-def test_keys_have_a_lane_each_and_names_a_chart() -> None:
+def test_each_key_has_a_lane_and_each_name_a_chart() -> None:
     keys = ["p:1:{shop.report:1}", "p:1:{shop.report:2}", "p:1:{shop.sync:1}"]
     text = page("Locks", [run(1_000_000.0 + n, 1_000_001.0 + n, key=key) for n, key in enumerate(keys * 2)], WINDOW)
     assert text.count('<div class="lane">') == 3
@@ -82,8 +82,8 @@ def test_keys_have_a_lane_each_and_names_a_chart() -> None:
     assert "2 keys" in text
 
 
-def test_runs_beside_each_other_have_a_lane_each() -> None:
-    """With `lock_limit`; a copy that did not run is where the first run is."""
+def test_overlapping_runs_have_separate_lanes() -> None:
+    """They come with `lock_limit`; a copy that did not run is in the lane of the first run."""
     entries = [run(1.0, 5.0), run(2.0, 4.0), run(3.0, 9.0), run(4.0, 6.0), run(5.0, 7.0), run(5.5, 5.5, kind="skip")]
     lanes = [[entry.began for entry in lane] for lane in beside_each_other(entries)]
     assert lanes == [[1.0, 5.0, 5.5], [2.0, 4.0], [3.0]]
@@ -98,7 +98,7 @@ def test_names_are_text_and_not_markup() -> None:
     assert "<script" not in text
 
 
-def test_many_are_drawn_and_the_table_is_folded() -> None:
+def test_many_runs_are_drawn_and_their_table_is_folded() -> None:
     many = [run(1_000_000.0 + n / 10, 1_000_000.05 + n / 10, key=f"p:1:{{shop.report:{n % 50}}}") for n in range(5000)]
     text = page("Locks", many, WINDOW)
     assert text.count('class="success"') == 5000
@@ -111,12 +111,12 @@ def test_empty_result_is_reported_as_such() -> None:
     assert "Nothing happened" in page("Locks", [], WINDOW)
 
 
-def test_page_needs_nothing_else() -> None:
+def test_page_is_self_contained() -> None:
     text = page("Locks", [run(1_000_060.0, 1_000_090.0)], WINDOW)
     assert not re.search(r"(src|href)=|url\(|@import|https?://", text)
 
 
-def test_what_is_held_is_running() -> None:
+def test_held_lock_is_shown_as_a_running_task() -> None:
     holder = Holder("the-id", 0, "one@web", 7, 1_000_500.0)
     entry = running("p:1:{shop.report:1}", Held(holder, "o", 20.0), 1_000_600.0)
     assert entry is not None
@@ -124,12 +124,12 @@ def test_what_is_held_is_running() -> None:
     assert 'class="now"' in page("Locks", [entry], WINDOW)
     ahead = running("p:1:{a:1}", Held(Holder("i", since=2_000_000.0, pid=1), "o", 20.0), 1_000_600.0)
     assert ahead is not None
-    assert ahead.began == 1_000_600.0, "its host's clock is ahead"
+    assert ahead.began == 1_000_600.0, "the clock of its host is ahead"
 
 
 @pytest.mark.parametrize(
     "held", [Held(None, "o", 1.0), Held(Holder("i"), "o", 1.0), Held(Holder("i", ttl=30.0), "o", 60.0)]
 )
 def test_lock_without_a_running_task_is_not_a_run(held: Held) -> None:
-    """A stranger's, one that is kept between two attempts, or that of a message."""
+    """A stranger's lock, a lock that is kept between two attempts, or the lock of a message."""
     assert running("p:1:{a:1}", held, 1_000_600.0) is None

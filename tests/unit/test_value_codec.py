@@ -1,4 +1,4 @@
-"""What is kept of a value reads back as the same, or nothing is kept; and to keep it cannot harm it."""
+"""A value that is kept comes back as the same, or is not kept; and keeping a value cannot harm it."""
 
 from __future__ import annotations
 
@@ -120,12 +120,12 @@ class Text(str):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_would_come_back_as_another_is_not_kept(value: object) -> None:
+def test_value_that_would_come_back_changed_is_not_kept(value: object) -> None:
     assert value_codec.dumps(value, LIMIT) is None
 
 
 class Hostile:
-    """Whatever is asked of it, it fails the test."""
+    """Fails the test whatever is called on it."""
 
     ran: list[str] = []
 
@@ -154,7 +154,7 @@ class HostileText(str):
 
 
 @pytest.mark.parametrize("make", [Hostile, HostileList, HostileDict, HostileText])
-def test_nothing_of_the_users_runs(make: Any) -> None:
+def test_no_user_code_runs(make: Any) -> None:
     value = make()
     for whole in (value, [value], {"a": value}, (1, {2: [value]})):
         assert value_codec.dumps(whole, LIMIT) is None
@@ -163,8 +163,8 @@ def test_nothing_of_the_users_runs(make: Any) -> None:
     assert Hostile.ran == []
 
 
-def test_value_is_not_touched() -> None:
-    """An overriding backend (Elasticsearch's) writes into a dictionary that has a result in it."""
+def test_value_is_not_changed() -> None:
+    """An overriding backend (Elasticsearch's) changes a dictionary that contains a result."""
     inner = [1]
     value = {"result": inner, "traceback": "x"}
     assert value_codec.loads(value_codec.dumps(value, LIMIT) or b"") == value
@@ -185,8 +185,8 @@ def test_value_is_not_touched() -> None:
         lambda: [[1] * 100] * 100_000,
     ],
 )
-def test_large_value_costs_no_more_than_the_limit(make: Any) -> None:
-    """Counted in what is looked at, not in time."""
+def test_large_value_costs_no_more_than_one_at_the_limit(make: Any) -> None:
+    """The cost is counted in executed lines, not in time."""
     value, lines = make(), 0
 
     def count(*_: object) -> Any:
@@ -219,7 +219,7 @@ def test_value_that_contains_itself_is_not_kept() -> None:
         deep = [deep]
     assert value_codec.dumps(around, 10**9) is None
     assert value_codec.dumps(deep, 10**9) is None
-    while deep is not None:  # Bit by bit: the interpreter would end it in one go, deep in itself.
+    while deep is not None:  # Step by step: the interpreter would free it in one deep recursion.
         deep = deep[0]
 
 
@@ -260,7 +260,7 @@ class Plain(Exception):
 
 
 class Coded(Exception):
-    """Its constructor takes another argument than it passes on: calling it with `args` makes another one."""
+    """Its constructor takes another argument than it passes on: calling it with `args` makes a different exception."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"code {code}")
@@ -268,7 +268,7 @@ class Coded(Exception):
 
 
 class Keyed(Exception):
-    """Cannot be made of its `args` at all, nor be unpickled."""
+    """Cannot be made from its `args` at all, nor be unpickled."""
 
     def __init__(self, *, reason: str, code: int) -> None:
         super().__init__(reason, code)
@@ -334,7 +334,7 @@ def test_exception_comes_back_as_it_was(make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["errno", "strerror", "filename"])
-def test_attributes_that_python_itself_keeps_come_back(name: str) -> None:
+def test_attributes_that_python_keeps_itself_come_back(name: str) -> None:
     error = raised(lambda: os.stat("/nowhere"))
     again = value_codec.loads_error(value_codec.dumps_error(error, LIMIT) or b"")
     assert getattr(again, name) == getattr(error, name)
@@ -348,7 +348,7 @@ def local() -> Exception:
 
 
 def hidden() -> Exception:
-    """Another class has its name."""
+    """An exception whose class has the name of another."""
     return type("Plain", (Exception,), {"__module__": __name__})("x")
 
 
@@ -365,7 +365,7 @@ def with_lock() -> Exception:
         *(lambda: Plain(Plain("inner")), lambda: Plain(Text("x"))),
     ],
 )
-def test_exception_that_would_come_back_as_another_is_not_kept(make: Any) -> None:
+def test_exception_that_would_come_back_changed_is_not_kept(make: Any) -> None:
     assert value_codec.dumps_error(make(), LIMIT) is None
 
 
@@ -389,8 +389,8 @@ def test_record_cannot_make_anything_but_an_exception(parts: object) -> None:
         value_codec.loads_error(content)
 
 
-def test_exception_that_came_back_pickles_like_the_first() -> None:
-    """A pool sends it to the main process."""
+def test_restored_exception_pickles_like_the_original() -> None:
+    """A pool sends it to the main process with pickle."""
     error = Plain("x", 1)
     again = value_codec.loads_error(value_codec.dumps_error(error, LIMIT) or b"")
     assert pickle.dumps(again) == pickle.dumps(error)

@@ -1,4 +1,4 @@
-"""Whether a holder can still be running under its lock, and what is shown to whom."""
+"""Whether a holder can still be running under its lock."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ HELD = Held(Holder("id", 0, "one@host", 42, 1.0, ttl=TTL), "owner", 25.0, slot=0
 
 
 def over() -> str:
-    """The identity of a process that is over."""
+    """The identity of a process that has ended."""
     code = "from celery_singleton_lock import process_identity; print(process_identity.own())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_lease_that_is_renewed_is_of_a_living_holder() -> None:
+def test_renewed_lease_has_a_living_holder() -> None:
     assert judge(HELD, HELD, renewed=True) is Verdict.ALIVE
 
 
 def test_nothing_is_known_while_the_holder_may_still_renew() -> None:
     assert judge(HELD, HELD) is None
-    assert judge(HELD, replace(HELD, remaining=TTL / 3)) is None, "it may be trying, and running meanwhile"
+    assert judge(HELD, replace(HELD, remaining=TTL / 3)) is None, "it may be trying to renew, and still running"
     assert judge(HELD, replace(HELD, remaining=TTL / 8)) is None, "it may be stopping"
 
 
-def test_lease_that_was_not_renewed_in_time_is_of_nobody() -> None:
+def test_lease_that_was_not_renewed_in_time_has_no_holder() -> None:
     assert judge(HELD, replace(HELD, remaining=TTL / 10)) is Verdict.LATE
 
 
@@ -51,7 +51,7 @@ def test_process_that_is_provably_over_holds_nothing() -> None:
 
 
 def test_living_process_proves_nothing() -> None:
-    """It may be another task's by now: a child of a worker outlives what it carried out."""
+    """It may run another task by now: a child of a worker outlives its tasks."""
     here = replace(HELD.holder, process=process_identity.own())
     assert judge(replace(HELD, holder=here), replace(HELD, holder=here)) is None
 
@@ -66,14 +66,14 @@ def test_kept_and_foreign_values_are_not_touched() -> None:
     assert judge(HELD, replace(HELD, holder=None)) is Verdict.FOREIGN
 
 
-def test_watch_is_as_long_as_the_slowest_needs() -> None:
+def test_watch_lasts_as_long_as_the_slowest_lock_needs() -> None:
     late = replace(HELD, remaining=1.0)
     assert longest_watch([]) == longest_watch([late]) == 0
     assert longest_watch([late, HELD]) == pytest.approx(25.0 - 3.25)
 
 
 class Time:
-    """A clock that goes on only in sleep."""
+    """A clock that advances only during sleep."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -104,7 +104,7 @@ class TestVerdicts:
     def judged(self, store: MemoryStore) -> dict[str, Verdict]:
         return {lock.key: found for lock, found in verdicts(store, starmap(HeldLock.of, store.all_held("k")))}
 
-    @pytest.mark.parametrize("every", [0.1, 9.0], ids=["more often than it is looked at", "as a heartbeat does"])
+    @pytest.mark.parametrize("every", [0.1, 9.0], ids=["more often than the looks", "like a heartbeat"])
     def test_renewal_is_seen(self, time: Time, every: float) -> None:
         store, began = MemoryStore(), time.at
         lease = self.taken(store, "k:alive")
@@ -112,13 +112,13 @@ class TestVerdicts:
         assert self.judged(store) == {"k:alive": Verdict.ALIVE}
         assert time.at - began < TTL / 2
 
-    def test_each_is_judged_by_itself(self, time: Time) -> None:
+    def test_each_lock_is_judged_by_itself(self, time: Time) -> None:
         store, gone, began = MemoryStore(), over(), time.at
         self.taken(store, "k:late")
         self.taken(store, "k:over", process=gone)
         store.free(self.taken(store, "k:kept"), reservation=Reservation(Holder("k:kept", 1), TTL))
         assert self.judged(store) == {"k:over": Verdict.OVER, "k:kept": Verdict.KEPT, "k:late": Verdict.LATE}
-        assert time.at - began >= TTL * 0.89, "nothing is late before"
+        assert time.at - began >= TTL * 0.89, "nothing is late earlier"
 
     def test_lock_that_is_freed_meanwhile_has_ended(self, time: Time) -> None:
         store = MemoryStore()
@@ -128,7 +128,7 @@ class TestVerdicts:
 
     @pytest.mark.parametrize("is_alive", [True, False])
     def test_lease_that_lost_its_end_is_watched_for_one_ttl(self, time: Time, is_alive: bool) -> None:
-        """As by PERSIST; a renewal gives it one again."""
+        """PERSIST does that, for example; a renewal gives it an end again."""
         store, began = Endless(), time.at
         lease = self.taken(store, "k:endless")
         if is_alive:
@@ -139,11 +139,11 @@ class TestVerdicts:
         ((_, found),) = verdicts(store, [lock])
         assert found is (Verdict.ALIVE if is_alive else Verdict.LATE)
         assert time.at - began < (TTL / 2 if is_alive else TTL)
-        assert is_alive or time.at - began >= TTL * 0.85, "it is not late before"
+        assert is_alive or time.at - began >= TTL * 0.85, "it is not late earlier"
 
 
 class Endless(MemoryStore):
-    """Its holds have no end until they are renewed."""
+    """A store whose holds have no end until they are renewed."""
 
     renewed = False
 

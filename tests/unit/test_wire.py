@@ -1,4 +1,4 @@
-"""Sockets that never wait by themselves keep what one with a timeout promises."""
+"""Sockets that never block keep the promises of a socket with a timeout."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from celery_singleton_lock.stores.redis.wire import Wire
 from tests.patience import LIMIT
 
-#: More than the buffers of a socket hold.
+#: More than fits into the buffers of a socket.
 LARGE = b"x" * 20_000_000
 
 
 class Kept(socket.socket):
-    """Waits in its own way, as one with TLS or one of greenlets does."""
+    """Waits in its own way, like a TLS socket or a greenlet socket."""
 
 
 @pytest.fixture(params=[socket.socket, Kept])
@@ -27,13 +27,13 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, socket.socket]]
         yield Wire(its), other
 
 
-def test_waits_for_what_comes(ends: tuple[Wire, socket.socket]) -> None:
+def test_receive_waits_for_data(ends: tuple[Wire, socket.socket]) -> None:
     wire, other = ends
     threading.Timer(0.05, other.sendall, [b"later"]).start()
     assert wire.receive(100) == b"later"
 
 
-def test_what_does_not_come_in_time(ends: tuple[Wire, socket.socket]) -> None:
+def test_receive_times_out(ends: tuple[Wire, socket.socket]) -> None:
     wire, other = ends
     wire.wait_at_most(0.01)
     with pytest.raises(TimeoutError):
@@ -42,7 +42,7 @@ def test_what_does_not_come_in_time(ends: tuple[Wire, socket.socket]) -> None:
     assert wire.receive(100) == b"late"
 
 
-def test_step_that_may_not_wait(ends: tuple[Wire, socket.socket]) -> None:
+def test_receive_without_waiting(ends: tuple[Wire, socket.socket]) -> None:
     wire, other = ends
     wire.wait_at_most(0.0)
     with pytest.raises(BlockingIOError):
@@ -52,7 +52,7 @@ def test_step_that_may_not_wait(ends: tuple[Wire, socket.socket]) -> None:
     assert wire.receive(100) == b"there"
 
 
-def test_all_is_sent_though_the_system_takes_it_in_parts(ends: tuple[Wire, socket.socket]) -> None:
+def test_everything_is_sent_even_if_the_system_takes_it_in_parts(ends: tuple[Wire, socket.socket]) -> None:
     wire, other = ends
     received = bytearray()
 
@@ -68,14 +68,14 @@ def test_all_is_sent_though_the_system_takes_it_in_parts(ends: tuple[Wire, socke
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
-def test_what_nobody_reads_is_not_sent_forever(ends: tuple[Wire, socket.socket], seconds: float) -> None:
+def test_send_to_nobody_times_out(ends: tuple[Wire, socket.socket], seconds: float) -> None:
     wire, _ = ends
     wire.wait_at_most(seconds)
     with pytest.raises((TimeoutError, BlockingIOError)):
         wire.send_all(LARGE)
 
 
-def test_end_of_the_other_side(ends: tuple[Wire, socket.socket]) -> None:
+def test_closed_peer_is_noticed(ends: tuple[Wire, socket.socket]) -> None:
     wire, other = ends
     other.close()
     assert wire.receive(100) == b""

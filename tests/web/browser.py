@@ -1,7 +1,8 @@
-"""A real browser, Debian's chromium, and the page served to it by this process."""
+"""A real browser, Debian's chromium, to which this process serves the page."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -15,14 +16,16 @@ from starlette.types import ASGIApp
 
 from tests.patience import LIMIT, until
 
-#: Programs that will do.
+#: Programs that can be used.
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """A browser without a window; a test that asks for it is skipped where there is none."""
+    """A headless browser; without one, the test that asks for it is skipped, or fails where BROWSER_TESTS=required."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None and os.environ.get("BROWSER_TESTS") == "required":
+        pytest.fail("no chromium here")
     if program is None:
         pytest.skip("no chromium here (apt-get install chromium)")
     with sync_playwright() as playwright:
@@ -36,11 +39,11 @@ def launched() -> Iterator[Browser]:
 
 @contextmanager
 def served(app: ASGIApp, *, end: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Serve an ASGI app; its address without a slash at the end.
+    """Serve an ASGI app; yields its address without a trailing slash.
 
     Args:
         app: to serve.
-        end: ends what has no end of its own; called in the server's thread.
+        end: ends what does not end by itself; called in the server's thread.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

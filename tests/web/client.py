@@ -11,11 +11,11 @@ from starlette.types import ASGIApp
 
 
 class Client:
-    """Keeps cookies, and follows redirections when asked to.
+    """Keeps cookies, and follows redirects when asked to.
 
     Args:
         app: to ask.
-        host: that its requests name.
+        host: the host that its requests name.
     """
 
     def __init__(self, app: ASGIApp, host: str = "localhost:9809") -> None:

@@ -18,5 +18,5 @@ def app() -> Iterator[Celery]:
 
 @pytest.fixture(autouse=True)
 def always_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request sees what was done before it."""
+    """Each request sees everything that was done before it."""
     monkeypatch.setattr(Watch.look, "__kwdefaults__", {"fresh": 0.0})

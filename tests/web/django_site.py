@@ -1,4 +1,4 @@
-"""A Django project with an admin, and what people see of it: `python -m tests.web.django_site URL` prints that."""
+"""A Django project with an admin; `python -m tests.web.django_site URL` prints what people see of it."""
 
 from __future__ import annotations
 

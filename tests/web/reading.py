@@ -1,4 +1,4 @@
-"""A page as a browser reads it: every tag with its attributes, and where scripts could have come in."""
+"""A page as a browser reads it: every tag with its attributes, and where scripts could have got in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Page(HTMLParser):
     """A page of HTML.
 
     Attributes:
-        elements: in their order; the text of each is all that is within it.
+        elements: in document order; the text of an element includes that of its children.
     """
 
     html: str
@@ -35,7 +35,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         element = Element(tag, {name: value or "" for name, value in attrs})
-        assert len(element.attributes) == len(attrs), f"an attribute is there twice: {attrs}"
+        assert len(element.attributes) == len(attrs), f"repeated attribute: {attrs}"
         self.elements.append(element)
         if tag not in VOID:
             self._open.append(element)
@@ -60,14 +60,14 @@ class Page(HTMLParser):
         return found
 
     def rows(self) -> list[str]:
-        """The rows of tables, as texts."""
+        """The rows of all tables, as text."""
         return [" ".join(it.text.split()) for it in self.all("tr")]
 
     def links(self) -> list[str]:
         return [it.attributes["href"] for it in self.all("a")]
 
     def is_harmless(self) -> bool:
-        """Whether there is no script but ours, and nothing that the policy for content would have to stop."""
+        """Whether there are no scripts but ours, and nothing that the content security policy would have to stop."""
         for it in self.elements:
             assert it.tag in TAGS, it
             assert not any(name.startswith("on") or name == "style" for name in it.attributes), it
@@ -78,7 +78,7 @@ class Page(HTMLParser):
         return True
 
 
-#: The tags of which our pages are made.
+#: The tags that our pages use.
 TAGS = {
     *("html", "head", "meta", "title", "link", "script", "body", "a", "div", "header", "nav", "main", "h1", "h2", "p"),
     *("ul", "li", "dl", "dt", "dd", "form", "label", "input", "button", "select", "option", "span", "strong", "code"),

@@ -1,4 +1,4 @@
-"""Apps with locks in memory, and locks and entries of the journal that are made without workers."""
+"""Apps with locks in memory, and locks and journal entries that are made without workers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 
-#: What breaks out of a text, of an attribute, of a script or of an address, where it is not escaped.
+#: A text that breaks out of text, attributes, scripts and addresses unless it is escaped.
 HOSTILE = "\"'></td><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}${7*7}javascript:alert(3)&lt;"
 
-#: The name of the task that is in each app.
+#: The name of the task that each app has.
 TASK = "shop.export"
 
 
@@ -41,7 +41,7 @@ def _export(tenant: str) -> None: ...
 
 @cache
 def over() -> str:
-    """The identity of a process of this host that is over."""
+    """The identity of a process of this host that has ended."""
     code = "from celery_singleton_lock import process_identity; print(process_identity.own())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -66,7 +66,7 @@ def hold(app: Celery, text: str, *, queued: bool = False, name: str = TASK, ttl:
 
 
 def entry(app: Celery, text: str, kind: Any = "run", *, ago: float = 10.0, lasted: float = 5.0, **more: Any) -> Entry:
-    """What became of a copy."""
+    """A journal entry: what became of a copy."""
     began = clock.wall() - ago
     said = {"label": f"tenant={text}", "outcome": "SUCCESS" if kind == "run" else ""}
     where = (f"id-of-{text}", "one@web", 7)
@@ -74,7 +74,7 @@ def entry(app: Celery, text: str, kind: Any = "run", *, ago: float = 10.0, laste
 
 
 def write(app: Celery, *entries: Entry) -> None:
-    """Into the journal, with their counts."""
+    """Write entries into the journal, with their counts."""
     runtime = Runtime.of(app)
     counted = [pair for it in entries for pair in metrics.of(it)]
     counts = {metrics.dumps(count): by for count, by in counted}

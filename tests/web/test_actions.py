@@ -1,4 +1,4 @@
-"""Who may act, and what comes of it."""
+"""Who may release locks and stop tasks, and what comes of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.web.scenes import hold, over
 
 TOKEN = "a-token-of-the-tests"
 
-#: The text about a lock whose holder is alive; what follows is about the command line.
+#: The text about a lock whose holder is alive, without its end, which is about the command line.
 NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
@@ -41,7 +41,7 @@ def sign_in(client: Client, token: str = TOKEN) -> int:
 
 
 def forms(client: Client, lease: Lease) -> list[dict[str, str]]:
-    """The forms that change something on a lock's page: their fields, and their addresses as "action"."""
+    """The forms of a lock's page that change something: their fields, and their addresses as "action"."""
     answer = client.get("/lock", params={"key": lease.key})
     found: list[dict[str, str]] = []
     for it in Page(answer.text).elements:
@@ -53,7 +53,7 @@ def forms(client: Client, lease: Lease) -> list[dict[str, str]]:
 
 
 def press(client: Client, form: dict[str, str], **changed: str) -> tuple[int, str]:
-    """Send a form as its page does, or with other fields; the status, and what is said."""
+    """Send a form as its page does, or with other fields; returns the status and the message."""
     fields = {**form, **changed}
     answer = client.post(fields.pop("action"), data=fields, headers={"origin": client.origin})
     said: list[Element] = []
@@ -75,7 +75,7 @@ def test_lock_of_a_process_that_is_over_is_released(app: Celery, client: Client)
     assert not is_held(app, lease)
 
 
-def test_lock_that_nobody_renews_is_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_is_not_renewed_is_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     sign_in(client)
     lease = hold(app, "acme", ttl=50.0)
     release, _ = forms(client, lease)
@@ -104,16 +104,16 @@ def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monk
     assert is_held(app, lease)
 
 
-def test_what_would_take_too_long_is_not_waited_for(app: Celery, client: Client) -> None:
+def test_verdict_that_would_take_too_long_is_not_waited_for(app: Celery, client: Client) -> None:
     sign_in(client)
     lease = hold(app, "acme", ttl=3600.0)
     release, _ = forms(client, lease)
-    assert "is known in" in press(client, release)[1]
+    assert "to find out whether its holder is alive" in press(client, release)[1]
     assert is_held(app, lease)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["release", "stop"])
-def test_only_the_hold_that_was_seen_is_meant(app: Celery, client: Client, number: int) -> None:
+def test_forms_act_only_on_the_hold_that_was_seen(app: Celery, client: Client, number: int) -> None:
     sign_in(client)
     seen = hold(app, "acme")
     form = forms(client, seen)[number]
@@ -121,7 +121,7 @@ def test_only_the_hold_that_was_seen_is_meant(app: Celery, client: Client, numbe
     store.free(seen)
     later = hold(app, "acme", process=over())
     assert later.key == seen.key
-    assert press(client, form) == (200, "It is not held any more by the holder that you saw; nothing was done.")
+    assert press(client, form) == (200, "The holder that you saw no longer holds it; nothing was done.")
     assert is_held(app, later)
 
 
@@ -146,7 +146,7 @@ def test_owner_token_is_not_on_the_page(app: Celery, client: Client) -> None:
 
 
 class Control:
-    """In the place of `app.control`: one worker that answers."""
+    """Replaces `app.control`: one worker answers."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -184,15 +184,15 @@ def test_worker_of_the_holder_is_asked_to_stop_the_task(
     assert (asked["destination"], asked["arguments"]) == (["one@web"], {"key": lease.key})
 
 
-def test_nobody_runs_under_the_lock_of_a_message(app: Celery, client: Client) -> None:
+def test_lock_of_a_message_has_no_task_to_stop(app: Celery, client: Client) -> None:
     sign_in(client)
     assert forms(client, hold(app, "acme", queued=True)) == []
     (only,) = forms(client, hold(app, "kept", pid=0))
     assert only["action"] == "/release"
 
 
-class TestWhoMay:
-    def test_nobody_without_the_switch(self, app: Celery) -> None:
+class TestAccess:
+    def test_nobody_may_act_without_the_switch(self, app: Celery) -> None:
         for options in ({"token": "", "allow_release": False}, {"allow_release": False}):
             client = client_of(app, **options)
             lease = hold(app, "acme", ttl=60)
@@ -204,7 +204,7 @@ class TestWhoMay:
                 assert answer.status_code in (404, 405)
             Runtime.of(app).store.free(lease)
 
-    def test_nobody_without_the_token(self, app: Celery, client: Client) -> None:
+    def test_nobody_may_act_without_the_token(self, app: Celery, client: Client) -> None:
         lease = hold(app, "acme")
         assert forms(client, lease) == []
         for token in ("", "wrong", TOKEN[:-1], f"{TOKEN} ", "é" * 20):
@@ -212,7 +212,7 @@ class TestWhoMay:
         assert client.cookies == {}
         assert press(client, {"action": "/release", "key": lease.key, "sure": "yes", "proof": ""})[0] == 403
 
-    def test_session_is_in_a_cookie_that_no_script_and_no_other_site_has(self, client: Client) -> None:
+    def test_session_cookie_is_hidden_from_scripts_and_other_sites(self, client: Client) -> None:
         answer = client.post("/login", data={"token": TOKEN}, headers={"origin": client.origin})
         cookie = answer.headers["set-cookie"].lower()
         assert "httponly" in cookie
@@ -235,8 +235,8 @@ class TestWhoMay:
         assert press(client, release, proof=release["proof"][:-1])[0] == 403
         assert press(client, release, sure="")[0] == 400
 
-    def test_other_site_by_a_name_of_its_own_is_refused_as_well(self, app: Celery, client: Client) -> None:
-        """DNS rebinding: the browser sends the cookie of that name, and that name as the host and the origin."""
+    def test_other_site_under_its_own_name_is_refused_as_well(self, app: Celery, client: Client) -> None:
+        """DNS rebinding: the browser sends the cookie of that name, and names it as host and origin."""
         sign_in(client)
         release, _ = forms(client, hold(app, "acme", process=over()))
         fields = {name: value for name, value in release.items() if name != "action"}
@@ -268,8 +268,8 @@ class TestWhoMay:
         for jar in (f"a=1; {COOKIE}={session}; b=2", f"{COOKIE}={session}", f"=;;x; {COOKIE}={session}"):
             assert "You are signed in" in client.get("/login", headers={"cookie": jar}).text
 
-    def test_cookie_takes_no_time(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Python's own parser needs seconds for such a one (CVE-2024-7592), and the page would stand still for all."""
+    def test_hostile_cookie_is_parsed_quickly(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Python's own parser needs seconds for such a cookie (CVE-2024-7592), and would block everybody."""
         monkeypatch.setattr(cookies.SimpleCookie, "load", lambda *_: pytest.fail("Python's parser is used"))
         long = COOKIE + '="' + "\\a" * 30_000 + '"'
         assert client.get("/login", headers={"cookie": long}).status_code == 200
@@ -284,7 +284,7 @@ class TestWhoMay:
         fields = {"token": TOKEN, "more": "x" * 100_000}
         assert client.post("/login", data=fields, headers={"origin": client.origin}).status_code == 403
 
-    def test_form_of_many_fields_is_ignored(self, client: Client) -> None:
+    def test_form_with_many_fields_is_ignored(self, client: Client) -> None:
         fields = {"token": TOKEN, **{str(number): "" for number in range(20)}}
         assert client.post("/login", data=fields, headers={"origin": client.origin}).status_code == 403
 
@@ -292,12 +292,12 @@ class TestWhoMay:
 class TestWrongTokens:
     @pytest.fixture(autouse=True)
     def time(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-        """Its only entry is the time, which a test moves on."""
+        """A list of one entry: the time, which a test advances."""
         passed = [1000.0]
         monkeypatch.setattr(clock, "now", lambda: passed[0])
         return passed
 
-    def test_after_some_the_address_has_to_wait_for_a_moment(self, client: Client, time: list[float]) -> None:
+    def test_after_a_few_the_address_has_to_wait_for_a_moment(self, client: Client, time: list[float]) -> None:
         assert [sign_in(client, "wrong") for _ in range(FREE)] == [403] * FREE
         answer = client.post("/login", data={"token": TOKEN}, headers={"origin": client.origin})
         assert (answer.status_code, answer.headers["retry-after"]) == (429, f"{PAUSE:g}")
@@ -306,7 +306,7 @@ class TestWrongTokens:
         time[0] += PAUSE
         assert sign_in(client) == 303
 
-    def test_wait_never_grows(self, client: Client, time: list[float]) -> None:
+    def test_wait_does_not_grow(self, client: Client, time: list[float]) -> None:
         for _ in range(3 * FREE):
             sign_in(client, "wrong")
         time[0] += PAUSE
@@ -321,7 +321,7 @@ class TestWrongTokens:
             sign_in(stranger, "wrong")
         assert press(client, release)[1] == f"Released: {Verdict.OVER.value}."
 
-    def test_tokens_of_programs_count_as_well(self, app: Celery) -> None:
+    def test_wrong_tokens_of_programs_count_as_well(self, app: Celery) -> None:
         client = client_of(app, private=True)
         wrong = [client.get("/metrics", headers={"authorization": "Bearer x"}).status_code for _ in range(FREE + 1)]
         assert wrong == [401] * FREE + [429]
@@ -330,7 +330,7 @@ class TestWrongTokens:
         assert sign_in(client) == 429
         assert client.get("/login").status_code == 200
 
-    def test_addresses_are_told_apart_up_to_some(self, time: list[float]) -> None:
+    def test_only_so_many_addresses_are_told_apart(self, time: list[float]) -> None:
         tries = Tries()
         for _ in range(FREE):
             tries.failed("evil")
@@ -352,7 +352,7 @@ class TestPrivate:
         return client_of(app, private=True, allow_release=False)
 
     @pytest.mark.parametrize("address", ["/", "/locks", "/doctor", "/search?q=x", "/nowhere"])
-    def test_pages_lead_to_the_door(self, client: Client, address: str) -> None:
+    def test_pages_redirect_to_the_login(self, client: Client, address: str) -> None:
         answer = client.get(address)
         assert (answer.status_code, answer.headers["location"]) == (303, "/login")
         assert sign_in(client) == 303
@@ -365,7 +365,7 @@ class TestPrivate:
         if address == "/metrics":
             assert client.get(address, headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
 
-    def test_door_shows_nothing_of_the_locks(self, client: Client) -> None:
+    def test_login_shows_nothing_of_the_locks(self, client: Client) -> None:
         answer = client.get("/login")
         assert answer.status_code == 200
         assert "acme" not in answer.text

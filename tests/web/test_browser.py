@@ -25,7 +25,7 @@ from tests.patience import LIMIT
 from tests.web.browser import launched, served
 from tests.web.scenes import HOSTILE, TASK, entry, hold, over, with_task, write
 
-#: Browsers of one process cannot be beside each other.
+#: One process cannot run two browsers at once.
 pytestmark = pytest.mark.xdist_group("browser")
 
 PAGES = ("", "locks", "tasks", "timeline", "refused", "beat", "doctor", f"task?name={TASK}", "id?id=id-of-tenant-1")
@@ -46,10 +46,10 @@ class Visit:
     """Somebody who looks at the page of an app.
 
     Attributes:
-        page: the browser's.
-        app: Celery's.
-        url: of the page, without a slash at its end.
-        wrong: what the browser has complained about: errors of scripts, violations of the policy for content, dialogs.
+        page: the browser's page.
+        app: the Celery app.
+        url: of the page, without a trailing slash.
+        wrong: the browser's complaints: script errors, violations of the content security policy, dialogs.
     """
 
     page: Page
@@ -73,7 +73,7 @@ Visiting = Callable[..., Visit]
 
 @pytest.fixture
 def visit(browser: Browser, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visiting]:
-    """Open the page of a new app; options are those of a browser's context."""
+    """Opens the page of a new app; options are passed on to the browser's context."""
     monkeypatch.setattr(live, "INTERVAL", 0.1)
     expect.set_options(timeout=PATIENCE)
     with ExitStack() as exits:
@@ -100,7 +100,7 @@ def visit(browser: Browser, redis_server: RedisServer, monkeypatch: pytest.Monke
 
 
 def five(visit: Visit) -> list[Lease]:
-    """Five locks, and what happened before."""
+    """Five locks, and entries about earlier runs."""
     leases = [hold(visit.app, f"tenant-{number}") for number in range(4)]
     leases.append(hold(visit.app, "queued-one", queued=True))
     write(
@@ -152,7 +152,7 @@ def test_page_can_be_paused(visit: Visiting) -> None:
 
 
 @pytest.mark.slow
-def test_time_goes_on_by_itself(visit: Visiting) -> None:
+def test_shown_times_advance_by_themselves(visit: Visiting) -> None:
     made = visit()
     five(made)
     made.go("locks")
@@ -173,7 +173,7 @@ def test_timeline_moves(visit: Visiting) -> None:
     expect(picture).not_to_have_attribute("viewBox", before)
     hold(made.app, "a-new-one")
     expect(made.row("a-new-one", "lanes")).to_have_count(1)
-    # What runs reaches to the right edge, which is now.
+    # The bar of a running task reaches the right edge, which is now.
     bar = made.row("a-new-one", "lanes").locator("rect.now")
     box, lane = bar.bounding_box(), made.row("a-new-one", "lanes").locator("svg").bounding_box()
     assert box is not None
@@ -182,7 +182,7 @@ def test_timeline_moves(visit: Visiting) -> None:
     assert made.wrong == []
 
 
-def test_nothing_that_others_have_written_is_carried_out(visit: Visiting) -> None:
+def test_hostile_texts_are_not_executed(visit: Visiting) -> None:
     made = visit()
     hold(made.app, "first", label=HOSTILE, task_id=HOSTILE, node=HOSTILE)
     texts = dict.fromkeys(("task", "task_id", "node", "holder", "holder_node", "scheduled", "label"), HOSTILE)
@@ -193,7 +193,7 @@ def test_nothing_that_others_have_written_is_carried_out(visit: Visiting) -> Non
     made.go("locks")
     made.is_live()
     hold(made.app, "second", label=f"second{HOSTILE}", task_id=HOSTILE, node=HOSTILE)
-    expect(made.row("second")).to_have_count(1)  # By the stream.
+    expect(made.row("second")).to_have_count(1)  # It came by the stream.
     made.row("second").locator("a").first.click()
     expect(made.page.locator("h1")).to_contain_text("second")
     assert made.page.locator("main img, main script").count() == 0
@@ -201,7 +201,7 @@ def test_nothing_that_others_have_written_is_carried_out(visit: Visiting) -> Non
 
 
 @pytest.mark.slow
-def test_all_pages_work_without_script(visit: Visiting) -> None:
+def test_all_pages_work_without_scripts(visit: Visiting) -> None:
     made = visit(java_script_enabled=False)
     lease, *_ = five(made)
     for address in (*PAGES, f"lock?key={lease.key}"):
@@ -242,7 +242,7 @@ def test_keyboard_reaches_the_content_and_stays_where_it_is(visit: Visiting) -> 
 
 @pytest.mark.parametrize("width", [320, 375, 1280])
 @pytest.mark.slow
-def test_pages_fit_into_their_window(visit: Visiting, width: int) -> None:
+def test_pages_fit_their_window(visit: Visiting, width: int) -> None:
     made = visit(viewport={"width": width, "height": 700})
     lease, *_ = five(made)
     hold(made.app, "wide", label="w" * 200, task_id="x" * 200, node="y" * 200)
@@ -267,7 +267,7 @@ def test_tables_stay_tables_for_screen_readers_on_a_phone(visit: Visiting) -> No
         assert box.evaluate("box => box.labels.length") == 1
 
 
-#: The least contrast of any text on the page, with the text; as WCAG 2.2 counts it.
+#: The lowest contrast of any text on the page, as WCAG 2.2 computes it, and the text.
 CONTRAST = """() => {
   const bright = (rgb) => {
     const linear = (part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
@@ -309,7 +309,7 @@ def test_text_can_be_read_in_light_and_in_dark(visit: Visiting, scheme: str) -> 
 
 
 @pytest.mark.slow
-def test_page_says_that_the_lock_server_is_gone_and_goes_on(visit: Visiting, own_redis: RedisServer) -> None:
+def test_page_says_that_the_lock_server_is_gone_and_recovers(visit: Visiting, own_redis: RedisServer) -> None:
     made = visit(own_redis)
     five(made)
     made.go("locks")
@@ -382,7 +382,7 @@ class TestActing:
         self.sign_in(made)
         made.go(f"lock?key={lease.key}")
         button = page.get_by_role("button", name="Release the lock")
-        button.click()  # The box is not ticked: the browser does not send the form.
+        button.click()  # The box is not ticked, so the browser does not send the form.
         assert "/lock?" in page.url
         page.get_by_label("Release it if").check()
         button.click()
@@ -407,7 +407,7 @@ class TestActing:
         with served(Starlette(routes=[Route("/", lure)])) as evil:
             made.page.goto(evil)
             made.page.get_by_role("button").click()
-            expect(made.page.locator("body")).to_contain_text("Forms of this page are taken from this page only.")
+            expect(made.page.locator("body")).to_contain_text("This page accepts only its own forms.")
         assert Runtime.of(made.app).store.held(lease.key) != []
 
     @pytest.mark.slow

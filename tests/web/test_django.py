@@ -1,4 +1,4 @@
-"""The pages in Django's admin: staff read them, and nobody else."""
+"""The pages in Django's admin: staff can read them, and nobody else."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.patience import LIMIT
 from tests.programs import ROOT
 from tests.web.reading import Page
 
-#: Pages that are there.
+#: Pages that exist.
 FOUND = ("", "locks", "locks?q=acme", "tasks", "timeline", "refused", "beat", "doctor", "id?id=id-of-acme")
 
 
-# One project is set up for all of them.
+# One project is set up for all tests.
 pytestmark = pytest.mark.xdist_group("web_django")
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    """What a project found that has the entry in its admin: see `django_site`."""
+    """What a project with the pages in its admin reports: see `django_site`."""
     with RedisServer() as server:
         done = subprocess.run(
             [sys.executable, "-m", "tests.web.django_site", server.url],
@@ -48,7 +48,7 @@ def test_staff_see_each_page_in_the_admin(told: dict[str, Any], address: str) ->
     assert "</html>" in html
 
 
-def test_what_they_see_is_what_is_held(told: dict[str, Any]) -> None:
+def test_staff_see_the_locks_that_are_held(told: dict[str, Any]) -> None:
     assert "tenant=acme" in told["pages"]["staff"]["locks"][2]
     assert "id-of-acme" in told["pages"]["staff"]["locks?q=acme"][2]
     assert "skipped" in told["pages"]["staff"]["refused"][2]
@@ -57,7 +57,7 @@ def test_what_they_see_is_what_is_held(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("address", FOUND)
-def test_nothing_gets_out_of_its_place(told: dict[str, Any], address: str) -> None:
+def test_hostile_texts_are_escaped(told: dict[str, Any], address: str) -> None:
     _, _, html = told["pages"]["staff"][address]
     start = html.index('<div class="exclusive-locks">')
     ours = html[start : html.rindex("</div>", start, html.index("</main>"))]
@@ -76,14 +76,14 @@ def test_links_stay_within_the_admin(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("who", ["nobody", "customer"])
-def test_others_are_sent_to_the_door(told: dict[str, Any], who: str) -> None:
+def test_others_are_sent_to_the_login(told: dict[str, Any], who: str) -> None:
     for address, (status, location, html) in told["pages"][who].items():
         assert status == 302, address
         assert location.startswith("/admin/login/")
         assert "acme" not in html
 
 
-def test_it_is_listed_for_staff_and_can_only_be_read(told: dict[str, Any]) -> None:
+def test_pages_are_listed_for_staff_and_read_only(told: dict[str, Any]) -> None:
     assert "Exclusive locks" in told["staff"]["index"]
     assert "Exclusive locks" not in told["customer"]["index"]
     assert told["staff"]["post"] == 405
@@ -95,11 +95,11 @@ def test_unknown_pages_are_not_found(told: dict[str, Any]) -> None:
     assert told["pages"]["staff"]["lock?key=x"][0] == 404
 
 
-def test_no_migration_is_to_be_made(told: dict[str, Any]) -> None:
+def test_no_migration_is_needed(told: dict[str, Any]) -> None:
     assert "No changes detected" in told["migrations"]
 
 
-def test_page_is_whole_as_html(told: dict[str, Any]) -> None:
+def test_page_is_complete_html(told: dict[str, Any]) -> None:
     html = told["pages"]["staff"]["locks"][2]
     start = html.index('<div class="exclusive-locks">')
     depth, end = 0, start

@@ -35,7 +35,7 @@ class Listener:
 
     Attributes:
         status: of the answer.
-        events: that were sent and not looked at yet.
+        events: that were sent, but not read yet.
     """
 
     status: int = 0
@@ -94,7 +94,7 @@ def has_rows(event: dict[str, Any]) -> bool:
     return any(region["rows"] for region in event["regions"].values())
 
 
-def test_first_event_has_all_rows_and_later_ones_those_that_changed(app: Celery) -> None:
+def test_first_event_has_all_rows_and_later_ones_only_changed_rows(app: Celery) -> None:
     async def listen() -> None:
         hold(app, "acme")
         async with listening(site_of(app)) as listener:
@@ -112,7 +112,7 @@ def test_first_event_has_all_rows_and_later_ones_those_that_changed(app: Celery)
     asyncio.run(listen())
 
 
-def test_nothing_is_sent_of_rows_while_only_time_passes(app: Celery) -> None:
+def test_no_rows_are_sent_while_only_time_passes(app: Celery) -> None:
     async def listen() -> None:
         hold(app, "acme")
         write(app, entry(app, "acme"))
@@ -125,7 +125,7 @@ def test_nothing_is_sent_of_rows_while_only_time_passes(app: Celery) -> None:
     asyncio.run(listen())
 
 
-def test_locks_are_looked_at_once_for_all_and_only_while_somebody_listens(
+def test_one_look_serves_all_listeners_and_without_listeners_nobody_looks(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
@@ -146,7 +146,7 @@ def test_locks_are_looked_at_once_for_all_and_only_while_somebody_listens(
                 before = len(looks)
                 for listener in (two, three, one) * 3:
                     await listener.event()
-                # The queue of one may have had some from before.
+                # The queue of the first listener may have had earlier events.
                 assert len(looks) - before <= 3 * 3
             assert site.live.is_looking
         assert not site.live.is_looking
@@ -170,7 +170,7 @@ def test_missing_lock_server_is_reported_and_the_stream_goes_on(app: Celery, mon
                 patch.setattr(type(Runtime.of(app).store), "all_held", gone)
                 event = await listener.event(lambda event: event["trouble"] != "")
                 assert "nobody answers" in event["trouble"]
-                assert event["regions"] == {}, "what was known stays"
+                assert event["regions"] == {}, "known rows are kept"
             await listener.event(lambda event: event["trouble"] == "")
 
     asyncio.run(listen())
@@ -192,7 +192,7 @@ def test_internal_error_ends_neither_the_looks_nor_the_stream(app: Celery, monke
 
 @dataclass
 class Slow(Listener):
-    """Reads on when it may."""
+    """Reads on only when it may."""
 
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -204,7 +204,7 @@ class Slow(Listener):
         await super().send(message)
 
 
-def test_one_that_reads_slowly_gets_the_latest_and_has_no_queue(app: Celery) -> None:
+def test_slow_listener_gets_the_latest_and_has_no_queue(app: Celery) -> None:
     async def listen() -> None:
         site = site_of(app)
         async with listening(site, listener=Slow()) as slow:
@@ -222,7 +222,7 @@ def test_one_that_reads_slowly_gets_the_latest_and_has_no_queue(app: Celery) -> 
 
 
 def test_listener_that_never_reads_is_dropped(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is room for some listeners only."""
+    """There is room for a limited number of listeners."""
     monkeypatch.setattr(live, "PATIENCE", 0.01)
 
     class Deaf(Listener):
@@ -240,12 +240,12 @@ def test_listener_that_never_reads_is_dropped(app: Celery, monkeypatch: pytest.M
     asyncio.run(listen())
 
 
-def test_question_for_the_head_of_a_stream_is_answered_at_once(app: Celery) -> None:
+def test_head_request_for_a_stream_is_answered_at_once(app: Celery) -> None:
     answer = Client(app_of(app)).request("HEAD", "/stream?at=locks")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
 
-def test_silence_is_broken_now_and_then(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_stream_gets_a_comment_now_and_then(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "INTERVAL", 3600.0)
     monkeypatch.setattr(live, "KEEP_ALIVE", 0.01)
 
@@ -258,7 +258,7 @@ def test_silence_is_broken_now_and_then(app: Celery, monkeypatch: pytest.MonkeyP
     asyncio.run(asyncio.wait_for(listen(), LIMIT))
 
 
-def test_there_is_an_end_to_listeners(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_listeners_is_limited(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MOST_LISTENERS", 1)
 
     async def listen() -> None:
@@ -291,7 +291,7 @@ def test_events_stay_small_with_thousands_of_locks(app: Celery) -> None:
     asyncio.run(listen())
 
 
-def test_streams_end_when_the_program_is_to_end(app: Celery) -> None:
+def test_streams_end_when_the_program_ends(app: Celery) -> None:
     async def listen() -> None:
         site = site_of(app)
         async with listening(site) as listener:

@@ -1,4 +1,4 @@
-"""The pages, without a browser: what they show, what they refuse, and that nothing gets out of its place."""
+"""The pages, without a browser: what they show, what they refuse, and that hostile texts are escaped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.web.client import Client
 from tests.web.reading import Page
 from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, with_task, write
 
-#: A URL at which nobody answers.
+#: A URL where nobody answers.
 NOBODY = "redis://127.0.0.1:1/0"
 
 PAGES = ("", "locks", "tasks", "timeline", "refused", "beat")
@@ -52,7 +52,7 @@ def page(client: Client, address: str, status: int = 200) -> Page:
     return Page(answer.text)
 
 
-def test_locks_are_shown_with_holder_place_and_waiters(app: Celery, client: Client) -> None:
+def test_locks_are_shown_with_holder_and_place(app: Celery, client: Client) -> None:
     lease = hold(app, "acme")
     hold(app, "other", queued=True)
     shown = page(client, "/locks").rows()
@@ -65,7 +65,7 @@ def test_locks_are_shown_with_holder_place_and_waiters(app: Celery, client: Clie
     assert not [row for row in page(client, "/locks").rows() if "tenant=acme" in row]
 
 
-def test_page_says_so_where_nothing_is_held(client: Client) -> None:
+def test_page_says_so_if_no_lock_is_held(client: Client) -> None:
     assert "No lock is held." in page(client, "/locks").rows()
     assert "No key refuses copies in a row." in page(client, "/refused").rows()
     assert "Nothing happened in this time." in page(client, "/timeline").rows()
@@ -100,7 +100,7 @@ def test_everything_about_a_key_is_on_its_page(app: Celery, client: Client) -> N
     assert page(client, f"/lock?key={lease.key}:run").all("h1")[0].text == "tenant=acme"
 
 
-def test_task_id_leads_to_what_it_holds_and_to_its_copies(app: Celery, client: Client) -> None:
+def test_task_id_leads_to_its_locks_and_copies(app: Celery, client: Client) -> None:
     hold(app, "acme")
     write(app, entry(app, "acme"), entry(app, "other", "skip", holder="id-of-acme"), entry(app, "third"))
     (link, *_) = (it for it in page(client, "/locks").links() if it.startswith("/id?"))
@@ -113,7 +113,7 @@ def test_task_id_leads_to_what_it_holds_and_to_its_copies(app: Celery, client: C
 
 
 @pytest.mark.parametrize("address", ["/id?id=nobody", "/id", "/task?name=nothing", "/lock?key=x", "/lock", "/nowhere"])
-def test_what_is_not_known_is_not_found(client: Client, address: str) -> None:
+def test_unknown_pages_are_not_found(client: Client, address: str) -> None:
     assert "Not found" in page(client, address, 404).all("h1")[0].text
 
 
@@ -150,12 +150,12 @@ def test_thousands_of_locks_come_in_pages(app: Celery, client: Client) -> None:
     "query", ["page=-1", "page=1e400", "page=nan", "page=x", "sort=evil", "minutes=inf", "q=%00%ff"]
 )
 @pytest.mark.parametrize("address", ["/locks", "/timeline", "/refused", "/tasks"])
-def test_what_is_wrong_in_an_address_is_taken_for_the_default(client: Client, address: str, query: str) -> None:
+def test_wrong_value_in_an_address_means_the_default(client: Client, address: str, query: str) -> None:
     assert page(client, f"{address}?{query}").is_harmless()
 
 
 class TestEscaping:
-    """Anybody who sends messages, or writes to Redis, chooses labels, ids, nodes, names and keys."""
+    """Anybody who sends messages or writes to Redis can choose labels, ids, nodes, names and keys."""
 
     @pytest.fixture(autouse=True)
     def hostile(self, app: Celery) -> None:
@@ -177,17 +177,17 @@ class TestEscaping:
         ledger.align({f"{HOSTILE} in a database": 10, "from the future": 2**52}, ceiling=2**53)
 
     @pytest.mark.parametrize("address", PAGES)
-    def test_nothing_gets_out_of_its_place(self, client: Client, address: str) -> None:
+    def test_hostile_texts_are_escaped(self, client: Client, address: str) -> None:
         shown = page(client, f"/{address}")
         assert shown.is_harmless()
-        assert "<script>alert" in (" ".join(shown.rows())), "it is shown as what it is"
+        assert "<script>alert" in (" ".join(shown.rows())), "it is shown as text"
 
     @pytest.mark.parametrize("address", ["lock?key=", "task?name=", "id?id=", "locks?q=", "search?q=", "timeline?q="])
-    def test_nothing_of_an_address_gets_out_of_its_place(self, client: Client, address: str) -> None:
+    def test_hostile_texts_in_an_address_are_escaped(self, client: Client, address: str) -> None:
         answer = client.get(f"/{address}" + HOSTILE.replace("&", "%26").replace("<", "%3C"), follow_redirects=True)
         assert Page(answer.text).is_harmless()
 
-    def test_links_lead_to_the_pages_of_what_they_name(self, client: Client) -> None:
+    def test_links_lead_to_existing_pages(self, client: Client) -> None:
         for address in PAGES:
             for link in page(client, f"/{address}").links():
                 if link.startswith(("/id?", "/lock?", "/task?")):
@@ -208,12 +208,12 @@ class TestHosts:
         "host", ["evil.example", "localhost.evil.example", "localhost@evil.example", "evil/localhost", "", "[", "a:b"]
     )
     @pytest.mark.parametrize("address", ["/", "/metrics", "/page.css"])
-    def test_others_are_not(self, client: Client, host: str, address: str) -> None:
+    def test_other_names_are_refused(self, client: Client, host: str, address: str) -> None:
         answer = client.get(address, headers={"host": host})
         assert answer.status_code == 421
         assert "--allow-host" in answer.text
 
-    def test_others_can_be_allowed(self, app: Celery) -> None:
+    def test_other_names_can_be_allowed(self, app: Celery) -> None:
         client = client_of(app, hosts=["Ops.example"])
         assert client.get("/", headers={"host": "ops.example:80"}).status_code == 200
         assert client.get("/").status_code == 421
@@ -240,7 +240,7 @@ class TestHosts:
     def test_origin_must_match_in_all_parts(self, origin: str | None, own: bool) -> None:
         assert is_own_origin(origin, "localhost:1") is own
 
-    def test_name_of_nonsense_is_nobodys(self) -> None:
+    def test_nonsense_is_not_a_host_name(self) -> None:
         assert [name_of(host) for host in ("x:99999", "x?y", "x#y", "", "[::1")] == [""] * 5
 
 
@@ -255,14 +255,14 @@ def test_each_answer_has_the_headers_that_keep_browsers_in_check(client: Client,
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize("address", ["/", "/locks", "/lock", "/doctor", "/metrics"])
-def test_reading_is_all_that_can_be_done(app: Celery, client: Client, method: str, address: str) -> None:
+def test_pages_can_only_be_read(app: Celery, client: Client, method: str, address: str) -> None:
     hold(app, "acme")
     assert client.request(method, address).status_code == 403
     assert client.request(method, address, headers={"origin": client.origin}).status_code == 405
     assert any("tenant=acme" in row for row in page(client, "/locks").rows())
 
 
-def test_page_is_mounted_below_an_address_of_another_app(app: Celery) -> None:
+def test_page_can_be_mounted_in_another_app(app: Celery) -> None:
     hold(app, "acme")
     mounted = Starlette(routes=[Mount("/ops/locks", app_of(app))])
     with Client(mounted) as client:
@@ -279,7 +279,7 @@ def test_page_is_mounted_below_an_address_of_another_app(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("address", PAGES)
-def test_lock_server_that_does_not_answer_is_on_the_page(address: str) -> None:
+def test_page_says_that_the_lock_server_does_not_answer(address: str) -> None:
     app = with_task(Celery("shop", broker=NOBODY, set_as_current=False))
     with client_of(app) as client:
         shown = page(client, f"/{address}", 503)
@@ -287,7 +287,7 @@ def test_lock_server_that_does_not_answer_is_on_the_page(address: str) -> None:
         assert "singleton_lock_up 0.0" in client.get("/metrics").text
 
 
-def test_old_news_are_shown_as_such_when_the_lock_server_is_gone(
+def test_last_known_locks_are_shown_as_such_when_the_lock_server_is_gone(
     app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(app, "acme")
@@ -315,7 +315,7 @@ def test_journal_is_read_once_and_each_entry_is_kept_once(app: Celery) -> None:
     assert [it.label for it in looking.look().entries] == ["tenant=first", "tenant=second"]
 
 
-def test_one_look_counts_for_a_moment(app: Celery) -> None:
+def test_look_is_reused_for_a_moment(app: Celery) -> None:
     looking = Watch(app)
     assert looking.look(fresh=60.0) is not looking.look(fresh=0.0)
     assert looking.look(fresh=60.0) is looking.look(fresh=60.0)
@@ -348,14 +348,14 @@ def lanes(snapshot: Snapshot, minutes: float) -> list[chart.Lane]:
 
 
 class TestChart:
-    def test_runs_at_the_same_time_are_beside_each_other(self, app: Celery) -> None:
+    def test_overlapping_runs_are_in_separate_rows(self, app: Celery) -> None:
         write(app, entry(app, "a", ago=30, lasted=20), entry(app, "a", ago=20, lasted=20), entry(app, "a", ago=5))
         (lane,) = lanes(Watch(app).look(), 10)
         assert [bar.row for bar in lane.bars] == [0, 1, 0]
         assert lane.rows == 2
         assert lane.summary == "3 runs"
 
-    def test_what_runs_reaches_beyond_now(self, app: Celery) -> None:
+    def test_bar_of_a_running_task_reaches_beyond_now(self, app: Celery) -> None:
         hold(app, "a")
         snapshot = Watch(app).look()
         (lane,) = lanes(snapshot, 10)
@@ -369,18 +369,18 @@ class TestChart:
         looking = Watch(app)
         assert lanes(looking.look(fresh=0.0), 10) == lanes(looking.look(fresh=0.0), 10)
 
-    def test_what_is_over_for_long_is_not_shown(self, app: Celery) -> None:
+    def test_runs_that_ended_long_ago_are_not_shown(self, app: Celery) -> None:
         write(app, entry(app, "a", ago=4000))
         assert lanes(Watch(app).look(), 10) == []
         assert len(lanes(Watch(app).look(), 100)) == 1
 
-    def test_lane_of_many_holders_has_an_end(self, app: Celery) -> None:
+    def test_number_of_rows_in_a_lane_is_limited(self, app: Celery) -> None:
         write(app, *(entry(app, "a", ago=100 - number, lasted=90.0) for number in range(50)))
         (lane,) = lanes(Watch(app).look(), 10)
         assert lane.rows == chart.MOST_ROWS
 
 
-def test_address_says_what_is_not_the_default() -> None:
+def test_address_contains_only_values_that_are_not_the_default() -> None:
     asked = Asked.of({"q": " x ", "page": "2", "sort": "longest held", "minutes": "60"})
     assert asked.query() == {"q": "x", "page": 2, "sort": "longest held", "minutes": "60"}
     assert asked.query(page=3)["page"] == 3
@@ -393,7 +393,7 @@ def test_access_without_a_good_token_is_refused(options: dict[str, Any]) -> None
         Access(["localhost"], **options)
 
 
-def test_extra_is_named_where_it_is_missing() -> None:
+def test_missing_extra_is_named() -> None:
     program = """
 import sys
 sys.modules["starlette"] = None
@@ -414,5 +414,5 @@ print(CliRunner().invoke(celery_singleton_lock.cli.locks, ["web"], obj=context).
     assert f"Error: {done.stdout.splitlines()[0]}" in done.stdout
 
 
-def test_there_are_words_for_each_kind_of_entry() -> None:
+def test_each_kind_of_entry_has_words() -> None:
     assert {*words._ENDINGS, "run"} == {*KINDS}

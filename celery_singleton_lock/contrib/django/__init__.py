@@ -1,4 +1,4 @@
-"""Django: exclusive tasks that are sent on commit. In INSTALLED_APPS, checks of the settings by `manage.py check`."""
+"""Django: exclusive tasks that are sent on commit; and, in INSTALLED_APPS, settings checks for `manage.py check`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from celery_singleton_lock.contrib.django.checks import check_production, check_
 
 
 class SingletonLockConfig(AppConfig):  # type: ignore[misc]
-    """Has the settings checked; there are no models."""
+    """Registers the checks of the settings; there are no models."""
 
     name = "celery_singleton_lock.contrib.django"
     label = "celery_singleton_lock"

@@ -1,7 +1,8 @@
 """Django's checks: `manage.py check` says what is wrong with the locks. No server is asked.
 
-A worker refuses to start for what is an error here. `check --deploy` puts the rules of `diagnosis` to each app, for
-what is right on a desk and wrong in production. Settings are called here as in a project with `namespace="CELERY"`.
+A worker refuses to start with anything that is an error here. `check --deploy` applies the rules of `diagnosis` to each
+app, for settings that are fine in development and wrong in production. Settings have the names here that they have in a
+project with `namespace="CELERY"`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from celery_singleton_lock.options.app import Settings, problems
 from celery_singleton_lock.options.rules import SETTINGS
 from celery_singleton_lock.stores import open_store
 
-#: How alike a name and the setting are that was probably meant: `get_close_matches` counts from 0 to 1.
+#: How similar a name must be to the setting that was probably meant: `get_close_matches` counts from 0 to 1.
 ALIKE = 0.85
 
-#: The rules whose findings can be silenced one by one; those of all others have one number.
+#: The rules whose findings can be silenced one by one; the findings of all other rules share one number.
 _NUMBERS: Mapping[Callable[[AppContext], Iterator[Finding]], str] = {
     kept_in_memory: "W003",
     sent_by_two_beats: "W004",
@@ -46,12 +47,12 @@ _NUMBERS: Mapping[Callable[[AppContext], Iterator[Finding]], str] = {
 }
 _OTHERS = "W007"
 
-#: What may be the name of a setting.
+#: Text that may be the name of a setting.
 _SETTING = re.compile(r"\b[a-z]+_\w+")
 
 
 def check_settings(*_: Any, **__: Any) -> list[CheckMessage]:
-    """The settings of each Celery app of the project."""
+    """Check the settings of each Celery app of the project."""
     found = [message for app in _apps() for message in of_settings(app, dir(settings))]
     if not _apps():
         found.append(
@@ -65,12 +66,12 @@ def check_settings(*_: Any, **__: Any) -> list[CheckMessage]:
 
 
 def check_production(*_: Any, **__: Any) -> list[CheckMessage]:
-    """The tasks of each Celery app of the project, and what is wrong for production."""
+    """Check the tasks of each Celery app of the project, and its settings for production."""
     return [message for app in _apps() for message in of_production(app)]
 
 
 def of_settings(app: Any, names: Iterable[str] = ()) -> Iterator[CheckMessage]:
-    """Faults of an app's settings; `names` are those of Django's, to find those that nobody reads."""
+    """Faults of an app's settings; `names` are the names of Django's settings, to find those that nothing reads."""
     for problem in [*problems(app)] or [*_only_seen_in_use(app)]:
         yield _message(Error, app, "E001", str(problem))
     yield from _unread(app, names)
@@ -78,7 +79,7 @@ def of_settings(app: Any, names: Iterable[str] = ()) -> Iterator[CheckMessage]:
 
 def of_production(app: Any) -> Iterator[CheckMessage]:
     """Faults of an app's tasks, and of its settings in production."""
-    autodiscover_modules("tasks")  # A worker has imported them where this is asked; `manage.py` has not.
+    autodiscover_modules("tasks")  # A worker would have imported them by now; `manage.py` has not.
     try:
         exclusive_tasks(app)
     except InvalidOption as error:
@@ -87,7 +88,7 @@ def of_production(app: Any) -> Iterator[CheckMessage]:
     try:
         of_app = Settings.from_app(app)
     except InvalidOption:
-        return  # `of_settings` says so.
+        return  # `of_settings` reports it.
     for rule in (*RULES, *BEAT_RULES):
         for finding in rule(AppContext(app, of_app)):
             yield _found(app, _NUMBERS.get(rule, _OTHERS), finding)
@@ -101,13 +102,13 @@ def _only_seen_in_use(app: Any) -> Iterator[InvalidOption]:
         ExclusiveScheduler(app, lazy=True)
     except InvalidOption as error:
         yield error
-    except RuntimeError as error:  # Django's, for models of an app that is not installed.
+    except RuntimeError as error:  # From Django, for models of an app that is not installed.
         scheduler = app.conf.get("singleton_lock_beat_scheduler")
         yield InvalidOption(f"setting singleton_lock_beat_scheduler is {scheduler!r}: {error}")
 
 
 def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
-    """Settings in Django's that were meant for this package, and match none of its names."""
+    """Names in Django's settings that were meant for this package, but match none of its settings."""
     namespace = _namespace(app)
     for name in names if namespace else ():
         bare = name.removeprefix(namespace).lower()
@@ -121,7 +122,7 @@ def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
 
 
 def _apps() -> list[Any]:
-    """The Celery apps that were made here."""
+    """The Celery apps that exist in this process."""
     return sorted((app for app in active_apps() if not is_stand_in(app)), key=_name)
 
 
@@ -132,7 +133,7 @@ def _found(app: Any, number: str, finding: Finding) -> CheckMessage:
 
 
 def _message(level: Any, app: Any, number: str, text: str, hint: str | None = None) -> CheckMessage:
-    """A message of Django's, with the names that the settings have there."""
+    """A message for Django, with the settings' names in Django."""
 
     def in_django(name: re.Match[str]) -> str:
         known = is_setting(name[0]) or name[0].startswith("singleton_lock_")
@@ -143,7 +144,7 @@ def _message(level: Any, app: Any, number: str, text: str, hint: str | None = No
 
 
 def _namespace(app: Any) -> str:
-    """The beginning of the names of Celery's settings in Django's: `CELERY_`, or nothing."""
+    """The prefix of Celery's settings in Django's settings: `CELERY_`, or nothing."""
     return (getattr(app.conf, "prefix", None) or "").upper()
 
 

@@ -1,11 +1,11 @@
-"""Guards for what a task writes: the store refuses a write by a holder whose time is over.
+"""Guards for what a task writes: the store refuses a write by a holder whose lease has ended.
 
 A process can be paused between two instructions, past the end of its lease, and then write as if it still held the
 lock. No lock can prevent that, but the store can notice: each holder of a key has a higher fencing token than all
-before it (`self.lock.fence`). A guard keeps the token beside the data. In the same atomic step it refuses a write with
-a lower token than that (`StaleFence`). An equal token is the same holder, which may write often.
+before it (`self.lock.fence`). A guard keeps the token beside the data. In the same atomic step, it refuses a write with
+a lower token (`StaleFence`). An equal token means the same holder, which may write several times.
 
-Every writer has to pass the guard: a writer without a token is not noticed. A guard compares the tokens of one lock;
+Every writer must use the guard: it does not notice a writer without a token. A guard compares the tokens of one lock;
 data that is written under two different keys needs two fences.
 
 Modules: `redis`, `django`, `sqlalchemy`, `s3`, each for the library of that name.
@@ -19,15 +19,15 @@ __all__ = ["StaleFence", "check_fence"]
 
 
 def check_fence(target: str, fence: int) -> int:
-    """The token, if a holder can have it; asks no server. For guards of your own.
+    """The token, if a holder can have it; for your own guards. This asks no server.
 
     Args:
-        target: what is to be written, in words; for the error.
+        target: the target of the write, in words, for the error.
         fence: the token of the lock, `self.lock.fence` in a task.
 
     Raises:
-        StaleFence: it is 0, which belongs to an execution without a lock, and could be stale.
-        TypeError: it is not a whole number.
+        StaleFence: the token is 0: an execution without a lock could be stale.
+        TypeError: the token is not an integer.
     """
     if not isinstance(fence, int) or isinstance(fence, bool):
         raise TypeError(f"fence for {target} is {fence!r}; allowed: a whole number, such as self.lock.fence")

@@ -20,20 +20,20 @@ except ImportError as error:
     ) from error
 
 
-class FenceField(models.BigIntegerField):  # type: ignore[misc]  # Django has no types of its own.
-    """The highest fencing token by which a row was written, 0 for none. A plain `save()` never lowers it."""
+class FenceField(models.BigIntegerField):  # type: ignore[misc]  # Django has no types.
+    """The highest fencing token with which a row was written, 0 for none. A plain `save()` never lowers it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"default": 0, "editable": False, **kwargs})
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """The value to save: if a later holder has written since the row was read, its fence here is an old one."""
+        """The value to save, at least the stored one: a later holder may have written since the row was read."""
         value = super().pre_save(model_instance, add)
         return value if add else Greatest(models.F(self.attname), models.Value(value))
 
 
 class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
-    """A query set of a model that has a `FenceField`, with writes that are refused to a stale holder."""
+    """A query set of a model with a `FenceField`; its writes refuse a stale holder."""
 
     def fenced_update(self, fence: int, **values: Any) -> int:
         """Like `update(**values)`, for rows that no later holder has written: all of them or none.
@@ -44,13 +44,13 @@ class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
 
         Args:
             fence: the fencing token of the lock, `self.lock.fence` in a task.
-            values: of the fields.
+            values: the values of the fields.
 
         Returns:
             The number of rows that were updated; 0 if there are none, and then nothing is claimed.
 
         Raises:
-            StaleFence: a later holder has written one of them.
+            StaleFence: a later holder has written one of the rows.
         """
         name, target = _fence_of(self.model), self.model._meta.label
         check_fence(target, fence)
@@ -73,7 +73,7 @@ class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
             lookup: as for `get`.
 
         Raises:
-            StaleFence: a later holder has written it.
+            StaleFence: a later holder has written the row.
             TransactionManagementError: there is no transaction around it (`transaction.atomic()`).
         """
         self._for_write = True
@@ -89,14 +89,14 @@ class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
 
         Args:
             fence: the fencing token of the lock, `self.lock.fence` in a task.
-            defaults: values of the fields.
-            lookup: finds the row, or makes it; it needs a unique constraint.
+            defaults: the values of the fields.
+            lookup: finds the row, or creates it; it needs a unique constraint.
 
         Returns:
             The row, and whether it was created.
 
         Raises:
-            StaleFence: a later holder has written it.
+            StaleFence: a later holder has written the row.
         """
         values = dict(defaults or {})
         check_fence(self.model._meta.label, fence)
@@ -111,14 +111,14 @@ class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
         return row, created
 
     def _of_one_table(self) -> Any:
-        """The same rows, without joins: in a subquery the database would compare the fence of an older snapshot."""
+        """The same rows, without joins: in a subquery, the database would compare the fence of an older snapshot."""
         if len(self.query.alias_map) <= 1:
             return self
         return self.model._base_manager.using(self.db).filter(pk__in=self.order_by().values("pk"))
 
 
 class FencedModel(models.Model):  # type: ignore[misc]  # As above.
-    """Base of a model: a field `fence`, and `objects` with the writes of `FencedQuerySet`."""
+    """A base class for models: a field `fence`, and `objects` with the writes of `FencedQuerySet`."""
 
     fence = FenceField()
 

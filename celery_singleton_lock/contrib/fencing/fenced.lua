@@ -1,5 +1,5 @@
 -- KEYS data, fence
--- ARGV fence, ms that the fence outlives the data, command, its arguments behind the key
+-- ARGV fence, ms by which the fence outlives the data, command, its arguments after the key
 -- -> {1, the command's answer} | {0, the higher fence that was seen}
 local data, seen = KEYS[1], redis.call('GET', KEYS[2])
 local fence, grace = ARGV[1], tonumber(ARGV[2])

@@ -13,12 +13,12 @@ from typing import Any
 from celery_singleton_lock.contrib.fencing import check_fence
 from celery_singleton_lock.errors import StaleFence
 
-#: Seconds for which a fence outlives its data: a holder that was paused for longer is not noticed any more.
+#: Seconds for which a fence outlives its data: a holder that was paused for longer is no longer noticed.
 FENCE_TTL = 86_400.0
 
 _SCRIPT = files(__package__).joinpath("fenced.lua").read_text()
 
-#: What Redis Cluster hashes instead of the whole key.
+#: The part that Redis Cluster hashes instead of the whole key.
 _TAG = re.compile(r"[^{]*\{[^}]+\}")
 
 
@@ -37,10 +37,10 @@ def fenced_command(client: Any, fence: int, command: str, key: str, *arguments: 
 
     Raises:
         StaleFence: a later holder has written; nothing was done.
-        ValueError: no fence can be put into the key's slot of a cluster.
+        ValueError: no fence can be in the key's slot of a cluster.
     """
     check_fence(key, fence)
-    # A copy of the script is kept by the server; only the first call sends it.
+    # The server keeps a copy of the script; only the first call sends it.
     script = client.register_script(_SCRIPT)
     done, answer = script([key, fence_key(key)], [fence, round(FENCE_TTL * 1000), command, *arguments])
     if not done:

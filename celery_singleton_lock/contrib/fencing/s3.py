@@ -19,10 +19,11 @@ except ImportError as error:
         "fencing with S3 needs boto3 1.35.70 or newer: pip install 'celery-singleton-lock[fencing-s3]'"
     ) from error
 
-#: Where in an object's metadata its fence is.
+#: The name of the fence in an object's metadata.
 METADATA = "fence"
 
-#: Writes between our look and our own after which the store is asked no more: holders are few, and each writes rarely.
+#: How often to try again because somebody else wrote between the comparison and the write: holders are few, and each
+#: writes rarely.
 ATTEMPTS = 20
 
 _NOT_FOUND, _CONFLICT, _PRECONDITION_FAILED = 404, 409, 412
@@ -31,15 +32,15 @@ _NOT_FOUND, _CONFLICT, _PRECONDITION_FAILED = 404, 409, 412
 def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, Body: bytes, **options: Any) -> Any:
     """Like `client.put_object`, unless a later holder has written the object.
 
-    It takes two requests. The caller needs the right to look at the object (`s3:GetObject`), and to learn that there is
-    none yet (`s3:ListBucket`).
+    It takes two requests. The caller needs the right to read the object (`s3:GetObject`), and to learn that it does not
+    exist yet (`s3:ListBucket`).
 
     Args:
         client: boto3's S3 client.
         fence: the fencing token of the lock, `self.lock.fence` in a task.
         Bucket: as for `put_object`.
         Key: as for `put_object`.
-        Body: the content; bytes, not a file, since it may have to be sent again.
+        Body: the content; bytes, not a file, because it may have to be sent again.
         options: as for `put_object`: `ContentType`, `Metadata`, ….
 
     Returns:
@@ -63,13 +64,13 @@ def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, Body: b
         try:
             return client.put_object(Bucket=Bucket, Key=Key, Body=Body, Metadata=metadata, **condition, **options)
         except ClientError as refused:
-            # Not found: it was deleted after we have looked.
+            # Not found: the object was deleted after the comparison.
             if attempt == ATTEMPTS or _status(refused) not in (_NOT_FOUND, _CONFLICT, _PRECONDITION_FAILED):
                 raise
 
 
 def _look(client: Any, bucket: str, key: str) -> tuple[int, dict[str, str]]:
-    """The fence of the object that is there, 0 for none, and the condition that there is still no other."""
+    """The fence of the object, 0 for none, and the condition that the object has not changed since."""
     try:
         head = client.head_object(Bucket=bucket, Key=key)
     except ClientError as error:

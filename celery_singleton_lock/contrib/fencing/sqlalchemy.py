@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 
 
 class Fenced:
-    """Mixin of a mapped class: the highest fencing token by which a row was written, 0 for none.
+    """A mixin for mapped classes: the highest fencing token with which a row was written, 0 for none.
 
     For a `Table`: `Column("fence", BigInteger, nullable=False, server_default="0")`.
     """
@@ -42,7 +42,7 @@ def fenced_update(session: Session | Connection, fence: int, statement: Update) 
         The number of rows that were updated; 0 if there are none, and then nothing is claimed.
 
     Raises:
-        StaleFence: a later holder has written one of them. Roll the transaction back: others may be updated.
+        StaleFence: a later holder has written one of the rows. Roll the transaction back: other rows may be updated.
     """
     described = statement.entity_description
     target = described["name"]
@@ -60,19 +60,19 @@ def fenced_update(session: Session | Connection, fence: int, statement: Update) 
 
 
 def fenced_get(session: Session, fence: int, entity: type[Row], key: Any) -> Row | None:
-    """Like `session.get(entity, key)`. The row is claimed until the transaction ends; change it as any other.
+    """Like `session.get(entity, key)`. The row is claimed until the transaction ends; change it like any other row.
 
     Args:
-        session: in a transaction.
+        session: a session in a transaction.
         fence: the fencing token of the lock, `self.lock.fence` in a task.
         entity: a mapped class with a column `fence`.
-        key: the primary key; a tuple if it is made of several columns.
+        key: the primary key; a tuple if it has several columns.
 
     Returns:
         The row as it is now in the database, or None if there is none.
 
     Raises:
-        StaleFence: a later holder has written it.
+        StaleFence: a later holder has written the row.
     """
     columns = inspect(entity).primary_key
     values = key if isinstance(key, tuple) else (key,)

@@ -1,4 +1,4 @@
-"""The promises of every store of locks, as tests: inherit them, and provide a fixture that opens your store.
+"""The promises of every lock store, as tests: inherit them, and provide a fixture that opens your store.
 
     class TestMyStore(StoreContract):
         @pytest.fixture
@@ -7,7 +7,7 @@
             yield store
             store.close()
 
-Each test gets a store of its own, in which nothing is held.
+Each test gets a new store, in which nothing is held.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StoreContract(
 ):
     """Tests of a `LockStore`, with pytest. Give the class a fixture `store`.
 
-    `wakes_in_order` and `frees_beyond_the_limit` declare what a store may do differently.
+    Set `wakes_in_order` or `frees_beyond_the_limit` to False if your store does not promise these.
     """
 
     @pytest.fixture

@@ -10,10 +10,10 @@ from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Reco
 
 KEY = "contract:{job:1}"
 
-#: Seconds: longer than any test, so that only what is freed is free.
+#: In seconds; longer than any test, so that a lock is free only if it was freed.
 TTL = 300.0
 
-#: The shortest that is useful: long enough to acquire and renew in, short enough to wait for.
+#: The shortest useful lease: long enough to acquire and renew it, short enough to wait for its end.
 SHORT = 0.2
 
 #: Seconds after which a test that waits for something fails.
@@ -24,35 +24,35 @@ OTHER = Holder("other", 0, "elsewhere", 7, 1.0, label='tenant="ä"')
 
 
 def request(owner: str = "", **more: Any) -> LockRequest:
-    """For the lock, by another task unless the holder is said."""
+    """A request for the lock, by another task unless a holder is given."""
     return LockRequest(more.pop("key", KEY), owner or new_owner(), **{"ttl": TTL, "holder": OTHER, **more})
 
 
 def ask(store: LockStore, owner: str = "", **more: Any) -> Lease | Held | Record:
-    """Acquire it; see `request`."""
+    """Acquire the lock; see `request`."""
     return store.acquire(request(owner, **more))
 
 
 def taken(store: LockStore, owner: str = "", **more: Any) -> Lease:
-    """A lease of it, which must be free."""
+    """A lease of the lock, which must be free."""
     lease = ask(store, owner, **more)
     assert isinstance(lease, Lease)
     return lease
 
 
 def is_free(store: LockStore, limit: int = 1) -> bool:
-    """Whether somebody who comes by gets it."""
+    """Whether a newcomer gets the lock."""
     found = ask(store, holder=Holder("passer-by"), limit=limit)
     return isinstance(found, Lease) and bool(store.free(found))
 
 
 def is_of(found: object, lease: Lease) -> bool:
-    """Whether the lock is held by this lease's owner; on a Redlock an owner is known by its beginning."""
+    """Whether the lock is held by this lease's owner; on a Redlock, an owner token is known by its beginning."""
     return isinstance(found, Held) and stem(found.owner) == stem(lease.owner)
 
 
 def waited_for(waiter: Waiter) -> Lease | Record:
-    """What a waiter gets in the end."""
+    """What a waiter finally gets."""
     found = waiter.wait(PATIENCE)
     while isinstance(found, Held):
         found = waiter.wait(min(PATIENCE, found.remaining + 0.002))
@@ -60,7 +60,7 @@ def waited_for(waiter: Waiter) -> Lease | Record:
 
 
 def until_free(store: LockStore, **more: Any) -> Lease:
-    """Wait for it as an execution does, and take it."""
+    """Wait for the lock as an execution does, and take it."""
     asked = request(**{"waiting": True, **more})
     with store.waiter(asked) as waiter:
         found = store.acquire(asked)

@@ -1,4 +1,4 @@
-"""Owners that are given up: what they have asked for, and may still arrive, takes nothing."""
+"""Owner tokens that were given up: their requests may still arrive, but take nothing."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ RECORD = Record(ME.message, b"record", 60.0)
 
 
 class AbandonContract:
-    """A caller that turns away without an answer says so."""
+    """A caller that gives up without an answer abandons its owner token."""
 
     def test_lock_of_an_abandoned_owner_is_free(self, store: LockStore) -> None:
         assert store.abandon(taken(store)) is True
         assert is_free(store)
 
-    def test_abandoning_what_was_never_taken_is_nothing(self, store: LockStore) -> None:
+    def test_abandoning_what_was_never_taken_does_nothing(self, store: LockStore) -> None:
         hold = Hold(KEY, new_owner(), ttl=TTL)
         assert store.abandon(hold) is False
-        assert store.abandon(hold) is False, "it may be said again"
+        assert store.abandon(hold) is False, "it may be repeated"
 
-    def test_what_arrives_of_an_abandoned_owner_takes_nothing(self, store: LockStore) -> None:
+    def test_late_request_of_an_abandoned_owner_takes_nothing(self, store: LockStore) -> None:
         owner = new_owner()
         store.abandon(Hold(KEY, owner, ttl=TTL))
         with pytest.raises(LockUnavailable):
@@ -62,16 +62,16 @@ class AbandonContract:
 
 
 class GivenUpContract:
-    """A copy of the message names the owner that another delivery of it asked with, and got no answer."""
+    """A copy of the message names the owner token with which another delivery asked and got no answer."""
 
-    def test_what_it_holds_is_free_for_the_copy(self, store: LockStore) -> None:
+    def test_hold_of_a_given_up_owner_is_free_for_the_copy(self, store: LockStore) -> None:
         ghost = taken(store, holder=ME)
         assert isinstance(ask(store, holder=ME), Held)
         lease = taken(store, holder=ME, given_up=[new_owner(), ghost.owner])
         assert lease.fence > ghost.fence
         assert store.renew([ghost, lease], timeout=1) == [False, True]
 
-    def test_what_arrives_of_an_owner_that_was_given_up_takes_nothing(self, store: LockStore) -> None:
+    def test_late_request_of_an_owner_that_was_given_up_takes_nothing(self, store: LockStore) -> None:
         given_up = new_owner()
         lease = taken(store, holder=ME, given_up=[given_up])
         with pytest.raises(LockUnavailable):
@@ -81,23 +81,23 @@ class GivenUpContract:
             ask(store, given_up, holder=ME)
         assert is_free(store)
 
-    def test_it_frees_nothing_of_others(self, store: LockStore) -> None:
+    def test_holds_of_others_are_not_freed(self, store: LockStore) -> None:
         other = taken(store)
         assert is_of(ask(store, holder=ME, given_up=[new_owner()]), other)
 
-    def test_it_is_freed_also_for_a_copy_of_a_message_that_was_carried_out(self, store: LockStore) -> None:
+    def test_given_up_hold_is_freed_also_for_a_copy_of_a_finished_message(self, store: LockStore) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
         ghost = taken(store, holder=ME)
         assert isinstance(ask(store, holder=ME, once=True, given_up=[ghost.owner]), Record)
         assert is_free(store)
 
-    def test_waiter_is_woken_where_the_copy_does_not_need_the_lock(self, store: LockStore) -> None:
+    def test_waiter_is_woken_if_the_copy_does_not_need_the_lock(self, store: LockStore) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
         ghost = taken(store, holder=ME)
         found = _waited_while(store, lambda: ask(store, holder=ME, once=True, given_up=[ghost.owner]))
         assert isinstance(found, Lease)
 
-    def test_it_is_freed_in_each_slot(self, store: LockStore) -> None:
+    def test_given_up_holds_are_freed_in_each_slot(self, store: LockStore) -> None:
         taken(store, limit=3)
         ghosts = [taken(store, holder=Holder(name), limit=3).owner for name in "ab"]
         lease = taken(store, holder=ME, limit=3, given_up=ghosts)
@@ -105,8 +105,8 @@ class GivenUpContract:
         assert taken(store, limit=3, holder=Holder("c")).slot == 2
         assert not is_free(store, 3)
 
-    def test_waiting_copy_gets_it(self, store: LockStore) -> None:
-        """What it has given up may arrive while it waits."""
+    def test_waiting_copy_gets_the_lock(self, store: LockStore) -> None:
+        """The request that was given up may arrive while the copy waits."""
         first, asked = taken(store), request(holder=ME, waiting=True, given_up=[new_owner()])
         assert isinstance(store.acquire(asked), Held)
         with store.waiter(asked) as waiter:
@@ -115,7 +115,7 @@ class GivenUpContract:
 
 
 def _waited_while(store: LockStore, act: object) -> object:
-    """What a waiter of the lock gets while that is done."""
+    """What a waiter for the lock gets during `act`."""
     found, asked = [], request(waiting=True)
     assert isinstance(store.acquire(asked), Held)
     with store.waiter(asked) as waiter:

@@ -1,4 +1,4 @@
-"""Locks that several may hold at once, and whose limit changes."""
+"""Locks with several holders, and with a limit that changes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from celery_singleton_lock.testing.store_contract.asking import (
 
 
 class LimitContract:
-    """Whatever is held counts, whatever limit it was taken under.
+    """All holds count, whatever limit they were taken under.
 
     Attributes:
-        frees_beyond_the_limit: whether `free` finds a hold of which neither the slot is known nor the limit under which
-            it was taken; else that ends with its lease.
+        frees_beyond_the_limit: whether `free` finds a hold even if neither its slot is known nor the limit under which
+            it was taken; otherwise the hold ends with its lease.
     """
 
     frees_beyond_the_limit = True
 
-    def test_so_many_hold_it_each_in_another_slot(self, store: LockStore) -> None:
+    def test_each_holder_has_its_own_slot(self, store: LockStore) -> None:
         leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
         assert [lease.slot for lease in leases] == [0, 1, 2]
         assert isinstance(ask(store, limit=3), Held)
         assert store.renew(leases, timeout=1) == [True] * 3
 
-    def test_repeated_acquire_has_a_fence_of_its_own(self, store: LockStore) -> None:
-        """The answer to the first was lost, and another one has a slot since."""
+    def test_repeated_acquire_does_not_share_the_fence_of_another_holder(self, store: LockStore) -> None:
+        """The answer to the first request was lost, and another holder has taken a slot since."""
         owner = new_owner()
         me = replace(ME, label='of "me"]')
         first = taken(store, owner, holder=me, limit=2)
@@ -58,11 +58,11 @@ class LimitContract:
         assert store.free(leases[-1])
         assert taken(store).slot == 0
 
-    def test_each_of_a_semaphore_counts(self, store: LockStore) -> None:
+    def test_each_holder_of_a_semaphore_counts(self, store: LockStore) -> None:
         leases = [taken(store, holder=Holder(name), limit=5) for name in "abcde"]
         for lease in leases[:3]:
             store.free(lease)
-        assert isinstance(ask(store, limit=2), Held), "two are there, in other slots"
+        assert isinstance(ask(store, limit=2), Held), "two holds are left, in other slots"
         store.free(leases[3])
         assert taken(store, limit=2).slot == 0
         assert isinstance(ask(store, holder=ME, limit=2), Held)
@@ -73,7 +73,7 @@ class LimitContract:
         for other in others:
             store.free(other)
         assert is_of(ask(store, holder=replace(ME, pid=7)), mine)
-        assert is_of(ask(store, holder=replace(ME, pid=7), limit=3), mine), "also where there is room"
+        assert is_of(ask(store, holder=replace(ME, pid=7), limit=3), mine), "also if a slot is free"
 
     def test_renewed_for_longer_than_the_first_ttl(self, store: LockStore) -> None:
         first, second = (taken(store, holder=Holder(name), limit=2, ttl=0.5) for name in "ab")
@@ -84,7 +84,7 @@ class LimitContract:
             clock.sleep(0.1)
         assert isinstance(ask(store), Held)
 
-    def test_what_is_reserved_there_moves_to_within_the_limit(self, store: LockStore) -> None:
+    def test_reservation_beyond_the_limit_moves_to_a_slot_within_it(self, store: LockStore) -> None:
         first = taken(store, limit=2)
         second, following = taken(store, holder=ME, limit=2), replace(ME, retries=3)
         store.free(second, reservation=Reservation(following, TTL))
@@ -120,7 +120,7 @@ class LimitContract:
 
     def test_hold_beyond_the_limit_can_be_freed(self, store: LockStore) -> None:
         if not self.frees_beyond_the_limit:
-            pytest.skip("it ends with its lease there")
+            pytest.skip("in this store, the hold ends with its lease")
         first, _ = taken(store, limit=2), taken(store, limit=2, holder=ME)
         store.free(first)
         met = ask(store, holder=Holder("a third"))

@@ -24,12 +24,13 @@ from celery_singleton_lock.testing.store_contract.asking import (
     until_free,
 )
 
-#: Seconds of a lease that is renewed once, and met between its first end and its second: time for a slow machine.
+#: The ttl in seconds of a lease that is renewed once, and met between its first end and its second: enough time for a
+#: slow machine.
 RENEWED = 1.5
 
 
 class LockContract:
-    """One holder at a time, which knows when it is none any more."""
+    """There is one holder at a time, and it knows when it has lost the lock."""
 
     def test_free_lock_is_taken(self, store: LockStore) -> None:
         lease = taken(store)
@@ -43,7 +44,7 @@ class LockContract:
         assert isinstance(found, Held)
         assert found.holder == OTHER
         assert found.holder is not None
-        assert found.holder.ttl == TTL, "what a renewal is good for"
+        assert found.holder.ttl == TTL, "the length of a renewal"
         assert found.holder.label == OTHER.label
         assert 0 < found.remaining <= TTL
 
@@ -63,16 +64,16 @@ class LockContract:
         assert store.free(taken(store))
         assert isinstance(ask(store), Lease)
 
-    def test_freeing_twice_frees_nothing_of_the_next(self, store: LockStore) -> None:
+    def test_freeing_twice_does_not_free_the_next_hold(self, store: LockStore) -> None:
         lease = taken(store)
         store.free(lease)
         taken(store)
         assert not store.free(lease)
         assert isinstance(ask(store), Held)
 
-    def test_lock_that_was_still_there_is_freed_whatever_its_holder_believed(self, store: LockStore) -> None:
+    def test_lock_that_is_still_held_is_freed_whatever_its_holder_believes(self, store: LockStore) -> None:
         lease = taken(store)
-        lease.lose("it was told so")
+        lease.lose("the test said so")
         assert store.free(lease) == Freeing.NOW
         assert store.free(lease) == Freeing.NOT_OURS
         assert is_free(store)

@@ -1,6 +1,6 @@
-"""Messages of a key of which only the newest is to run: for stores that know the order in which they came.
+"""Messages of a key of which only the newest should run: for stores that know the order in which they came.
 
-Inherit it beside `StoreContract`. A store that does not say `knows_newest` need not promise any of this.
+Inherit it beside `StoreContract`. A store without `knows_newest` need not promise any of this.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from celery_singleton_lock.testing.store_contract.asking import TTL, ask, taken
 FIRST, SECOND, THIRD = (Holder(name, sending=f"{name}'s") for name in ("first", "second", "third"))
 
 
-#: In whose order they come.
+#: The task in whose order the messages come.
 TASK = "a task"
 
-#: Those that newer ones of their order stop.
+#: Holders that newer messages of their order stop.
 STOPPABLE = [replace(holder, order=Arrival(None, TTL, TASK).order) for holder in (FIRST, SECOND, THIRD)]
 
 
 def come(
     store: LockStore, holder: Holder, number: int | None = None, task: str = TASK, stops: bool = False, **more: Any
 ) -> Lease | Held | Record:
-    """A copy of its message asks; it was given this number before, as far as it knows."""
+    """Ask for the lock as a copy of the holder's message; `number` is the number that the message carries."""
     return ask(store, holder=holder, arrival=Arrival(number, TTL, task, stops), **more)
 
 
 def told(store: LockStore, lease: Lease) -> str | None:
-    """For which task a holder is to stop, as it learns when it renews; it has the lock still."""
+    """For which task a holder must stop, as it learns from a renewal; it still has the lock."""
     assert store.renew([lease], timeout=1) == [True]
     return lease.superseded_by
 
 
 class NewestContract:
-    """Older ones do not run after the newest has come."""
+    """Older messages do not run after the newest has come."""
 
     def test_newest_waits_and_knows_its_number(self, store: LockStore) -> None:
         running = come(store, FIRST)
@@ -49,7 +49,7 @@ class NewestContract:
         assert (second.arrived or 0) < (third.arrived or 0)
         assert second.holder == FIRST
 
-    def test_older_one_is_superseded_while_the_lock_is_held(self, store: LockStore) -> None:
+    def test_older_message_is_superseded_while_the_lock_is_held(self, store: LockStore) -> None:
         come(store, FIRST)
         come(store, SECOND)
         come(store, THIRD)
@@ -57,7 +57,7 @@ class NewestContract:
         assert isinstance(found, Superseded)
         assert (found.by, found.holder) == ("third", FIRST)
 
-    def test_older_one_is_superseded_when_the_lock_is_free(self, store: LockStore) -> None:
+    def test_older_message_is_superseded_when_the_lock_is_free(self, store: LockStore) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         come(store, THIRD)
@@ -68,7 +68,7 @@ class NewestContract:
         assert (found.by, found.owner) == ("third", "")
         assert isinstance(come(store, THIRD), Lease)
 
-    def test_newcomer_that_finds_it_free_supersedes_waiting_messages(self, store: LockStore) -> None:
+    def test_newcomer_that_finds_the_lock_free_supersedes_waiting_messages(self, store: LockStore) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
@@ -79,7 +79,7 @@ class NewestContract:
         assert isinstance(come(store, SECOND), Superseded)
 
     def test_another_task_under_the_same_lock_supersedes_nobody(self, store: LockStore) -> None:
-        """It is other work."""
+        """Another task does other work."""
         running = come(store, FIRST)
         assert type(come(store, SECOND)) is Held
         assert type(come(store, THIRD, task="another one")) is Held
@@ -99,7 +99,7 @@ class NewestContract:
         assert (third.arrived or 0) < 2**52
         assert isinstance(come(store, SECOND), Superseded)
 
-    def test_copy_is_no_newcomer(self, store: LockStore) -> None:
+    def test_copy_is_not_a_newcomer(self, store: LockStore) -> None:
         come(store, FIRST)
         come(store, SECOND)
         come(store, THIRD)
@@ -107,7 +107,7 @@ class NewestContract:
             assert isinstance(come(store, SECOND), Superseded)
             assert type(come(store, THIRD)) is Held
 
-    def test_copy_of_the_one_that_runs_is_no_newcomer_and_not_superseded(self, store: LockStore) -> None:
+    def test_copy_of_the_running_message_is_neither_a_newcomer_nor_superseded(self, store: LockStore) -> None:
         come(store, FIRST)
         come(store, SECOND)
         found = come(store, FIRST)
@@ -115,7 +115,7 @@ class NewestContract:
         assert found.holder == FIRST
         assert type(come(store, SECOND)) is Held
 
-    def test_one_that_ran_and_was_killed_is_superseded(self, store: LockStore) -> None:
+    def test_killed_message_is_superseded(self, store: LockStore) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
@@ -123,7 +123,7 @@ class NewestContract:
         assert isinstance(come(store, FIRST), Superseded)
         assert isinstance(come(store, SECOND), Lease)
 
-    def test_retry_is_no_newcomer(self, store: LockStore) -> None:
+    def test_retry_is_not_a_newcomer(self, store: LockStore) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
@@ -138,15 +138,15 @@ class NewestContract:
         assert type(come(store, SECOND)) is Held
         assert isinstance(come(store, following), Lease)
 
-    def test_one_that_has_ended_is_not_superseded(self, store: LockStore) -> None:
+    def test_finished_message_is_not_superseded(self, store: LockStore) -> None:
         running = come(store, FIRST)
         assert isinstance(running, Lease)
         store.free(running, record=Record(FIRST.message, b"over", TTL))
         come(store, SECOND)
         assert isinstance(come(store, FIRST, once=True), Record)
 
-    def test_number_orders_where_the_store_has_forgotten_them(self, store: LockStore) -> None:
-        """As after a restart without memory: what the messages themselves know."""
+    def test_numbers_give_the_order_if_the_store_has_forgotten_it(self, store: LockStore) -> None:
+        """As after a restart without memory: the messages carry their numbers."""
         come(store, FIRST, key="earlier:{1}")
         second, third = come(store, SECOND, key="earlier:{1}"), come(store, THIRD, key="earlier:{1}")
         assert isinstance(second, Held)
@@ -155,7 +155,7 @@ class NewestContract:
         assert isinstance(running, Lease)
         assert isinstance(come(store, SECOND, second.arrived), Superseded)
 
-    def test_others_are_not_in_the_order(self, store: LockStore) -> None:
+    def test_messages_of_other_policies_are_not_in_the_order(self, store: LockStore) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert type(ask(store, holder=THIRD)) is Held
@@ -167,7 +167,7 @@ class NewestContract:
         store.free(other)
         assert isinstance(come(store, SECOND), Lease)
 
-    def test_holder_is_reported_for_whom_it_is_to_stop(self, store: LockStore) -> None:
+    def test_holder_learns_for_which_task_it_must_stop(self, store: LockStore) -> None:
         first, second, third = STOPPABLE
         running = come(store, first, stops=True)
         assert isinstance(running, Lease)
@@ -180,7 +180,7 @@ class NewestContract:
         assert type(come(store, third, stops=True)) is Held
         assert told(store, running) == "second"
 
-    def test_next_one_has_the_lock_when_the_holder_has_freed_it(self, store: LockStore) -> None:
+    def test_newest_gets_the_lock_when_the_holder_frees_it(self, store: LockStore) -> None:
         first, second, third = STOPPABLE
         running = come(store, first, stops=True)
         come(store, second, stops=True)
@@ -192,7 +192,7 @@ class NewestContract:
         assert isinstance(following, Lease)
         assert told(store, following) is None
 
-    def test_older_one_stops_nobody(self, store: LockStore) -> None:
+    def test_older_message_stops_nobody(self, store: LockStore) -> None:
         first, second, third = STOPPABLE
         running = come(store, first, stops=True)
         assert isinstance(running, Lease)
@@ -204,8 +204,8 @@ class NewestContract:
         assert following.holder is not None
         assert (following.holder.task_id, following.holder.superseded_by) == ("second", "third")
 
-    def test_holder_of_another_order_is_not_told(self, store: LockStore) -> None:
-        """Another task, or none, or one of another policy: the newcomer waits."""
+    def test_holder_of_another_order_is_not_stopped(self, store: LockStore) -> None:
+        """A holder of another task, or without an order, or with another policy: the newcomer waits."""
         second, other = STOPPABLE[1], replace(THIRD, order=Arrival(None, TTL, "another one").order)
         for holder in (FIRST, other):
             running = taken(store, holder=holder)
@@ -216,7 +216,7 @@ class NewestContract:
             assert told(store, running) is None
             store.free(running)
 
-    def test_who_stops_nobody_only_waits(self, store: LockStore) -> None:
+    def test_message_that_stops_nobody_only_waits(self, store: LockStore) -> None:
         first, second, _ = STOPPABLE
         running = come(store, first, stops=True)
         come(store, second)
@@ -230,7 +230,7 @@ class NewestContract:
         assert isinstance(running, Lease)
         assert told(store, running) is None
 
-    def test_holder_that_asks_again_is_still_to_stop(self, store: LockStore) -> None:
+    def test_holder_that_asks_again_must_still_stop(self, store: LockStore) -> None:
         first, second, _ = STOPPABLE
         running = come(store, first, stops=True)
         come(store, second, stops=True)
@@ -240,7 +240,7 @@ class NewestContract:
         assert again.fence == running.fence
         assert told(store, again) == "second"
 
-    def test_holder_with_a_label_is_reported(self, store: LockStore) -> None:
+    def test_holder_with_a_label_learns_that_it_must_stop(self, store: LockStore) -> None:
         running = come(store, replace(STOPPABLE[0], label='tenant [7], "x"]]'), stops=True)
         assert isinstance(running, Lease)
         assert told(store, running) is None
@@ -258,8 +258,8 @@ class NewestContract:
         assert isinstance(come(store, following, stops=True), Superseded)
         assert told(store, newest) is None
 
-    def test_what_is_kept_beside_one_that_runs_is_waited_for(self, store: LockStore) -> None:
-        """That one may be of a task with a higher limit, under the same name."""
+    def test_newest_waits_for_a_reservation_beside_a_running_task(self, store: LockStore) -> None:
+        """The running task may have a higher limit, under the same name."""
         first, second, _ = STOPPABLE
         running, following = come(store, first, stops=True), replace(first, retries=1)
         assert isinstance(running, Lease)
@@ -269,8 +269,8 @@ class NewestContract:
         store.free(beside)
         assert isinstance(come(store, second, stops=True), Lease)
 
-    def test_what_was_kept_for_an_older_one_is_free_when_that_comes(self, store: LockStore) -> None:
-        """The newest came before it was kept."""
+    def test_reservation_for_an_older_message_is_freed_when_that_comes(self, store: LockStore) -> None:
+        """The newest came before the lock was reserved."""
         first, second, _ = STOPPABLE
         running, following = come(store, first, stops=True), replace(first, retries=1)
         come(store, second, stops=True)
@@ -279,7 +279,7 @@ class NewestContract:
         assert isinstance(come(store, following, stops=True), Superseded)
         assert isinstance(come(store, second, stops=True), Lease)
 
-    def test_what_is_kept_for_others_is_waited_for(self, store: LockStore) -> None:
+    def test_newest_waits_for_reservations_of_others(self, store: LockStore) -> None:
         first, second, _ = STOPPABLE
         running = come(store, first, stops=True)
         assert isinstance(running, Lease)

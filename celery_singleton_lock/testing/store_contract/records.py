@@ -1,4 +1,4 @@
-"""What is remembered of messages that are over."""
+"""The records of finished messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RECORD = Record(ME.message, b"record\n\x00\xff", 60.0)
 
 
 def found_by_a_copy(store: LockStore, holder: Holder = ME, **more: Any) -> Lease | Held | Record:
-    """What the message of this holder finds when it comes (again)."""
+    """What a copy of this holder's message finds."""
     return ask(store, holder=holder, once=True, **more)
 
 
 def content_found(store: LockStore, holder: Holder = ME, **more: Any) -> bytes:
-    """Of the record; there must be one."""
+    """The content of the record, which must exist."""
     record = found_by_a_copy(store, holder, **more)
     assert isinstance(record, Record)
     assert 0 < record.seconds <= 60
@@ -30,32 +30,32 @@ def content_found(store: LockStore, holder: Holder = ME, **more: Any) -> bytes:
 
 
 class RecordContract:
-    """A copy of a message that was carried out finds that out, and takes no lock."""
+    """A copy of a message that was carried out finds the record, and takes no lock."""
 
     def test_copy_finds_the_record_and_takes_no_lock(self, store: LockStore) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
         assert content_found(store) == RECORD.content
         assert isinstance(ask(store), Lease)
 
-    def test_copy_finds_it_also_while_another_holds_the_lock(self, store: LockStore) -> None:
+    def test_copy_finds_the_record_also_while_another_holds_the_lock(self, store: LockStore) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
         taken(store)
         assert content_found(store) == RECORD.content
 
-    def test_repeated_acquire_that_finds_it_keeps_no_lock(self, store: LockStore) -> None:
-        """The answer to the first was lost, and another copy has ended meanwhile."""
+    def test_repeated_acquire_that_finds_a_record_keeps_no_lock(self, store: LockStore) -> None:
+        """The answer to the first request was lost, and another copy has ended meanwhile."""
         owner = new_owner()
         taken(store, owner, holder=ME)
         store.remember(KEY, RECORD)
         assert isinstance(ask(store, owner, holder=ME, once=True), Record)
         assert is_free(store)
 
-    def test_who_does_not_ask_for_it_takes_the_lock(self, store: LockStore) -> None:
+    def test_copy_that_does_not_ask_for_the_record_takes_the_lock(self, store: LockStore) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
         assert isinstance(ask(store, holder=ME), Lease)
 
     @pytest.mark.parametrize("change", [{"sending": "other"}, {"retries": 3}, {"replaced": 1}])
-    def test_other_messages_have_none(self, store: LockStore, change: dict[str, Any]) -> None:
+    def test_other_messages_have_no_record(self, store: LockStore, change: dict[str, Any]) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
         assert isinstance(found_by_a_copy(store, replace(ME, **change)), Lease)
 
@@ -63,7 +63,7 @@ class RecordContract:
         store.free(taken(store, holder=ME), record=RECORD)
         assert content_found(store, Holder(ME.task_id, ME.retries, "elsewhere", 7)) == RECORD.content
 
-    def test_record_is_left_also_when_the_lock_was_lost(self, store: LockStore) -> None:
+    def test_record_is_stored_also_when_the_lock_was_lost(self, store: LockStore) -> None:
         lease = taken(store, holder=ME)
         store.free(lease)
         taken(store)
@@ -83,7 +83,7 @@ class RecordContract:
         store.free(lease, record=RECORD._replace(content=b"second"))
         assert content_found(store) == b"second"
 
-    def test_record_that_somebody_else_leaves_frees_nothing(self, store: LockStore) -> None:
+    def test_record_that_somebody_else_stores_frees_nothing(self, store: LockStore) -> None:
         lease = taken(store)
         store.remember(KEY, RECORD)
         assert store.renew([lease], timeout=1) == [True]
@@ -108,11 +108,11 @@ class RecordContract:
         store.replace_records([(KEY, RECORD)])
         assert store.renew([lease], timeout=1) == [True]
 
-    def test_many_are_replaced_at_once(self, store: LockStore) -> None:
+    def test_many_records_are_replaced_at_once(self, store: LockStore) -> None:
         store.remember(KEY, RECORD)
         others = [(f"{KEY}:{number}", RECORD) for number in range(500)]
         store.replace_records([*others, (KEY, RECORD._replace(content=b"x"))])
         assert content_found(store) == b"x"
 
-    def test_nothing_is_replaced(self, store: LockStore) -> None:
+    def test_replacing_no_records_does_nothing(self, store: LockStore) -> None:
         store.replace_records([])

@@ -1,4 +1,4 @@
-"""Messages that are not carried out, and recorded as such."""
+"""Messages that are refused, and recorded as refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ REFUSED = Record(ME.message, b"refused by a", 60.0)
 
 
 class RefusalContract:
-    """A message is refused, or it runs; of two copies that refuse it, one does."""
+    """A message is either refused or runs; if two copies refuse it, only one refusal counts."""
 
-    def test_message_is_over_from_then_on(self, store: LockStore) -> None:
+    def test_refused_message_is_finished(self, store: LockStore) -> None:
         taken(store)
         assert store.refuse(KEY, ME, REFUSED) is None
         record = ask(store, holder=ME, once=True)
@@ -28,7 +28,7 @@ class RefusalContract:
         assert record.content == REFUSED.content
         assert 0 < record.seconds <= 60
 
-    def test_repeated_refusal_finds_its_own(self, store: LockStore) -> None:
+    def test_repeated_refusal_finds_itself(self, store: LockStore) -> None:
         assert store.refuse(KEY, ME, REFUSED) is None
         assert store.refuse(KEY, ME, REFUSED) is None
 
@@ -38,14 +38,14 @@ class RefusalContract:
         assert isinstance(found, Record)
         assert found.content == b"record"
 
-    def test_message_that_another_copy_refused(self, store: LockStore) -> None:
+    def test_refusal_by_another_copy_is_found(self, store: LockStore) -> None:
         store.refuse(KEY, ME, REFUSED._replace(content=b"refused by b"))
         found = store.refuse(KEY, ME, REFUSED)
         assert isinstance(found, Record)
         assert found.content == b"refused by b"
 
     @pytest.mark.parametrize("limit", [1, 3])
-    def test_message_that_runs_is_not_refused(self, store: LockStore, limit: int) -> None:
+    def test_running_message_is_not_refused(self, store: LockStore, limit: int) -> None:
         for number in range(limit - 1):
             taken(store, holder=Holder(f"task-{number}"), limit=limit)
         lease = taken(store, holder=replace(ME, pid=1), limit=limit)
@@ -62,7 +62,7 @@ class RefusalContract:
     @pytest.mark.parametrize(
         "other", [OTHER, replace(ME, retries=1), replace(ME, replaced=1), replace(ME, sending="x")]
     )
-    def test_other_messages_run_beside_it(self, store: LockStore, other: Holder) -> None:
+    def test_other_messages_may_run_meanwhile(self, store: LockStore, other: Holder) -> None:
         taken(store, holder=other)
         assert store.refuse(KEY, ME, REFUSED) is None
 
@@ -77,7 +77,7 @@ class RefusalContract:
 
         def run(me: Holder) -> None:
             start.wait()
-            with suppress(LockUnavailable):  # No majority: of a Redlock nobody may win.
+            with suppress(LockUnavailable):  # No majority: on a Redlock, nobody may win.
                 found.append(ask(store, holder=me, once=True))
 
         def refuse(me: Holder) -> None:
@@ -95,7 +95,7 @@ class RefusalContract:
             leases = [it for it in found if isinstance(it, Lease)]
             assert len(leases) + found.count(None) <= 1, found
             assert None in found or not any(isinstance(it, Record) for it in found), (
-                "a refusal is found, and there is none"
+                "a refusal was found, though nobody refused"
             )
             for lease in leases:
                 store.free(lease)

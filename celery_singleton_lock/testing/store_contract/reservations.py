@@ -1,4 +1,4 @@
-"""Locks that are kept for the next attempt of a task."""
+"""Locks that are reserved for the next attempt of a task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEXT = Holder("my-task", 3)
 
 
 def reserved(store: LockStore, seconds: float = TTL) -> Lease:
-    """A lease that was freed for the next attempt."""
+    """A freed lease, whose lock is reserved for the next attempt."""
     lease = taken(store, holder=ME)
     assert store.free(lease, reservation=Reservation(NEXT, seconds))
     return lease
@@ -54,7 +54,7 @@ class ReservationContract:
         taken(store, holder=NEXT)
         assert isinstance(ask(store, holder=NEXT), Held)
 
-    def test_it_does_not_wait_forever(self, store: LockStore) -> None:
+    def test_reservation_does_not_last_forever(self, store: LockStore) -> None:
         reserved(store, SHORT)
         assert until_free(store).held
 
@@ -81,15 +81,15 @@ class ReservationContract:
         waits.join(PATIENCE)
         assert isinstance(found[0], Lease)
 
-    def test_message_that_was_carried_out_meanwhile_has_nothing_reserved(self, store: LockStore) -> None:
-        """It was freed late: the message found another way to run, and does not come again."""
+    def test_nothing_is_reserved_for_a_message_that_was_carried_out_meanwhile(self, store: LockStore) -> None:
+        """The lock was freed late: the message has ended in another way, and does not come again."""
         lease = taken(store, holder=ME)
         assert store.refuse(KEY, NEXT, Record(NEXT.message, b"done", 60.0)) is None
         assert store.free(lease, reservation=Reservation(NEXT, TTL))
         assert is_free(store)
 
-    def test_lock_can_be_kept_after_the_end_for_nobody(self, store: LockStore) -> None:
-        """`lock_at_least_for`: it is reserved for the message itself, which ends by this very call."""
+    def test_lock_can_be_kept_after_the_end_without_a_holder(self, store: LockStore) -> None:
+        """`lock_at_least_for`: the lock is reserved for the message itself, which ends with this very call."""
         lease = taken(store, holder=ME)
         assert store.free(lease, record=Record(ME.message, b"done", 60.0), reservation=Reservation(ME, TTL))
         assert isinstance(ask(store), Held)

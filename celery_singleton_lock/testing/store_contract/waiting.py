@@ -26,7 +26,7 @@ from celery_singleton_lock.testing.store_contract.asking import (
 
 
 def place(store: LockStore, **more: Any) -> Waiter:
-    """In the queue, after an acquire that found the lock held."""
+    """A place in the queue, after an acquire that found the lock held."""
     asked = request(**{"holder": ME, "waiting": True, **more})
     assert isinstance(store.acquire(asked), Held)
     return store.waiter(asked)
@@ -36,7 +36,7 @@ class WaitingContract:
     """A waiter gets the lock when it is freed, and does not wait for its lease to end.
 
     Attributes:
-        wakes_in_order: whether the longest-waiting comes first.
+        wakes_in_order: whether the waiter that has waited longest comes first.
     """
 
     wakes_in_order = True
@@ -53,23 +53,23 @@ class WaitingContract:
         assert store.free(found)
         assert is_free(store)
 
-    def test_held_lock_is_seen_to_be_held(self, store: LockStore) -> None:
+    def test_waiter_sees_that_the_lock_is_held(self, store: LockStore) -> None:
         first = taken(store)
         with place(store) as waiter:
             assert is_of(waiter.wait(0.05), first)
         assert store.free(first)
-        assert is_free(store), "the one that left does not get it"
+        assert is_free(store), "a waiter that has left does not get the lock"
 
-    def test_ended_lease_is_seen_to_have_ended(self, store: LockStore) -> None:
+    def test_waiter_sees_that_the_lease_has_ended(self, store: LockStore) -> None:
         taken(store, ttl=0.3)
         with place(store) as waiter:
-            # Nobody wakes it: it looks when the lease should be over.
+            # Nobody wakes the waiter: it asks when the lease should have ended.
             while isinstance(found := waiter.wait(0.1), Held):
                 pass
             assert isinstance(found, Lease)
 
-    def test_lease_that_was_found_while_it_waited_is_kept(self, store: LockStore) -> None:
-        """What a server is still to do for the waiter takes nothing away."""
+    def test_lease_that_was_found_while_waiting_is_kept(self, store: LockStore) -> None:
+        """A wake-up that the server still sends to the waiter takes nothing away."""
         taken(store, ttl=0.2)
         with place(store) as waiter:
             while not isinstance(found := waiter.wait(0.05), Lease):
@@ -79,7 +79,7 @@ class WaitingContract:
         assert is_free(store)
 
     def test_lease_that_was_asked_for_is_kept(self, store: LockStore) -> None:
-        """As a waiter does that finds the holder's process gone."""
+        """A waiter asks by itself when it finds the holder's process gone."""
         first = taken(store)
         with place(store) as waiter:
             assert isinstance(waiter.wait(0.05), Held)
@@ -88,7 +88,7 @@ class WaitingContract:
         assert isinstance(found, Lease)
         assert store.renew([found], timeout=1) == [True]
 
-    def test_message_that_was_carried_out_meanwhile(self, store: LockStore) -> None:
+    def test_waiter_finds_the_record_of_a_message_that_was_carried_out_meanwhile(self, store: LockStore) -> None:
         first = taken(store, holder=ME)
         with place(store, once=True) as waiter:
             record = Record(ME.message, b"done", 60.0)
@@ -96,7 +96,7 @@ class WaitingContract:
             assert isinstance(waited_for(waiter), Record)
         assert is_free(store)
 
-    def test_semaphore_has_a_turn_for_each_slot(self, store: LockStore) -> None:
+    def test_waiter_gets_the_slot_that_was_freed(self, store: LockStore) -> None:
         pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
         with place(store, limit=2) as waiter:
             threading.Timer(0.05, store.free, [pair[1]]).start()
@@ -133,7 +133,7 @@ class WaitingContract:
 
     def test_first_come_first_served(self, store: LockStore) -> None:
         if not self.wakes_in_order:
-            pytest.skip("nobody is sure to come first there")
+            pytest.skip("in this store, nobody is sure to come first")
         lease = taken(store)
         order: list[int] = []
 
@@ -151,7 +151,7 @@ class WaitingContract:
             threads.append(threading.Thread(target=wait, args=(number, ready)))
             threads[-1].start()
             ready.wait(PATIENCE)
-            clock.sleep(0.1)  # Until it is in the queue, which nothing says.
+            clock.sleep(0.1)  # Until it is in the queue, which nothing reports.
         store.free(lease)
         for thread in threads:
             thread.join(PATIENCE)

@@ -1,4 +1,4 @@
-"""The entry in the admin: each page of the live page, as it was when it was asked for."""
+"""The entry in the admin: each of the live pages, as it was when it was requested."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ class ExclusiveLockAdmin(admin.ModelAdmin):  # type: ignore[misc]
 
 
 def celery_app() -> Any:
-    """The project's Celery app: the current one if this thread knows it, else the first by name.
+    """The project's Celery app: the current app if this thread has one, otherwise the first by name.
 
     Raises:
-        ImproperlyConfigured: there is none.
+        ImproperlyConfigured: there is no app.
     """
     current = app_or_default()
     made = [app for app in active_apps() if not is_stand_in(app)]

@@ -1,4 +1,4 @@
-"""What the admin lists: it has entries for models only."""
+"""The model for the admin, which has entries only for models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class ExclusiveLock(models.Model):  # type: ignore[misc]
     """The locks, which are on the lock server: this model has no table."""
 
     class Meta:
-        """No table, and no permissions: staff may look."""
+        """No table, and no permissions: all staff may look."""
 
         managed = False
         default_permissions = ()

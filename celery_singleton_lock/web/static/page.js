@@ -1,5 +1,5 @@
-// Keeps a page as it would be if it was loaded anew: rows that have changed come by server-sent events, and what only
-// goes on with time (how long a lock is held, the timeline's window) goes on here. Without it the page stays as it is.
+// Keeps a page as if it had just been loaded: rows that have changed come as server-sent events, and what only goes on
+// with time (how long a lock is held, the timeline's window) goes on here. Without this script the page stays as it is.
 "use strict";
 (() => {
   const root = document.querySelector(".exclusive-locks[data-stream]");
@@ -56,7 +56,7 @@
     });
   }
 
-  // Somebody may be on a link of a row that is replaced: they stay there.
+  // The focus may be on a link in a row that is replaced: it stays there.
   function keepingFocus(work) {
     const before = document.activeElement, row = before && before.closest && before.closest("[data-region] > [id]");
     const href = before && before.getAttribute && before.getAttribute("href");

@@ -1,4 +1,4 @@
-"""What is tried: each module has `cases`, a context in which cases of its own can be run."""
+"""The targets: each module has `cases`, a context in which its cases can run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from tests.fuzz.choices import Case
 from tests.fuzz.targets import answers, commands, keys, messages, options, parsers, stored
 
-#: By name; with how much of all cases each gets.
+#: The targets by name, with the share of all cases that each gets.
 TARGETS: Mapping[str, tuple[Callable[[], AbstractContextManager[Case]], int]] = {
     "parsers": (parsers.cases, 540),
     "keys": (keys.cases, 320),

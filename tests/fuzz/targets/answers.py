@@ -1,7 +1,7 @@
-"""Answers of a server that are none: of other types, too short, nested, cut, errors, or to something else.
+"""Invalid answers of a server: of other types, too short, nested, cut, errors, or to another question.
 
-The connections are real, and what is at their other end is played here: it answers each command as a server might,
-and some of them as none does.
+The connections are real, and the server at their other end is simulated: it answers each command as a real server
+might, and some as none does.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def _per_key(value: Any) -> Answer:
 
 
 def _pairs(value: Any, *, before: int) -> Answer:
-    """One for each entry, of which a name and a number are among the arguments behind the first ones."""
+    """One value for each entry: the arguments after the first `before` have a name and a number for each."""
     return lambda command: [value] * ((len(command) - 3 - int(command[2]) - before) // 2)
 
 
-#: What a script answers; the first is the end of the matter.
+#: What a script answers; after the first answer the caller is done.
 _QUESTION: tuple[Any, ...] = ([1, 7, 0], [0, VALUE, 500, 0], [2, RECORD, 500], [4], [5, 3])
 _OF_SCRIPTS: dict[Any, tuple[Any, ...]] = {
     lock_commands.ACQUIRE: _QUESTION,
@@ -80,7 +80,7 @@ _BY_NAME = {
     for name in (script.sha.encode(), script.text.encode() if isinstance(script.text, str) else script.text)
 }
 
-#: What a command answers that is no script; a server has no other answers to these but errors.
+#: What other commands answer; apart from errors, a server has no other answers to them.
 _PLAIN: dict[bytes, tuple[Any, ...]] = {
     b"GET": (None, VALUE, "5", "x", "-9" * 30),
     b"GETRANGE": (RECORD, "", "\x00"),
@@ -120,11 +120,11 @@ def as_resp(value: Any) -> bytes:
 
 
 class Player:
-    """The server; the same choices, the same answers."""
+    """The server; the same choices make the same answers."""
 
     def __init__(self) -> None:
         self.choices = Choices(b"")
-        #: Whether it falls silent: a caller waits for it for as long as the protocol says.
+        #: Whether it falls silent: a caller then waits for as long as the protocol says.
         self.is_silent_at_times = True
 
     def answer(self, command: Sequence[bytes]) -> bytes:
@@ -146,7 +146,7 @@ class Player:
 
 
 class Wire(socket.socket):
-    """The socket of a client. Whatever is sent is answered at once."""
+    """The socket of a client. Everything that is sent is answered at once."""
 
     @classmethod
     def to(cls, player: Player) -> Wire:
@@ -175,7 +175,7 @@ class Wire(socket.socket):
 
 
 class Dialed:
-    """A connection of redis-py's, as far as this package uses it."""
+    """A redis-py connection, as far as this package uses it."""
 
     def __init__(self, player: Player) -> None:
         self._sock = Wire.to(player)
@@ -282,7 +282,7 @@ def cases() -> Iterator[Case]:
 
     with ExitStack() as patched:
         patched.enter_context(patch.object(clock, "sleep", sleepless()))
-        # What is said again later is said in a thread: nothing here decides when.
+        # Pending calls are repeated in a thread, whose timing no case controls.
         patched.enter_context(patch.object(pending_calls.PendingCalls, "add", lambda *_, **__: None))
         patched.enter_context(patch.object(repeater.Repeater, "start", lambda self: None))
         yield case

@@ -1,4 +1,4 @@
-"""Words after `celery locks`: whatever a shell can hand over."""
+"""Words after `celery locks`: anything that a shell can pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_singleton_lock.stores.base import LockRequest
 from tests.fuzz.choices import Case, Choices
 from tests.fuzz.targets.stored import answered, shop
 
-#: Valid lines; `exporter` would go on, and `doctor` asks workers, which takes its time.
+#: Valid lines, without `exporter`, which does not end, and `doctor`, which takes time to ask workers.
 LINES: tuple[tuple[str, ...], ...] = (
     ("list", "--task", "shop.bill", "--node", "w*", "--older-than", "5", "--json"),
     ("stats", "--json"),
@@ -73,7 +73,7 @@ def _line(choices: Choices) -> list[str]:
         words = [choices.pick(NUMBERS) if word in ("5", "7") else word for word in words]
     for _ in range(choices.below(4)):
         at, how = choices.below(len(words) + 1), choices.below(4)
-        # A shell hands no NUL over, and what is written stays here.
+        # A shell passes no NUL, and files are written in this folder only.
         word = choices.pick(WORDS) if choices.one_in(2) else choices.text().replace("\x00", "").replace("/", "_")
         if how == 0:
             words.insert(at, word)

@@ -29,7 +29,7 @@ def received(body: Any) -> Any:
 
 
 def key(lock_key: Any, function: Any, args: Any, kwargs: Any, name: str = "t") -> str | None:
-    """The key; None where there is none, which the error explains."""
+    """The key, or None if there is none, which the error explains."""
     try:
         made = key_of_call("p", name, name, lock_key, function, args, kwargs).key
     except InvalidKey as error:
@@ -41,7 +41,7 @@ def key(lock_key: Any, function: Any, args: Any, kwargs: Any, name: str = "t") -
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal as JSON has it, and of one type."""
+    """Whether they are equal as JSON, and of one type."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -55,7 +55,7 @@ def _arguments(choices: Choices) -> None:
     here = key(lock_key, function, (given["a"],), {"b": given["b"]})
     try:
         args, kwargs = received([[given["a"]], {"b": given["b"]}])
-    except Exception:  # No message can have it.
+    except Exception:  # No message can contain it.
         return
     assert key(lock_key, function, args, kwargs) == here
     assert key(lock_key, function, (), {"a": args[0], **kwargs}) == here
@@ -64,7 +64,7 @@ def _arguments(choices: Choices) -> None:
 def _pairs(choices: Choices) -> None:
     try:
         one, other = received([choices.mutated(VALID), choices.mutated(VALID)])
-    except Exception:  # No message can have it.
+    except Exception:  # No message can contain it.
         return
     keys = [key(None, run, (it,), {}) for it in (one, other)]
     assert None in keys or (keys[0] == keys[1]) == same(one, other)

@@ -1,7 +1,7 @@
-"""Messages as a worker gets them: its main process first, then the process that carries them out.
+"""Messages as a worker gets them: first its main process, then the process that carries them out.
 
-Celery's own request is the measure: what it takes, this package takes; what it refuses, it refuses by its own
-errors, which its consumer knows.
+Celery's own request is the reference: this package accepts what Celery accepts; what Celery refuses, it refuses with
+its own errors, which its consumer knows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PUT_BACK = {
 STEP = {"task": "fuzz.job", "args": [], "kwargs": {}, "options": {"task_id": "next"}, "subtask_type": None}
 DEATH = [{"queue": "singleton_lock.delay.4", "exchange": "", "reason": "expired", "count": 1}, {"queue": "theirs"}]
 
-#: What a message's headers may have, each as it should be.
+#: Headers that a message may have, each with a valid value.
 HEADERS: Mapping[str, Any] = {
     "retries": 1,
     "root_id": "root",
@@ -85,16 +85,16 @@ PROPERTIES = {
 }
 DELIVERY = {"exchange": "", "routing_key": "celery", "redelivered": True, "consumer_tag": "7", "is_eager": True}
 
-#: What Celery reads of a request besides: where it refuses that, this package was not asked.
+#: What Celery reads from a request besides: where it refuses that, it does not reach this package.
 _CELERYS = ("timelimit", "eta", "expires")
 
 
-#: Pauses that one message may make at most: one that makes more waits forever.
+#: The number of pauses that one message may make: if it makes more, it waits forever.
 PAUSES = 5
 
 
 class Ran:
-    """What has become of one message."""
+    """What became of one message."""
 
     def __init__(self) -> None:
         self.bodies = 0
@@ -102,7 +102,7 @@ class Ran:
         self.pauses = 0
 
     def pause(self, seconds: float) -> None:
-        """In place of `clock.sleep`."""
+        """Replaces `clock.sleep`."""
         self.pauses += 1
         if self.pauses > PAUSES:
             raise Stuck("the message keeps its slot, though lock server and broker are there")
@@ -142,13 +142,13 @@ def _error_of(call: Any, *args: Any) -> BaseException | None:
 
 
 def _asked_by_main_process(request: SingletonRequest) -> None:
-    """All that the consumer's loop asks of a delivery."""
+    """Everything that the consumer's loop asks of a delivery."""
     _ = request.is_stopped_when_lost, request.is_running, request.hold(), request.info(safe=True)
     request._expected_hold("0" * 32)
 
 
 def _lost(choices: Choices, request: SingletonRequest, plain: Request) -> None:
-    """Its child dies; the main process says what has become of the message."""
+    """Its child dies, and the main process decides what becomes of the message."""
     error = choices.pick((WorkerLostError("lost"), Terminated(9)))
     for each in (plain, request):
         each.acknowledged = True
@@ -205,14 +205,14 @@ def cases() -> Iterator[Case]:
         key = task.lock_key_of()
         stranger = LockRequest(key, new_owner(), ttl=600.0, holder=Holder("stranger", node="n", pid=1))
         for held in store.held(key):
-            store.free(held.hold(key, ttl=1.0))  # Kept for the case before.
+            store.free(held.hold(key, ttl=1.0))  # It was kept by the case before.
         lease = store.acquire(stranger) if kept % 2 else None
         try:
             _carried_out(request, reference, ran)
             _asked_by_main_process(request)
             if lease is not None:
                 assert [held.owner for held in store.held(key)] == [lease.owner], "freed for a stranger"
-                assert not ran.bodies or task.lock_of(request.context, (), {}).key != key, "it ran beside another"
+                assert not ran.bodies or task.lock_of(request.context, (), {}).key != key, "it ran beside another task"
         finally:
             if isinstance(lease, Lease):
                 assert store.free(lease)

@@ -1,4 +1,4 @@
-"""Settings of an app and of beat, options of a task and of a call, and where the locks are to be."""
+"""Settings of an app and of beat, options of a task and of a call, and the URL of the lock server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_singleton_lock.options.task import check_accepted, check_call, check
 from celery_singleton_lock.stores import open_store
 from tests.fuzz.choices import NASTY, Case, Choices
 
-#: Never to be shown.
+#: Must never be shown.
 PASSWORD = "s3cr3tpw"
 
 URLS = (
@@ -66,7 +66,7 @@ CALL = {"key": "x", "ttl": 30.0, "wait": 1.0, "on_conflict": "retry", "conflict_
 
 
 class Strange:
-    """What a setting in a Python module can be, and a message cannot."""
+    """A value that a setting in a Python module can have, and a message cannot."""
 
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("no comparison")
@@ -78,7 +78,7 @@ class Strange:
 
 
 def explains(error: InvalidOption, *names: str) -> None:
-    """It is a line that names what is wrong and what is right, and no password."""
+    """Check that the error names what is wrong and what is allowed, and shows no password."""
     text = str(error)
     assert any(cleaned.text(name).lower() in text.lower() for name in names), text
     assert "allowed" in text or "set it to" in text or "but must be" in text or "do not accept" in text, text
@@ -102,7 +102,7 @@ def value_for(choices: Choices, name: str) -> Any:
 
 
 class App(SimpleNamespace):
-    """What is asked of an app here: to make a thousand of Celery's takes a second."""
+    """An app as far as it is needed here: a thousand real ones take a second to make."""
 
     main = "app"
 

@@ -1,4 +1,4 @@
-"""What is read of Redis, of a message or of another process, before anything is done with it."""
+"""What is read from Redis, from a message or from another process, before anything is done with it."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def _record(choices: Choices) -> None:
 
 
 def _kept(choices: Choices) -> None:
-    """Whatever is read is what `dumps` would write, or an error; nothing else happens."""
+    """Reading returns what `dumps` would write, or raises an error; nothing else happens."""
     content = MARK + choices.written(choices.pick([VALUE, MOMENTS]))
     try:
         value = value_codec.loads(content)
-    except Exception:  # As it says.
+    except Exception:  # As documented.
         return
     again = value_codec.dumps(value, 2**20)
     if again is not None and "nan" not in repr(value).lower():
@@ -79,7 +79,7 @@ def _kept(choices: Choices) -> None:
 def _kept_error(choices: Choices) -> None:
     try:
         error = value_codec.loads_error(MARK + choices.written(ERROR))
-    except Exception:  # As it says.
+    except Exception:  # As documented.
         return
     assert isinstance(error, Exception)
 

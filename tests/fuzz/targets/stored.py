@@ -1,7 +1,7 @@
-"""Values in Redis that were not written here, under every name that is read; on a real server.
+"""Foreign values in Redis, under every name that this package reads, on a real server.
 
-Whatever stands there: a store says what it found, or that it cannot (`LockUnavailable`), a stranger's hold stays, and
-a reader shows something.
+Whatever the value is: a store says what it found, or that it cannot say (`LockUnavailable`), a stranger's hold stays,
+and a reader shows something.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.patience import in_this_thread
 OWNER = "d31c43ab95f919e9c8bef85b6373f466"
 MESSAGE = "id:0.0"
 
-#: What is beside a lock and beside a schedule, and in the journal, each as it should be.
+#: The keys beside a lock and beside a schedule, and those of the journal, each with a valid value.
 OF_LOCK: Mapping[str, Any] = {
     "run": HOLDER,
     "run:1": HOLDER,
@@ -72,7 +72,7 @@ def _content(choices: Choices, name: str, valid: Any) -> bytes:
 
 
 def _plant(client: Any, choices: Choices, place: str, name: str, valid: Any) -> None:
-    """Write something there: of the right type for the most part."""
+    """Write something under this name, mostly of the right type."""
     key, content = f"{place}:{name}".encode("utf-8", "surrogatepass"), _content(choices, name, valid)
     kind = choices.pick(("right", "right", "right", "string", "list", "hash", "zset", "set", "stream"))
     if kind == "right":
@@ -103,7 +103,7 @@ def _kind_of(name: str) -> str:
 
 
 class Shop:
-    """An app whose locks are on a server of its own."""
+    """An app with its own lock server."""
 
     def __init__(self, server: RedisServer) -> None:
         self.app = Celery("shop", broker="memory://", set_as_current=False)
@@ -124,7 +124,7 @@ def _bill(month: int = 0) -> None: ...
 
 
 def _lock(shop: Shop, choices: Choices) -> None:
-    """A whole life of a hold, beside whatever stands there."""
+    """The whole life of a hold, beside the foreign values."""
     store, limit = shop.store, choices.below(2) + 1
     stranger = shop.client.get(f"{shop.key}:run") if _is_text(shop, "run") else None
     holder = Holder(choices.pick(("other", "id")), retries=choices.below(2), node="n", pid=1, sending="s")
@@ -199,7 +199,7 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
 
 
 def answered(result: Any) -> None:
-    """It has said something, and ended as a program does."""
+    """Check that the command said something, and exited properly."""
     error = result.exception
     assert error is None or isinstance(error, SystemExit), repr(error)
     assert result.exit_code in (0, 1, 2)
@@ -223,7 +223,7 @@ def _exporter(shop: Shop) -> None:
 
 @contextmanager
 def shop() -> Iterator[Shop]:
-    """Nothing in it waits: it says what it has not been told later, and watches nobody."""
+    """A shop in which nothing waits: nothing is repeated later, and no holder is watched."""
     now, slept = clock.now, [0.0]
 
     def sleep(seconds: float) -> None:

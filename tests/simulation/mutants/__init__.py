@@ -1,4 +1,4 @@
-"""Can the simulator find anything? Faults that are put into the package, each of which it has to find."""
+"""Can the simulator find anything? Faults that are put into the package; it has to find each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault that is put into the package on purpose, to see whether the simulator finds it."""
+"""A fault that is deliberately put into the package, to see whether the simulator finds it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """One change of one file.
+    """A change of one file.
 
     Attributes:
         name: of the fault.
         file: in the package's folder.
-        old: the text in whose place `new` comes; it is there once.
+        old: the text that `new` replaces; it occurs once.
         new: the fault.
         breaks: the promise that does not hold any more.
-        nodes: of how many servers the plans are; None: as they are drawn.
+        nodes: number of servers in the plans; None: as they are drawn.
         kind: of the plans.
-        unseen: why the simulator cannot see it; empty where it must.
+        unseen: why the simulator cannot see it; empty if it must.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Mutant(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The file, from the project's folder."""
+        """The file, relative to the project's folder."""
         return f"celery_singleton_lock/{self.file}"
 
     def edit(self, path: str, text: str) -> str:
-        """The text of a file with the fault in it: an `Edit` of `loading`."""
+        """The text of a file with the fault: an `Edit` of `loading`."""
         if path != self.path:
             return text
         if text.count(self.old) != 1:

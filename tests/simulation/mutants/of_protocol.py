@@ -1,4 +1,4 @@
-"""Faults of the protocol on the clients' side, and those that attacks on the first version found."""
+"""Faults of the clients' side of the protocol, and faults that attacks on the first version found."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MUTANTS = (
     ),
     _question(
         "a late answer counts",
-        old="if clock.now() - sent_at > request.ttl / 3:",
+        old="if not trust.came_in_time(sent_at, request.ttl):",
         new="if clock.now() - sent_at > request.ttl * 9:",
         breaks="what was not answered in time is asked for again",
         kind="locks",

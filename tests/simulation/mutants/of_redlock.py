@@ -1,4 +1,4 @@
-"""Faults of what a Redlock does."""
+"""Faults of the Redlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the lock that a message has as it waits."""
+"""Faults of the lock that a message has while it waits."""
 
 from __future__ import annotations
 

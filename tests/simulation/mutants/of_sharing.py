@@ -1,4 +1,4 @@
-"""Faults of messages that end as another one does, or because a newer one has come."""
+"""Faults of messages that end as another one, or because a newer one has come."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ MUTANTS = (
     ),
     _following(
         "a follower that has taken the leader's lock does not look again",
-        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this one took "
-        "its lock.\n",
+        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this message took its "
+        "lock.\n",
         new="        if False:\n",
         breaks="a follower waits for the end of the leader",
         unseen="only where the leader's lock was lost, and in the moment in which it starts",

@@ -1,4 +1,4 @@
-"""Simulates mutants until something fails, each in a process of its own: what a process has loaded stays as it is."""
+"""Simulates mutants until something fails, each in its own process: loaded code cannot be changed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.plan import draw
 from tests.simulation.simulate import prepare, simulate
 
-#: CPU seconds that one seed may take: a mutant may go round in circles.
+#: CPU seconds that a seed may take: a mutant may loop.
 PATIENCE = 15.0
 
 
 class Found(NamedTuple):
-    """What came of a mutant.
+    """The result for a mutant.
 
     Attributes:
-        mutant: which.
-        seeds: how many were simulated, the one that failed included.
-        failure: what did not hold; None if all held.
+        mutant: the mutant.
+        seeds: how many were simulated, including the one that failed.
+        failure: what did not hold; None if everything held.
     """
 
     mutant: Mutant
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 def run_all(mutants: Sequence[Mutant], *, first: int, seeds: int, jobs: int) -> list[Found]:
-    """Simulate each with this many seeds at most, `jobs` of them at once."""
+    """Simulate each mutant with up to this many seeds, `jobs` mutants at once."""
     loading.source.load()
     waiting, running, found = list(enumerate(mutants)), {}, {}
     while waiting or running:
@@ -66,7 +66,7 @@ def report(found: Sequence[Found]) -> str:
 
 
 def _simulate(mutant: Mutant, first: int, seeds: int, pipe: int) -> None:
-    """In the child of a fork, which ends here."""
+    """Simulate in a forked child, which ends here."""
 
     def say(count: int, failure: str | None) -> None:
         os.write(pipe, pickle.dumps((count, failure)))

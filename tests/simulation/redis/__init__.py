@@ -1,17 +1,17 @@
-"""A model of Redis: one server, as its clients see it, with a clock and a network that are given from outside.
+"""A model of Redis: one server as its clients see it, with a clock and a network given from outside.
 
-It knows the commands that the package uses, and some that tests use; scripts are run by a real Lua 5.1. What it does
-not know ends the simulation by `UnknownCommand`: an answer that is a guess would show nothing.
+It knows the commands that the package uses, and some that tests use; a real Lua 5.1 runs the scripts. Unknown commands
+end the simulation with `UnknownCommand`: a guessed answer would prove nothing.
 
-Where it differs from the real one, as far as is known (`tests/simulation/test_redis_model.py` compares them):
+Known differences from a real server (`tests/simulation/test_redis_model.py` compares them):
 
 - SCAN, HSCAN and KEYS show the same names in another order; cursors are other numbers.
-- What has ended is deleted when somebody looks at it, or by `sweep`; the real one does that whenever it likes (DBSIZE).
-- `MAXLEN ~` trims nodes of 100 entries; those of the real one may be smaller, if the entries are large.
-- cjson is stricter about numbers (`01`, `0x1`), and says otherwise what is wrong; a script that raises a table before
-  version 7, or one without `err` since, is answered otherwise. There are no `bit`, `struct` and `cmsgpack`.
-- A script sees what has ended on a replica of the real one, until its primary deletes that.
-- Busy and loading servers, passwords, and WAIT with replicas are made after the documentation, and not compared.
+- Expired keys are deleted when somebody looks at them, or by `sweep`; a real server does that at any time (DBSIZE).
+- `MAXLEN ~` trims nodes of 100 entries; nodes of a real server may be smaller if the entries are large.
+- cjson is stricter about numbers (`01`, `0x1`), and words its errors differently; a script that raises a table (before
+  version 7), or a table without `err` (since then), gets another answer. `bit`, `struct` and `cmsgpack` are missing.
+- On a replica of a real server, a script sees expired keys until the primary deletes them.
+- Busy and loading servers, passwords, and WAIT with replicas follow the documentation, and are not compared.
 """
 
 from tests.simulation.redis.cluster import ClusterMap, slot_of

@@ -1,4 +1,4 @@
-"""What a node of a cluster believes about the others, given from outside."""
+"""What a cluster node believes about the other nodes, given from outside."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def slot_of(key: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMap:
-    """Who has which slots.
+    """Which node has which slots.
 
     Attributes:
-        myself: the node whose belief it is.
+        myself: the node that believes this.
         ranges: first slot, last slot, and the nodes that have them: the master, then its replicas.
-        migrating: slots of this node that are about to go to another one, to which it sends clients for keys that are
-            not here.
-        importing: slots that are about to come here, and are served to clients that say ASKING.
+        migrating: slots of this node that are about to move to another node, to which it redirects clients for keys
+            that it does not have.
+        importing: slots that are about to move here, and are served to clients that say ASKING.
     """
 
     myself: Address
@@ -41,11 +41,11 @@ class ClusterMap:
     def redirection(
         self, keys: Sequence[bytes], held: int, *, asking: bool, is_seven: bool = True
     ) -> CommandError | None:
-        """What a client is told that asks for these keys here; None if it is at the right place.
+        """The redirection of a client that asks for these keys here; None if it is at the right node.
 
         Args:
             keys: that it names.
-            held: how many of them are here.
+            held: how many of them exist here.
             asking: whether it has said ASKING.
             is_seven: whether the server's version is 7 or later.
         """

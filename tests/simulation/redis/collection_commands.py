@@ -10,7 +10,7 @@ from tests.simulation.redis.generic_commands import scan_options, stepped
 from tests.simulation.redis.registry import command
 from tests.simulation.redis.replies import OK, SYNTAX, CommandError, Double, Pairs, Scored, UnknownCommand
 
-#: HSCAN shows up to this many fields at once, whatever it is asked for.
+#: HSCAN returns up to this many fields at once, whatever the count is.
 _SMALL = 128
 
 
@@ -66,7 +66,7 @@ def ltrim(server: Any, args: list[bytes]) -> Any:
 
 
 def _within(start: int, end: int, length: int) -> tuple[int, int]:
-    """What a range with both ends is in Python; the ends may be counted from the end."""
+    """A Redis range as a Python slice; its ends may count from the end."""
     start, end = max(start + length if start < 0 else start, 0), end + length if end < 0 else end
     return start, max(end + 1, start)
 

@@ -1,7 +1,7 @@
-"""A model beside a real server: both are asked the same, and must answer and hold the same after each step.
+"""A model beside a real server: both get the same commands, and after each step their answers and data must agree.
 
-The model's clock is the real one's, as TIME shows it between two steps. So what depends on the moment within a step (a
-time to live, a fence) may differ, by no more than the real server's own clock has gone on since the first step.
+The model's clock is the real server's, as TIME shows it between two steps. So values that depend on the time within a
+step (a time to live, a fence) may differ, but only by the time that has passed on the real server since the first step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.simulation.redis.replies import shown
 from tests.simulation.redis.server import RedisModel
 from tests.simulation.redis.session import Session
 
-#: Numbers from here on may be times in ms, and from there on in µs.
+#: Numbers from here on may be times in ms; and from here on, times in µs.
 _MS, _US = 1_000, 10**14
 
-#: A key with this many µs to live counts as ending.
+#: A key with at most this many µs to live counts as expiring.
 _SHORT = 20_000
 
 _NUMBER = re.compile(rb"-?[0-9]{4,}(\.[0-9]+)?")
@@ -34,7 +34,7 @@ _ID = re.compile(rb"([0-9]{13,})-[0-9]+")
 #: A hold: its fence is a time in µs.
 _HOLD = re.compile(rb"(.+,)([0-9]{16})(\])", re.DOTALL)
 
-#: A message that is over, see `ended.lua`, and the seconds since the epoch from which on one may be forgotten.
+#: A message that has ended, see `ended.lua`, and the time in seconds from which on it may be forgotten.
 _ENDED, _SECONDS = re.compile(rb"(.{8})(.{4})", re.DOTALL), 10**9
 
 #: Shows all keys: name, type, ms to live, value.
@@ -54,7 +54,7 @@ return found
 
 
 class Difference(AssertionError):
-    """The model does not answer, or hold, what the real server does."""
+    """The model's answer or data differ from the real server's."""
 
 
 class RealSession:
@@ -62,7 +62,7 @@ class RealSession:
 
     def __init__(self, server: RedisServer) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-        # Else what is sent behind a command that blocks stays here until that one is acknowledged, 40 ms later.
+        # Otherwise commands behind a blocking command stay here until that command is acknowledged, 40 ms later.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = hiredis.Reader()
 
@@ -79,7 +79,7 @@ class RealSession:
         return self.read()
 
     def more(self) -> Any:
-        """What has come and was not expected; None if nothing has."""
+        """An unexpected answer; None if there is none."""
         self._socket.setblocking(False)
         try:
             self._reader.feed(self._received())
@@ -101,7 +101,7 @@ class RealSession:
 
 
 class ModelSession:
-    """A connection to the model, with what it has answered."""
+    """A connection to the model, with its answers."""
 
     def __init__(self, model: RedisModel, number: int) -> None:
         self._reader = hiredis.Reader()
@@ -118,13 +118,13 @@ class ModelSession:
 
 
 class Pair:
-    """Both servers, empty, with some clients each.
+    """Both servers, empty, each with some clients.
 
     Args:
-        server: the real one; it is emptied.
+        server: the real server; it is emptied.
         control: a connection to it.
-        clients: how many.
-        resp: version of the protocol that they speak.
+        clients: number of clients.
+        resp: version of their protocol.
     """
 
     def __init__(self, server: RedisServer, control: RealSession, *, clients: int, resp: int = 2) -> None:
@@ -142,7 +142,7 @@ class Pair:
                 modelled.answers()
 
     def step(self, client: int, commands: Sequence[Command]) -> None:
-        """A client sends some commands at once.
+        """Let a client send some commands at once.
 
         Raises:
             Difference: see there.
@@ -160,7 +160,7 @@ class Pair:
         self.model.out_of_memory = True
 
     def become_replica(self) -> None:
-        """Of a server that is not there. What has ended is removed before: scripts see it on a replica."""
+        """Become a replica of a missing server. Expired keys are removed first: on a replica, scripts see them."""
         for key in [*self.model.dataset.database(0).ends_at]:
             self._control.ask("EXISTS", key)
         self._control.ask("REPLICAOF", "127.0.0.1", 1)
@@ -172,7 +172,7 @@ class Pair:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether any client is."""
+        """Whether any client is blocked."""
         return any(modelled.session.blocked for modelled in self._modelled)
 
     def _compare(self) -> None:
@@ -197,7 +197,7 @@ class Pair:
             modelled.session.close()
 
     def _outlive_the_short(self) -> None:
-        """Wait until what is about to end has ended: else the real server may, or may not, have it when it is asked."""
+        """Wait until keys that are about to expire have expired: otherwise the real server may still have them."""
         now = self._time()
         ends = self.model.dataset.database(0).ends_at.values()
         until = max((end for end in ends if end * 1000 < now + _SHORT), default=0) * 1000 + now - self._now + 2_000
@@ -232,7 +232,7 @@ class Pair:
 
 
 def _flat(value: Any) -> Any:
-    """A value as the dump has it."""
+    """A value as it is in the dump."""
     if isinstance(value, Scores):
         return [part for member in value.in_order() for part in (member, shown(value[member]))]
     if isinstance(value, dict):
@@ -253,20 +253,20 @@ def _number(text: bytes) -> int:
 
 
 def _seconds(text: bytes) -> int:
-    """The first of those from which on messages may be forgotten; 0 where there are none."""
+    """The earliest time from which on a message may be forgotten; 0 if there is none."""
     return min((_number(second) for _, second in _ENDED.findall(text)), default=0)
 
 
 def alike(real: Any, modelled: Any, slack: int = 0) -> bool:
-    """Whether two answers are the same, but for `slack` ms in what may be a time."""
+    """Whether two answers are the same, apart from `slack` ms in values that may be times."""
     if isinstance(real, hiredis.ReplyError) and isinstance(modelled, hiredis.ReplyError):
         return str(real) == str(modelled)
     if isinstance(real, list) and isinstance(modelled, list):
         if real and all(isinstance(each, bytes) and b"{" in each for each in [*real, *modelled]):
-            # Names of keys, which come in any order.
+            # These are names of keys, in any order.
             return sorted(real) == sorted(modelled)
         if real[:1] == [Answer.RECORD]:
-            slack += 1000  # It may be known since the second before.
+            slack += 1000  # The record may date from the second before.
         return len(real) == len(modelled) and all(
             alike(each, other, slack) for each, other in zip(real, modelled, strict=True)
         )

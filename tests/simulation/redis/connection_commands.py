@@ -1,4 +1,4 @@
-"""Commands about the client's own connection, and those of others."""
+"""Commands about the client's own connection, and about other connections."""
 
 from __future__ import annotations
 

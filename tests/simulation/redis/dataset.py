@@ -1,4 +1,4 @@
-"""What a server holds: keys with values and times to live. The type of a value is the Python type of it."""
+"""The data of a server: keys with values and times to live. The type of a value is its Python type."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Scores(dict[bytes, float]):
 
 
 class Stream:
-    """Entries by their ids; it is there even when it has none."""
+    """Entries by their ids; the stream exists even if it is empty."""
 
     __slots__ = ("entries", "first_of_nodes", "last_id")
 
     def __init__(self) -> None:
         self.entries: list[tuple[tuple[int, int], list[bytes]]] = []
         self.last_id = (0, 0)
-        #: How many entries are in each node of the real one, which are trimmed as a whole.
+        #: How many entries each node of a real stream has; nodes are trimmed as a whole.
         self.first_of_nodes: list[int] = []
 
     def copy(self) -> Stream:
@@ -36,7 +36,7 @@ TYPES = {bytes: b"string", list: b"list", dict: b"hash", Scores: b"zset", Stream
 
 
 class Change(NamedTuple):
-    """What became of a key: its value (None: it is gone) and the moment of its end in ms (None: it has none)."""
+    """The new state of a key: its value (None: it is gone) and its expiry time in ms (None: it has none)."""
 
     database: int
     key: bytes
@@ -72,7 +72,7 @@ class Dataset:
         return copy
 
     def changes(self) -> Iterator[Change]:
-        """What makes it of an empty one."""
+        """The changes that turn an empty dataset into this one."""
         for index, database in self.databases.items():
             for key, value in database.values.items():
                 yield Change(index, key, copied(value), database.ends_at.get(key))

@@ -1,4 +1,4 @@
-"""Commands about keys of any type, and about texts."""
+"""Commands about keys of any type, and about strings."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def scan(server: Any, args: list[bytes]) -> Any:
 
 
 def scan_options(args: list[bytes]) -> tuple[int, Any, int]:
-    """The cursor, what a name must be like, and how many are looked at."""
+    """The cursor, a matcher for names, and how many names to look at."""
     if not args[0].isdigit():
         raise CommandError("ERR invalid cursor")
     pattern, count = b"*", 10
@@ -221,7 +221,7 @@ def scan_options(args: list[bytes]) -> tuple[int, Any, int]:
 
 
 def stepped(names: Any, position: int, count: int) -> tuple[bytes, list[bytes]]:
-    """Some of the names, and where to go on: what is there all the while is found, as by the real one."""
+    """Some of the names, and where to go on: as in a real server, names that stay there are found."""
     if not position and len(names) <= count:
         return b"0", list(names)
     ahead = sorted((number, name) for name in names if (number := zlib.crc32(name)) >= position)

@@ -1,4 +1,4 @@
-"""Patterns of names, as KEYS and SCAN take them."""
+"""Patterns of names, as in KEYS and SCAN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=256)
 def matcher(pattern: bytes) -> Callable[[bytes], bool]:
-    """Whether a name is like this."""
+    """A function that tells whether a name matches a pattern."""
     if pattern == b"*":
         return lambda name: True
     compiled = re.compile(_as_regular_expression(pattern), re.DOTALL)
@@ -36,7 +36,7 @@ def _as_regular_expression(pattern: bytes) -> bytes:
 
 
 def _any_of(pattern: bytes, at: int) -> tuple[bytes, int]:
-    """The characters between brackets, and where the pattern goes on."""
+    """The characters between brackets, and where the rest of the pattern begins."""
     negated = pattern[at : at + 1] == b"^"
     at += negated
     parts = []

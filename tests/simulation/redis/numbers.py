@@ -21,7 +21,7 @@ NOT_A_FLOAT = "ERR value is not a valid float"
 
 def integer(text: bytes, error: str = NOT_AN_INTEGER) -> int:
     if len(text) < 19 and text.isdigit() and text[0] != ZERO:
-        return int(text)  # As most are.
+        return int(text)  # The usual case.
     if _INTEGER.fullmatch(text) and LEAST <= (number := int(text)) <= MOST:
         return number
     raise CommandError(error)
@@ -38,13 +38,13 @@ class Bound:
 
     def __init__(self, text: bytes) -> None:
         self.is_exclusive = text[:1] == b"("
-        # No number at all is 0 here.
+        # Here, an empty text is 0.
         self.score = floating(text[self.is_exclusive :] or b"0", "ERR min or max is not a float")
 
     def is_below(self, score: float) -> bool:
-        """As the lower end."""
+        """As the lower end of the range."""
         return self.score < score if self.is_exclusive else self.score <= score
 
     def is_above(self, score: float) -> bool:
-        """As the upper end."""
+        """As the upper end of the range."""
         return score < self.score if self.is_exclusive else score <= self.score

@@ -1,4 +1,4 @@
-"""What servers are asked in the comparison: commands, well-formed and not, and the package's scripts, on few keys."""
+"""The commands of the comparison: well-formed and malformed ones, and the package's scripts, on a few keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIX = "model"
 LOCK = f"{PREFIX}:{{job:1}}"
 BEAT = f"{PREFIX}:{{beat}}"
 
-#: Long enough that nothing ends by itself while a sequence is under way; what has ended was set in the past.
+#: Long enough that nothing expires while a sequence is under way; expired keys get a time in the past.
 TTLS = st.sampled_from([60.0, 90.0, 600.0])
 
 OWNERS = st.integers(0, 3).map(lambda number: f"{number:028x}{number:04x}")
@@ -149,7 +149,7 @@ LOCK_CALLS = st.one_of(
 
 
 class _Asked(Exception):
-    """In the place of a server: the call that it would have got."""
+    """Raised instead of asking a server: the call that it would have got."""
 
 
 def _ask(call: Call) -> Any:
@@ -157,7 +157,7 @@ def _ask(call: Call) -> Any:
 
 
 def _first_call(use: Callable[[], object]) -> Call:
-    """What is asked first in a use of the ledger, or of the journal."""
+    """The first call in a use of the ledger or the journal."""
     try:
         use()
     except _Asked as asked:
@@ -218,7 +218,7 @@ JOURNAL_CALLS = st.builds(
     st.just({"runs:t": "runs:", "runs:u": "runs:"}),
 )
 
-#: Keys for plain commands; the package's own are among them, so that its scripts meet what others have written.
+#: Keys for plain commands; the package's own keys are among them, so that its scripts meet foreign values.
 FREE_KEYS = {"text": "k{1}", "list": "l{1}", "hash": "h{1}", "scores": "z{1}", "stream": "x{1}"}
 OWN_KEYS = [
     *(keyspace.run_key(LOCK, slot) for slot in range(3)),
@@ -238,7 +238,7 @@ KEYS = st.sampled_from([*[*FREE_KEYS.values()] * 12, *OWN_KEYS])
 
 
 def _mostly(kind: str) -> st.SearchStrategy[str]:
-    """Keys with such a value, in most cases."""
+    """Keys that mostly have a value of this kind."""
     return st.sampled_from([*[FREE_KEYS[kind]] * 40, *[*FREE_KEYS.values()] * 2, *OWN_KEYS])
 
 
@@ -327,7 +327,7 @@ PLAIN = st.one_of(
     _words("PTTL", KEYS, KEYS),
 )
 
-#: What scripts do with numbers, answers and errors; ARGV[1] is a word, the rest are a command.
+#: Scripts that handle numbers, answers and errors; ARGV[1] is a word, the rest are a command.
 SNIPPETS = st.sampled_from(
     [
         "return redis.call(unpack(ARGV, 2))",
@@ -392,13 +392,13 @@ FENCED_WRITES = st.builds(
 
 
 def _asked(call: Call, way: int) -> Sequence[Command]:
-    """A call as it is sent; what it gives for some seconds is given for longer, so that nothing ends by itself."""
+    """A call as it is sent, with longer times to live, so that nothing expires."""
     call = call._replace(args=[60_000 if arg in (1000, 6000) else arg for arg in call.args])
     return [[call.by_text], [call.by_digest], [call.script.load, call.by_digest]][way]
 
 
 CALLS = st.builds(_asked, LOCK_CALLS | BEAT_CALLS | JOURNAL_CALLS, st.sampled_from([0, 0, 0, 1, 2]))
-#: A waiter: its question stands behind what wakes it.
+#: A waiter: its question comes behind the command that wakes it.
 WAITS = st.builds(
     lambda request, place: [("BLPOP", keyspace.wake_key(LOCK), 0), *_asked(lock_commands.hand_over(request, place), 0)],
     REQUESTS,
@@ -411,11 +411,11 @@ POPS = st.one_of(
     _words("BLPOP", LISTS, st.sampled_from([-1, "x", ""])).map(lambda words: [words]),
 )
 SINGLE = st.one_of(PLAIN, PLAIN, SCRIPTED, FENCED_WRITES).map(lambda command: [command])
-#: What one client sends at once.
+#: The commands that a client sends at once.
 SENT = st.lists(st.one_of(SINGLE, SINGLE, CALLS, CALLS, CALLS, WAITS, POPS), min_size=1, max_size=3).map(
     lambda parts: [command for part in parts for command in part]
 )
-#: What is gone when the next step begins.
+#: Keys that have expired when the next step begins.
 SHORT = st.one_of(
     _words("SET", KEYS, VALUES, "PX", 1),
     _words("PEXPIRE", KEYS, 1),
@@ -424,7 +424,7 @@ SENT = st.one_of(SENT, SENT, SENT, st.builds(lambda commands, last: [*commands, 
 STEPS = st.tuples(st.integers(0, 3), SENT)
 SEQUENCES = st.lists(STEPS, min_size=1, max_size=15)
 
-#: Waiters, and what wakes them, of one lock and of one list.
+#: Waiters for one lock and one list, and the commands that wake them.
 HAND_OVERS = st.lists(
     st.tuples(
         st.integers(0, 3),

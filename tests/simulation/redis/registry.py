@@ -1,4 +1,4 @@
-"""The commands that are known, and what the server has to know of each before it runs it."""
+"""The known commands, and what the server has to know of each before it runs it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Known:
 
     Attributes:
         name: as errors show it.
-        run: carries it out, given the server and the arguments behind the name.
-        arity: number of words, the name among them; negative: at least this many.
+        run: carries it out, given the server and the arguments after the name.
+        arity: number of words, including the name; negative: at least this many.
         keys: which of the arguments are keys.
-        writes: refused by a replica.
-        grows: refused by a server that is out of memory.
+        writes: whether a replica refuses it.
+        grows: whether a server that is out of memory refuses it.
         in_scripts: whether scripts may use it.
         while_loading: whether it is answered while the server loads its data, or is busy with a script.
     """
@@ -38,7 +38,7 @@ class Known:
         return words == self.arity if self.arity > 0 else words >= -self.arity
 
 
-#: By name, in capital and in small letters.
+#: By name, in upper and in lower case.
 COMMANDS: dict[bytes, Known] = {}
 
 
@@ -68,7 +68,7 @@ def command(
     in_scripts: bool = True,
     while_loading: bool = False,
 ) -> Callable[[Carried], Carried]:
-    """Make a function known as a command."""
+    """Register a function as a command."""
 
     def known(run: Carried) -> Carried:
         entry = Known(name.lower(), run, arity, keys, writes or grows, grows, in_scripts, while_loading)

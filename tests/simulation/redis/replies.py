@@ -1,4 +1,4 @@
-"""What a command answers, and how that goes over the wire (RESP2 and RESP3)."""
+"""Answers of commands, and their form on the wire (RESP2 and RESP3)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class UnknownCommand(Exception):
-    """The model does not know this command or option: the simulation shows nothing any more, and ends."""
+    """The model does not know this command or option: the simulation would prove nothing, and ends."""
 
 
 class CommandError(Exception):
-    """An answer that is an error; its text begins with the code."""
+    """An error as an answer; its text begins with the code."""
 
     def __init__(self, text: str | bytes) -> None:
         super().__init__(text)
@@ -19,7 +19,7 @@ class CommandError(Exception):
 
 
 class CallError(CommandError):
-    """What a script is answered that may not call this, or not here: since version 7, and before."""
+    """The answer to a script that may not make this call here: since version 7, and before."""
 
     def __init__(self, text: str, before_seven: str) -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class Status(bytes):
 
 
 class Pairs(list[Any]):
-    """Names and values in turn: a map in RESP3."""
+    """Alternating names and values: a map in RESP3."""
 
 
 class Scored(list[Any]):
@@ -39,15 +39,15 @@ class Scored(list[Any]):
 
 
 class Double(float):
-    """A score: a text in RESP2."""
+    """A score: a string in RESP2."""
 
 
 class NilList:
-    """No list: what a BLPOP says that nobody has woken."""
+    """No list: the answer of a BLPOP that timed out."""
 
 
 def shown(number: float) -> bytes:
-    """A score, or a number of Lua's that is an argument."""
+    """A score, or a Lua number that is an argument, as text."""
     if math.isinf(number):
         return b"inf" if number > 0 else b"-inf"
     return b"%.17g" % number

@@ -16,16 +16,16 @@ from tests.simulation.redis.replies import NIL_LIST, CallError, CommandError, Do
 if TYPE_CHECKING:
     from tests.simulation.redis.server import RedisModel
 
-#: So many keys and arguments go to Lua one by one, which is faster than by tables, and has a limit.
+#: Up to this many keys and arguments go to Lua one by one, which is faster than tables, but limited.
 _FEW = 120
 
 
 class _ScriptEnds(Exception):
-    """A call was answered by an error."""
+    """A call got an error as its answer."""
 
 
 class Lua:
-    """An interpreter. Scripts keep nothing in it: all servers of one version share it, with what it has compiled."""
+    """An interpreter. Scripts keep no state in it: all servers of one version share it and its compiled scripts."""
 
     def __init__(self, *, is_seven: bool) -> None:
         self._is_seven = is_seven
@@ -40,10 +40,10 @@ class Lua:
         self._broken: BaseException | None = None
 
     def compiled(self, text: bytes) -> Any:
-        """The script.
+        """The compiled script.
 
         Raises:
-            CommandError: it is none.
+            CommandError: it is not a valid script.
         """
         script = self._compiled.get(text)
         if script is None:
@@ -61,7 +61,7 @@ class Lua:
     def run(
         self, server: RedisModel, text: bytes, sha: bytes, keys: list[bytes], args: list[bytes], resp: int
     ) -> bytes:
-        """What a script answers, as it goes over the wire."""
+        """The answer of a script, as it goes over the wire."""
         script, nothing = self.compiled(text), b"$-1\r\n" if resp == 2 else b"_\r\n"
         self._server, self._broken = server, None
         if len(keys) + len(args) > _FEW:
@@ -86,14 +86,14 @@ class Lua:
         return reply if problem is None else self._lua.table_from({b"err": problem})
 
     def _problem_of(self) -> Any:
-        """What has ended the script."""
+        """The error that has ended the script."""
         return self._lua.table_from({b"err": self._problem}) if self._is_seven else self._problem
 
     def _carried_out(self, words: Sequence[Any]) -> tuple[Any, bytes | None]:
-        """A command of a script: what it answers, as Lua has it, and what is wrong."""
+        """Carry out a command of a script; returns its answer as a Lua value, and its error."""
         try:
             if self._broken is not None:
-                # The script goes on after `pcall`, and shall not do anything any more.
+                # The script goes on after `pcall`, but must not do anything more.
                 return None, b"ERR the model is broken"
             if not words:
                 raise CallError(
@@ -128,7 +128,7 @@ class Lua:
         return reply
 
     def _decode(self, text: Any) -> Any:
-        """What a text of JSON means; or None, and what is wrong with it."""
+        """The value of a JSON text; or None and the error."""
         if not isinstance(text, bytes):
             return None, b"bad argument #1 to 'decode' (string expected)"
         try:
@@ -140,7 +140,7 @@ class Lua:
         if value is None:
             return self._null
         if isinstance(value, str):
-            # Written as \u it may be beyond latin-1.
+            # Written as \u, it may be beyond latin-1.
             return value.encode("latin-1") if value.isascii() else _utf8_of(value)
         if isinstance(value, list):
             return self._lua.table_from([self._of_json(each) for each in value])
@@ -151,7 +151,7 @@ class Lua:
 
 @lru_cache(maxsize=2)
 def lua_of(is_seven: bool) -> Lua:
-    """The interpreter of the servers before version 7, or of those since."""
+    """The interpreter for servers before version 7, or since."""
     return Lua(is_seven=is_seven)
 
 
@@ -166,7 +166,7 @@ def _text(word: Any) -> bytes:
 
 
 def _utf8_of(text: str) -> bytes:
-    """Bytes were read as latin-1; what was written as \\u beyond that becomes UTF-8, as cjson has it."""
+    """Bytes were read as latin-1; characters beyond, written as \\u, become UTF-8, as in cjson."""
     return b"".join(
         each.encode("latin-1") if ord(each) < 256 else each.encode("utf-8", "surrogatepass") for each in text
     )
@@ -177,7 +177,7 @@ def _sha1(text: bytes) -> bytes:
 
 
 def sha_of(text: bytes) -> bytes:
-    """By which a script is known."""
+    """The digest by which a script is known."""
     return _known_sha(text)
 
 

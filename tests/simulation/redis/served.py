@@ -1,4 +1,4 @@
-"""The model at a port, for code that wants a socket: a thread reads from all clients, as the real server does."""
+"""The model on a port, for code that needs a socket: a thread reads from all clients, like a real server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.redis.session import Session
 
 
 class ServedModel:
-    """A model that is served at a free port, on the real time."""
+    """A model that is served on a free port, in real time."""
 
     def __init__(self, version: str = "7.2.4") -> None:
         self.model = RedisModel(time.time, version=version)
@@ -56,7 +56,7 @@ class ServedModel:
             self.model.disconnect_all()
 
     def _turn(self) -> bool:
-        """One turn of the loop; whether there is to be another."""
+        """Run one turn of the loop; returns whether to run another."""
         timer = self.model.next_timer()
         ready = self._selector.select(None if timer is None else max(timer - time.time(), 0) + 0.001)
         with self.model.turn():
@@ -78,7 +78,7 @@ class ServedModel:
             client.close()
 
         def send(data: bytes) -> None:
-            with suppress(OSError):  # It is gone; which is read in the next turn.
+            with suppress(OSError):  # The client is gone; the next turn notices that.
                 client.sendall(data)
 
         session = self.model.connect(send, address=f"{host}:{port}", closed=closed)
@@ -86,7 +86,7 @@ class ServedModel:
 
     def _read(self, client: socket.socket, session: Session) -> None:
         if session.id not in self.model.sessions:
-            return  # Another client has just had it closed.
+            return  # Another client has just closed it.
         try:
             received = client.recv(65_536)
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""A model of one Redis server; see the package's docstring for what it shows and what it does not."""
+"""A model of one Redis server; see the package's docstring for its differences from a real server."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _FOREIGN = "attempted to access a non local key in a cluster node"
 
 
 class RedisModel:
-    """A server, which does one thing at a time. It asks neither the real time nor real randomness, and never sleeps.
+    """A server that does one thing at a time. It uses neither the real time nor real randomness, and never sleeps.
 
     Args:
         clock: the server's wall clock, in seconds since the epoch; it may jump.
-        randint: a random number from one to another one, for what names this life of the server.
-        version: as INFO says it; before 7, errors of scripts have another form.
-        dataset: what it starts with; it is the server's from now on.
+        randint: returns a random number between two bounds, for the id of this run of the server.
+        version: as in INFO; before 7, errors of scripts have another form.
+        dataset: its initial data; it belongs to the server from now on.
 
     Attributes:
         dataset: all keys.
         readonly: it is a replica, and refuses writes.
-        loading, busy, out_of_memory: what it answers most commands, or those that write, in such a state.
-        password: what to log in with; None if nobody has to.
-        cluster: what it knows of the cluster that it is a node of.
-        on_write: hears what a command, or a whole script, has changed, with the offset that WAIT goes by.
-        acknowledged: how far each replica has come; see `replica_has`.
-        info: fields of INFO that are to be said in place of its own.
-        commands: how many were carried out, those of scripts among them.
+        loading, busy, out_of_memory: states in which it refuses most commands, or those that write.
+        password: for logging in; None if nobody has to.
+        cluster: what it knows of its cluster.
+        on_write: called with the changes of a command, or of a whole script, and with the offset for WAIT.
+        acknowledged: the offset of each replica; see `replica_has`.
+        info: fields of INFO that replace its own.
+        commands: number of commands that it carried out, including those of scripts.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class RedisModel:
         self.sessions: dict[int, Session] = {}
         self.session: Session
         self.db: Database = self.dataset.database(0)
-        #: The time of the command that is carried out, in µs and in ms since the epoch.
+        #: The time of the present command, in µs and in ms since the epoch.
         self.us = self.ms = 0
         self._last_id = 0
         self._database = 0
         self._changed: dict[Place, None] = {}
-        #: Of the script under way: its text's digest; whether it has written.
+        #: Of the present script: the digest of its text; whether it has written.
         self._script: bytes | None = None
         self._script_has_written = False
         self._asking = False
@@ -100,9 +100,9 @@ class RedisModel:
         """A client has connected.
 
         Args:
-            send: takes what the server sends it.
-            address: of the client, as CLIENT LIST shows it.
-            closed: is called when the server closes the connection.
+            send: gets what the server sends to the client.
+            address: of the client, as in CLIENT LIST.
+            closed: called when the server closes the connection.
         """
         self._last_id += 1
         session = Session(self, self._last_id, send, address, closed)
@@ -113,7 +113,7 @@ class RedisModel:
     def turn(self) -> Iterator[None]:
         """One turn of the server's loop, in which it reads from several clients.
 
-        What stands behind a woken BLPOP runs at its end, and answers are sent then; else each `receive` is a turn.
+        Commands behind a woken BLPOP run at its end, and answers are sent then; otherwise each `receive` is a turn.
         """
         self.begin_turn()
         try:
@@ -122,11 +122,11 @@ class RedisModel:
             self.end_turn()
 
     def begin_turn(self) -> None:
-        """As `turn` begins."""
+        """Begin a turn, see `turn`."""
         self._turns += 1
 
     def end_turn(self) -> None:
-        """As `turn` ends."""
+        """End a turn, see `turn`."""
         self._turns -= 1
         if self._turns:
             return
@@ -136,7 +136,7 @@ class RedisModel:
             self._to_flush.pop(next(iter(self._to_flush))).flush()
 
     def disconnect_all(self) -> None:
-        """The server closes all connections; as it ends, say."""
+        """The server closes all connections, for example when it ends."""
         for session in list(self.sessions.values()):
             self.drop(session)
 
@@ -150,7 +150,7 @@ class RedisModel:
     # Time
 
     def next_timer(self) -> float | None:
-        """When a blocked command ends by itself, on the server's clock; None: none does."""
+        """When a blocked command times out, on the server's clock; None if none does."""
         ends = [each.blocked.until for each in self.sessions.values() if each.blocked and each.blocked.until]
         return min(ends) / 1000 if ends else None
 
@@ -165,7 +165,7 @@ class RedisModel:
                 self._unblock(session, blocked.at_its_end(session))
 
     def sweep(self) -> None:
-        """Delete the keys that have ended: what a real one does some times a second, in the background."""
+        """Delete expired keys, which a real server does several times a second in the background."""
         now = self._tick()
         for index, database in self.dataset.databases.items():
             for key in [key for key, end in database.ends_at.items() if now > end]:
@@ -180,12 +180,12 @@ class RedisModel:
         return self.dataset.copy()
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """What another server has written, of which this is a replica."""
+        """Apply changes of the server whose replica this is."""
         for change in changes:
             self.dataset.apply(change)
 
     def replica_has(self, replica: str, offset: int) -> None:
-        """A replica has acknowledged what was written so far; a WAIT may end by that."""
+        """A replica has acknowledged the writes so far; this may end a WAIT."""
         with self.turn():
             self._tick()
             self.acknowledged[replica] = max(offset, self.acknowledged.get(replica, 0))
@@ -194,17 +194,17 @@ class RedisModel:
                     self._unblock(session, count)
 
     def replicas_at(self, offset: int) -> int:
-        """How many replicas have come so far."""
+        """How many replicas have reached this offset."""
         return sum(each >= offset for each in self.acknowledged.values())
 
     def demote(self) -> None:
-        """It becomes a replica: a client that is blocked on it is sent away."""
+        """It becomes a replica: blocked clients are sent away."""
         self.readonly = True
         reason = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"
         self._send_away(lambda session: CommandError(reason))
 
     def move_slots(self, cluster: ClusterMap) -> None:
-        """Another map of the cluster: a client that is blocked on a key that is elsewhere now is sent there."""
+        """The cluster's map has changed: a client blocked on a key that is now elsewhere is sent there."""
         self.cluster = cluster
 
         def elsewhere(session: Session) -> CommandError | None:
@@ -214,7 +214,7 @@ class RedisModel:
         self._send_away(elsewhere, closes=False)
 
     def evict(self, key: bytes, database: int = 0) -> bool:
-        """The server has no memory for a key any more; whether it had it."""
+        """The server runs out of memory for a key; returns whether it had it."""
         self._tick()
         self._select(database)
         had = self.lookup(key) is not None and self.remove(key)
@@ -222,7 +222,7 @@ class RedisModel:
         return had
 
     def peek(self, key: bytes, database: int = 0) -> tuple[Any, int | None]:
-        """A value, and the ms it has left (None: it lives forever), unseen by the server; (None, 0) if it is gone."""
+        """A value and its ms to live (None: forever), without the server noticing; (None, 0) if it is gone."""
         db = self.dataset.databases.get(database)
         if db is None or key not in db.values:
             return None, 0
@@ -235,11 +235,11 @@ class RedisModel:
 
     @property
     def ends_keys(self) -> bool:
-        """Whether it deletes what has ended: a replica leaves that to its master."""
+        """Whether it deletes expired keys: a replica leaves that to its master."""
         return not self.readonly
 
     def lookup(self, key: bytes) -> Any:
-        """The value of a key, None if it is not there (any more)."""
+        """The value of a key; None if it does not exist or has expired."""
         end = self.db.ends_at.get(key)
         if end is not None and self.ms > end:
             if self.ends_keys:
@@ -248,14 +248,14 @@ class RedisModel:
         return self.db.values.get(key)
 
     def typed(self, key: bytes, kind: type) -> Any:
-        """As `lookup`, for a value of this type."""
+        """Like `lookup`, for a value of this type."""
         value = self.lookup(key)
         if value is not None and value.__class__ is not kind:
             raise CommandError(WRONG_TYPE)
         return value
 
     def made(self, key: bytes, kind: type) -> Any:
-        """As `typed`; an empty one if there is none. To be filled, and `changed`."""
+        """Like `typed`, but an empty value if there is none, to be filled, and `changed`."""
         value = self.typed(key, kind)
         if value is None:
             value = self.db.values[key] = kind()
@@ -279,7 +279,7 @@ class RedisModel:
         return self.db.values.pop(key, None) is not None
 
     def changed(self, key: bytes) -> None:
-        """What is in a collection has changed: an empty one goes, an element of a list may wake somebody."""
+        """A collection has changed: an empty one is deleted, an element of a list may wake a client."""
         value = self.db.values[key]
         if not value and isinstance(value, (list, dict)):
             self.remove(key)
@@ -297,13 +297,13 @@ class RedisModel:
                 database.ends_at.clear()
 
     def block(self, blocked: Blocked) -> None:
-        """Have the client wait for this; see `Blocked`."""
+        """Let the client wait for this; see `Blocked`."""
         self.session.blocked = blocked
         for key in blocked.keys:
             self._waiting.setdefault((self.session.database, key), []).append(self.session)
 
     def unwait(self, session: Session) -> None:
-        """A client waits for nothing any more."""
+        """End the waiting of a client."""
         blocked, session.blocked = session.blocked, None
         for key in blocked.keys if blocked else ():
             waiting = self._waiting[session.database, key]
@@ -312,7 +312,7 @@ class RedisModel:
                 del self._waiting[session.database, key]
 
     def run_script(self, text: bytes, sha: bytes, keys: list[bytes], args: list[bytes]) -> bytes:
-        """What a script answers, as it goes over the wire."""
+        """The answer of a script, as it goes over the wire."""
         self._script, self._script_has_written = sha, False
         try:
             return self.lua.run(self, text, sha, keys, args, self.session.resp)
@@ -373,7 +373,7 @@ class RedisModel:
         self._to_flush[session.id] = session
 
     def _check(self, known: Known, session: Session, args: list[bytes]) -> None:
-        """Whether the command can be carried out here and now.
+        """Check that the command can be carried out here and now.
 
         Raises:
             CommandError: it cannot.
@@ -394,14 +394,14 @@ class RedisModel:
             raise CommandError("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.")
 
     def _redirection(self, known: Known, args: list[bytes]) -> CommandError | None:
-        """Where a command of a client, or of its script, has to go."""
+        """The redirection of a command of a client, or of its script."""
         assert self.cluster is not None
         keys = known.keys(args)
         held = sum(self.lookup(key) is not None for key in keys)
         return self.cluster.redirection(keys, held, asking=self._asking, is_seven=self.is_seven)
 
     def _serve(self) -> None:
-        """Give what was pushed to the clients that wait for it, the longest first."""
+        """Give pushed elements to the clients that wait for them, longest wait first."""
         while self._ready:
             place = self._ready.popleft()
             self._select(place[0])
@@ -436,7 +436,7 @@ class RedisModel:
             self._database, self.db = database, self.dataset.database(database)
 
     def _tell(self) -> None:
-        """Say what a command has changed."""
+        """Report the changes of a command."""
         if not self._changed:
             return
         places, self._changed = self._changed, {}

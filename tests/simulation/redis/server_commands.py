@@ -1,4 +1,4 @@
-"""Commands about the server itself, and about the cluster that it is a node of."""
+"""Commands about the server itself, and about its cluster."""
 
 from __future__ import annotations
 

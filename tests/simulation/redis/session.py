@@ -1,4 +1,4 @@
-"""A client's connection, as the server sees it."""
+"""A client's connection as the server sees it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Blocked:
 
     Attributes:
         until: on the server's clock in ms; 0: forever.
-        keys: lists, one of which is to have an element.
-        replicas: how many are to acknowledge what the client has written; 0 where it waits for a list.
+        keys: lists; it waits for an element in one of them.
+        replicas: how many must acknowledge the client's writes; 0 if it waits for a list.
     """
 
     until: int
@@ -29,7 +29,7 @@ class Blocked:
     replicas: int = 0
 
     def at_its_end(self, session: Session) -> Any:
-        """What is answered when nothing has come."""
+        """The answer if nothing has come."""
         return session.server.replicas_at(session.offset) if self.replicas else NIL_LIST
 
     def places_held(self, server: RedisModel) -> int:
@@ -43,22 +43,22 @@ AT_ONCE = 16 * 1024
 
 
 class Written(bytes):
-    """An answer that is written down already."""
+    """An answer that is already encoded."""
 
 
 class Session:
     """A connection.
 
     Attributes:
-        server: whom it is to.
+        server: at its other end.
         id, address, name: of the client.
         closed: see `RedisModel.connect`.
-        database: the one that is selected.
+        database: the selected database.
         resp: version of the protocol.
         is_known: whether it has logged in.
-        asking: whether its next command may be about a slot that is about to come here.
+        asking: whether its next command may be about a slot that is about to move here.
         blocked: what it waits for.
-        offset: what it has seen written, by others too.
+        offset: up to which it has seen writes, including those of others.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Session:
         self._is_open = True
 
     def receive(self, data: bytes) -> None:
-        """Bytes from the client, at most parts of a command among them: read as Redis does, and others have their turn
+        """Read bytes from the client, perhaps only a part of a command, as Redis does: other clients have their turn
         before the next part.
         """
         for at in range(0, len(data), AT_ONCE):
@@ -90,14 +90,14 @@ class Session:
                     self.server.end_turn()
 
     def close(self) -> None:
-        """The client is gone: what it has sent behind a blocked command is not carried out."""
+        """The client is gone: commands behind a blocked command are not carried out."""
         self._is_open = False
         self._answers.clear()
         self.server.unwait(self)
         self.server.sessions.pop(self.id, None)
 
     def go_on(self) -> None:
-        """Carry out what is there, up to a command that blocks."""
+        """Carry out the commands that have come, up to one that blocks."""
         while self._is_open and self.blocked is None:
             words = self._reader.gets()
             if words is False:
@@ -108,7 +108,7 @@ class Session:
                 self.server.execute(self, words)
 
     def answer(self, reply: Any) -> None:
-        """To be sent at the end of the turn."""
+        """Send an answer at the end of the turn."""
         self._answers.append(reply if reply.__class__ is Written else encoded(reply, self.resp))
 
     def flush(self) -> None:

@@ -10,7 +10,7 @@ from tests.simulation.redis.dataset import Stream
 from tests.simulation.redis.registry import command
 from tests.simulation.redis.replies import NIL_LIST, CommandError, UnknownCommand
 
-#: Entries in a node of a stream; trimming by `~` takes away whole nodes.
+#: Entries in a node of a stream; trimming with `~` removes whole nodes.
 _NODE = 100
 
 _ID = re.compile(rb"([0-9]+)(?:-([0-9]+))?")
@@ -76,7 +76,7 @@ def xrange(server: Any, args: list[bytes]) -> Any:
 
 
 def _bound(text: bytes, missing: int) -> tuple[int, int]:
-    """An end of a range, as the first or last id that is in it."""
+    """An end of a range, as the first or last id in it."""
     if text == b"-":
         return 0, 0
     if text == b"+":

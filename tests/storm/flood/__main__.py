@@ -1,4 +1,4 @@
-"""A flood of jobs that are locked as they are sent, judged: `python -m tests.storm.flood --report flood.md`."""
+"""A flood of jobs that are locked when sent, and its verdict: `python -m tests.storm.flood --report flood.md`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from celery_singleton_lock.options.rules import SCOPES
 from tests.storm.flood.flood import Plan, flood
 from tests.storm.flood.report import Row, tables
 
-#: Seconds under `until_expired`, and for which a lost message keeps others out where some are killed: no longer than a
-#: lock lasts that is not confirmed, so that the judge knows of each for how long.
+#: Seconds under `until_expired`, and for which a lost message keeps others out if processes are killed: no longer than
+#: an unconfirmed lock lasts, so that the judge knows how long each lock lasts.
 EXPIRED_TTL, QUEUE_TTL = 30.0, 20.0
 
 

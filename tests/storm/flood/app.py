@@ -1,4 +1,4 @@
-"""The app of a flood: one task for each `lock_scope`, whose every step is written down, and the broker's as well."""
+"""The app of a flood: a task for each `lock_scope`; each of its steps, and of the broker's, is recorded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.storm.flood.rules import Rules
 #: Seconds that a body takes.
 WORK = 0.01
 
-#: Conflicts after which a copy does not run, and is not sent again.
+#: Conflicts after which a copy neither runs nor is sent again.
 _FINAL = ("skip", "raise", "reject")
 
 
 def make(conf: dict[str, Any], rules: Rules) -> Celery:
-    """An app to work for, or to send from."""
+    """An app for workers or senders."""
     app = Celery("flood", set_as_current=False)
     app.conf.update({"broker_connection_retry_on_startup": True, **conf})
     late = {"acks_late": True, "reject_on_worker_lost": True} if rules.is_late else {}
@@ -60,7 +60,7 @@ def _refused(task_id: str, policy: str, **_: Any) -> None:
 
 
 def report() -> None:
-    """Have a worker write down what it does with each message."""
+    """Make a worker record what it does with each message."""
     report_queue()
     task_prerun.connect(_begun, weak=False)
     task_postrun.connect(_over, weak=False)

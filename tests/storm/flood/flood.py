@@ -1,4 +1,4 @@
-"""One flood: senders and workers on a Redis of their own, what kills them, and what the judge says of it."""
+"""A flood: senders and workers on their own Redis, the kills, and the judge's verdict."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from tests.storm.scene import children_of
 #: Processes that send, workers, and processes of each worker.
 SENDERS, WORKERS, CHILDREN = 8, 2, 4
 
-#: Seconds of a lease, and until the broker delivers again what nobody has acknowledged.
+#: Seconds of a lease, and until the broker redelivers an unacknowledged message.
 TTL, VISIBLE = 2.0, 5
 
-#: Seconds from one kill to the next, and how many there are at most: on a machine that is busy with other things, a
-#: program takes longer to start than it then lives.
+#: Seconds between two kills, and their maximum number: on a machine that is busy with other work, a program takes
+#: longer to start than it then lives.
 GAPS, KILLS = (0.1, 0.5), 60
 
-#: Seconds from one look to the next, and until a job that is not free is sent again.
+#: Seconds between two looks, and until a job that is not free is sent again.
 PACE = 0.2
 
-#: Seconds beyond that in which a busy machine runs what was waiting when the last one was killed.
+#: Seconds beyond the bound in which a busy machine runs what was waiting at the last kill.
 BUSY = 60.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to happen.
+    """A plan.
 
     Attributes:
         scopes: each gets an equal share of the sends.
-        sends: in all.
-        jobs: of each scope.
+        sends: number of sends in all.
+        jobs: number of jobs of each scope.
         is_deadly: whether senders and workers are killed.
         queue_ttl: as in `Rules`.
     """
@@ -69,14 +69,14 @@ class Plan:
 
     @property
     def bound(self) -> float:
-        """Seconds in which each job can be sent and run again: a message that is lost keeps it for the first part, one
-        that comes again for the second.
+        """Seconds within which each job can be sent and run again: a lost message keeps it for the first part, a
+        redelivered message for the second.
         """
         return max(self.queue_ttl or 0.0, self.expired_ttl) + 2 * VISIBLE + TTL
 
 
 class Log:
-    """The history as it grows: each line is read once."""
+    """The growing history: each line is read once."""
 
     def __init__(self, path: Path, judge: Judge) -> None:
         path.touch()
@@ -86,7 +86,7 @@ class Log:
         self._file.close()
 
     def follow(self) -> None:
-        """Read what has come."""
+        """Read the new lines."""
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
         self._judge.read(map(json.loads, lines))
 
@@ -104,7 +104,7 @@ class Flood:
         self._workers: list[Worker] = []
         self._started = 0
         broker = {"visibility_timeout": VISIBLE, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
-        # A worker that is killed as it delivers again keeps the others from doing so: for five minutes by default.
+        # A worker killed during a redelivery keeps the others from redelivering: for five minutes by default.
         broker["unacked_mutex_expire"] = VISIBLE
         self._conf: dict[str, Any] = {
             "broker_url": self._server.url_of(0),
@@ -159,7 +159,7 @@ class Flood:
             raise AssertionError(failed[0][-3000:])
 
     def kill_until_all_is_sent(self) -> None:
-        """Kill one after the other; those that come in their places send what is left."""
+        """Kill one process after another; their successors send what is left."""
         for _ in range(KILLS):
             clock.sleep(self._chance.uniform(*GAPS))
             if all(sender.process.poll() is not None for sender in self._senders):
@@ -168,7 +168,7 @@ class Flood:
         self.wait_for_senders()
 
     def _kill_sender(self) -> None:
-        """Kill one that has begun to send: one that is killed before has done nothing, and its successor might not."""
+        """Kill a sender that has begun to send: killed before, neither it nor its successors might do anything."""
         self._log.follow()
         begun = Counter(one.pid for one in self.judge.messages.values())
         alive = [one for one in self._senders if one.process.poll() is None and begun[one.process.pid]]
@@ -211,7 +211,7 @@ class Flood:
             self._note("length", scope=scope, length=found[scope])
 
     def wait_until_all_is_over(self) -> None:
-        """Until each message that was sent has run, or was refused; or is lost, where workers were killed."""
+        """Wait until each sent message has run or was refused, or is lost where workers were killed."""
         until(self._is_over, "all messages are over")
 
     def _is_over(self) -> bool:
@@ -252,8 +252,8 @@ class Flood:
         return any(one.start for one in self.judge.messages[message].deliveries)
 
     def end(self) -> Verdict:
-        """Judge. The workers are killed afterwards: told to end, Celery's pool reads no more from its children, and
-        waits forever for one that is about to say what came of its task.
+        """Judge. The workers are killed afterwards: in a shutdown, Celery's pool no longer reads from its children, and
+        waits forever for a child that is about to report the end of its task.
         """
         self._log.follow()
         self._note_revoked()
@@ -261,7 +261,7 @@ class Flood:
         return self.judge.verdict()
 
     def _note_revoked(self) -> None:
-        """Note which messages have been refused by a process that did not live to say so."""
+        """Note which messages were refused by a process that did not live to report it."""
         app = make(self._conf, self._plan.rules)
         silent = [name for name, one in self.judge.messages.items() if one.is_sent and not one.is_over]
         for name in silent:
@@ -290,13 +290,13 @@ def _here(env: dict[str, str]) -> Iterator[None]:
 
 
 def flood(plan: Plan, directory: Path, seed: int, say: Callable[[str], object] = lambda text: None) -> Verdict:
-    """Run one.
+    """Run a flood.
 
     Args:
         plan: what is to happen.
-        directory: for the history, and the logs of all processes.
+        directory: for the history and the logs of all processes.
         seed: decides what is sent in which order, and which process is killed when.
-        say: is given what happens now.
+        say: called with what happens now.
     """
     with ExitStack() as exits:
         made = Flood(plan, directory, seed, exits)

@@ -1,8 +1,8 @@
 """Judges a flood by its history: what was sent, refused and run, and whether that is exactly what the scope allows.
 
-All lines are of one clock, and each is written either before or after what it says. So an interval in which a lock is
-held for sure lies within the real one, and one in which it may be held around it. Two that surely hold one lock at once
-are one too many; a call that was refused while nobody can have held it is one too few.
+All lines are from one clock, and each is written either before or after the event that it reports. So the interval in
+which a lock was surely held lies within the real one, and the interval in which it may have been held contains it. Two
+sure holders of one lock at once are one too many; a call refused while nobody can have held the lock is one too few.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from celery_singleton_lock.options.rules import (
 )
 from tests.storm.flood.rules import Rules
 
-#: What is wrong: two messages of a job that have its lock, or two runs; a message that ran again after its end; one
-#: that was refused though nobody had the lock; one that is nowhere; a job that could not be sent and run in time; a
-#: queue that is longer or shorter than what was sent.
+#: What is wrong: two messages of a job that have its lock, or two runs; a message that ran again after its end, that
+#: was refused though nobody had the lock, or that exists nowhere; a job that could not be sent and run in time; a queue
+#: that is longer or shorter than what was sent.
 Broken = Literal["sent twice", "overlap", "again", "refused", "lost", "stuck", "queue"]
 
-#: Seconds by which the lock server's clock may differ from ours over the time of one lock.
+#: Seconds by which the lock server's clock may deviate from ours during the time of one lock.
 CLOCKS = 0.1
 
-#: Seconds until a confirmation, or a release that follows a kill, has come to the lock server.
+#: Seconds until a confirmation, or a release after a kill, has reached the lock server.
 LATER = 1.0
 
-#: Of these scopes one runs at a time.
+#: Scopes with which a job runs once at a time.
 RUN_ALONE = (WHILE_EXECUTING, UNTIL_EXECUTED, UNTIL_AND_WHILE_EXECUTING)
 
 Line = Mapping[str, Any]
@@ -40,10 +40,10 @@ Line = Mapping[str, Any]
 
 @dataclass
 class Delivery:
-    """One copy of a message, as a worker's process carries it out.
+    """A copy of a message that a worker's process carries out.
 
     Attributes:
-        killed: when its process was killed, if it came to no end before.
+        killed: when its process was killed, if it had not ended before.
     """
 
     begun: float
@@ -60,19 +60,19 @@ class Delivery:
         return max(at for at in (self.begun, self.start, self.end, self.over, self.killed) if at is not None)
 
     def ran_until(self) -> float:
-        """When its body came to an end, or was brought to one."""
+        """When its body ended, or was killed."""
         return self.end if self.end is not None else self.killed if self.killed is not None else math.inf
 
 
 @dataclass
 class Message:
-    """One call: sent, or refused as it was sent.
+    """A call: sent, or refused when it was to be sent.
 
     Attributes:
-        told: when its sender knew what had come of it; None if that was killed before.
+        told: when its sender knew the outcome; None if it was killed before.
         outcome: `sent`, `duplicate` or `unsure`.
         of: the message of which it is a duplicate.
-        broker: when it was put into the queue, and when a worker had it: "queued" or "taken".
+        broker: when it was put into the queue ("queued"), and when a worker had it ("taken").
         is_revoked: whether its result says that it was refused.
     """
 
@@ -102,7 +102,7 @@ class Message:
 
     @property
     def last(self) -> float:
-        """When anybody heard of it last."""
+        """The time of the last sign of it."""
         times = [self.sending, self.told or 0.0, *(at for at, _ in self.broker)]
         return max([*times, *(one.last for one in self.deliveries)])
 
@@ -117,12 +117,12 @@ class Finding:
 
 @dataclass
 class Counts:
-    """Of one scope.
+    """Counts of one scope.
 
     Attributes:
-        queued: messages in the queue before the first worker came, as the broker counted them; None if not asked.
-        freed: the longest that a job could not be sent and run after the last kill; None if not tried.
-        killed: senders, workers and children.
+        queued: messages in the queue before the first worker started, as the broker counted them; None if not asked.
+        freed: the longest time after the last kill until a job could be sent and run; None if not tried.
+        killed: numbers of killed senders, workers and children.
     """
 
     sends: int = 0
@@ -230,10 +230,10 @@ class Judge:
     def _free_again(self, line: Line) -> None:
         self._free[line["scope"], line["job"]] = line["at"]
 
-    # What follows from them.
+    # Conclusions from them.
 
     def _end_of(self, delivery: Delivery) -> float | None:
-        """When the process of one that came to no end was killed."""
+        """When the process of a delivery without an end was killed."""
         if delivery.over is not None:
             return None
         return min(
@@ -243,7 +243,7 @@ class Judge:
 
     @staticmethod
     def _note_unsaid_refusal(message: Message) -> None:
-        """A refusal is recorded before a signal reports it: a process killed in between leaves its result only."""
+        """A refusal is stored before a signal reports it: a process killed in between leaves only the result."""
         if message.is_revoked and not message.is_over:
             for one in message.deliveries:
                 if one.killed is not None and one.start is None:
@@ -255,12 +255,12 @@ class Judge:
         return kill["what"] != "sender" and kill["id"] in (delivery.group, delivery.pid)
 
     def _lasts(self, message: Message) -> float:
-        """Seconds of its lock that nobody frees, from when it is taken or confirmed."""
+        """Seconds of its lock if nobody frees it, from when it is taken or confirmed."""
         seconds = self._rules.seconds_of(message.scope)
         return math.inf if seconds is None else seconds
 
     def _surely_held(self, message: Message) -> tuple[float, float]:
-        """When it has the lock of its job, at least; the end is before the begin where that is not known."""
+        """The time in which it surely has the lock of its job; the end is before the begin if that is not known."""
         known = [message.told] if message.outcome == "sent" and message.told is not None else []
         begin = min([*known, *(one.begun for one in message.deliveries)], default=math.inf)
         if message.outcome == "unsure" or not message.is_sent:
@@ -289,7 +289,7 @@ class Judge:
         return self._last_of(message) + self._lasts(message) + LATER
 
     def _last_of(self, message: Message) -> float:
-        """When anybody may have done something about it last: its sender, until that was killed."""
+        """When anybody may have acted on it last; its sender may have, until it was killed."""
         if message.told is not None:
             return message.last
         kills = [kill["at"] for kill in self._kills if kill["what"] == "sender" and kill["id"] == message.pid]
@@ -339,7 +339,7 @@ class Judge:
                     yield self._found("again", message.name, "ran again after its end", excuse)
 
     def _refusals(self) -> Iterator[Finding]:
-        """Refused as they were sent, or as they were to run."""
+        """Wrong refusals, at the send or before the run."""
         jobs = self._by_job()
         for message in self.messages.values():
             if message.outcome == "duplicate":
@@ -353,11 +353,11 @@ class Judge:
                     yield self._found("refused", message.name, "was not run, though no other one ran")
 
     def _had_reason(self, refused: Delivery, of_job: Sequence[Message]) -> bool:
-        """Whether another delivery can have had the lock of the run."""
+        """Whether another delivery may have had the lock of the run."""
         for message in of_job:
             for one in message.deliveries:
                 if one is refused or one.refused is not None or (one.start is None and one.over is not None):
-                    continue  # That had no lock itself.
+                    continue  # This delivery had no lock itself.
                 until = one.over if one.over is not None else (one.killed or math.inf) + self._rules.ttl + LATER
                 if one.begun <= (refused.refused or 0) and refused.begun <= until:
                     return True
@@ -369,7 +369,7 @@ class Judge:
                 yield self._found("lost", message.name, f"was sent at {message.sending:.3f}", self._loss(message))
 
     def _loss(self, message: Message) -> str:
-        """Why a message may be lost, which the guarantees say."""
+        """Why, according to the guarantees, a message may be lost."""
         is_killed = [kill["at"] for kill in self._kills if kill["what"] != "sender" and kill["at"] >= message.sending]
         last = max(message.broker, default=(0.0, ""))[1]
         if is_killed and last != "taken":
@@ -426,7 +426,7 @@ class Judge:
 
 
 def judge(rules: Rules, bound: float, lines: Iterable[Line]) -> Verdict:
-    """What a history shows.
+    """The verdict on a history.
 
     Args:
         rules: of the flood.

@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """One for those in which nobody was killed, one for the others, and each finding that has no excuse."""
+    """A table for the floods without kills, a table for the others, and each finding without an excuse."""
     calm = [_calm(row) for row in rows if not row.plan.is_deadly]
     deadly = [_deadly(row) for row in rows if row.plan.is_deadly]
     parts = []
@@ -49,7 +49,7 @@ def _deadly(row: Row) -> list[str]:
 
 
 def _wrong(row: Row) -> list[str]:
-    """Messages and runs that should not be, and those that should."""
+    """Messages and runs that should not exist, and those that are missing."""
     many = sum(row.verdict.number_of(row.scope, broken) for broken in ("sent twice", "overlap", "again"))
     few = sum(row.verdict.number_of(row.scope, broken) for broken in ("refused", "lost", "stuck", "queue"))
     return [str(many), str(few)]

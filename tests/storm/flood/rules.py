@@ -1,4 +1,4 @@
-"""What holds in one flood: how long its locks last, and when its messages are acknowledged."""
+"""The rules of a flood: how long its locks last, and when its messages are acknowledged."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 
 @dataclass(frozen=True)
 class Rules:
-    """The judge reads these in the history; workers and senders in their environment.
+    """The judge reads them in the history, workers and senders in their environment.
 
     Attributes:
-        queue_ttl: seconds for which a message that waits keeps others out; None for the day that is the default.
+        queue_ttl: seconds for which a waiting message keeps others out; None for the default of one day.
         expired_ttl: the same under `until_expired`.
         ttl: seconds of a lease.
-        is_late: whether messages are acknowledged when they have run.
+        is_late: whether messages are acknowledged after they have run.
     """
 
     VARIABLE: ClassVar[str] = "FLOOD_RULES"

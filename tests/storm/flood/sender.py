@@ -1,6 +1,7 @@
-"""`python -m tests.storm.flood.sender SEED SENDS JOBS SCOPE,…`: sends jobs as fast as it can, and writes down each.
+"""`python -m tests.storm.flood.sender SEED SENDS JOBS SCOPE,…`: sends jobs as fast as it can, and records each.
 
-One line before a message is sent, one for what came of that: if it is killed in between, only the first line is there.
+It writes a line before a message is sent, and a line with the outcome: if it is killed in between, only the first line
+is there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main(seed: str, sends: str, jobs: str, scopes: str) -> None:
 
 
 def drawn(chance: random.Random, sends: int, jobs: int, scopes: Sequence[str]) -> list[tuple[str, str]]:
-    """What is sent: each job about as often as any other one."""
+    """The jobs to send, each about as often as any other."""
     every = [(scope, f"job {number}") for scope in scopes for number in range(jobs)]
     found: list[tuple[str, str]] = []
     while len(found) < sends:
@@ -38,7 +39,7 @@ def drawn(chance: random.Random, sends: int, jobs: int, scopes: Sequence[str]) -
 
 
 def send(app: Any, scope: str, job: str) -> str:
-    """Send one; the id of its message, also where another one has the lock and none was sent."""
+    """Send a job; returns the id of its message, even if another one has the lock and none was sent."""
     message = str(uuid.uuid4())
     history.write("sending", message=message, scope=scope, job=job)
     try:

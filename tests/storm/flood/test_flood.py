@@ -1,4 +1,4 @@
-"""Thousands of calls of few jobs: exactly as many are sent and run as the scope allows, whichever process is killed."""
+"""Thousands of calls of few jobs: exactly as many are sent and run as the scope allows, whichever process dies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from celery_singleton_lock.options.rules import SCOPES, UNTIL_EXPIRED, WHILE_EXE
 from tests.storm.flood.flood import Plan, flood
 from tests.storm.flood.report import Row, tables
 
-#: Calls and jobs, of all scopes together and of each; `python -m tests.storm.flood` is larger.
+#: Calls of all scopes together, and jobs of each scope; `python -m tests.storm.flood` is larger.
 SENDS, JOBS = 1500, 12
 
-#: Seconds for which a message that is lost keeps others out, and any message under `until_expired`.
+#: Seconds for which a lost message keeps others out, and any message under `until_expired`.
 QUEUE_TTL, EXPIRED_TTL = 4.0, 4.0
 
-#: Scopes of which one message of each job waits, however long sending takes.
+#: Scopes with which one message of each job waits, however long sending takes.
 UNTIL_BEGUN_OR_ENDED = {*SCOPES} - {WHILE_EXECUTING, UNTIL_EXPIRED}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
