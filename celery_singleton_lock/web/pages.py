@@ -252,7 +252,7 @@ def _tiles(snapshot: Snapshot, held: Sequence[HeldLock], render: Renderer) -> Re
     tiles = (
         (len(held), "held", render.address("locks")),
         (queued, "queued", render.address("locks")),
-        (sum(it.held.waiters for it in snapshot.locks), "waiting", render.address("locks", sort=SORTS[2])),
+        (sum({it.key: it.held.waiters for it in snapshot.locks}.values()), "waiting", render.address("locks", sort=SORTS[2])),
         (len(snapshot.refused), "keys that refuse copies", render.address("refused")),
     )
     rows = [(caption, {"value": value, "caption": caption, "to": to}) for value, caption, to in tiles]
