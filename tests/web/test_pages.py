@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import KINDS
 from celery_singleton_lock.keys.key import key_of_beat
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.web import app_of, chart, pages, watch, words
@@ -26,6 +28,7 @@ from celery_singleton_lock.web.asked import Asked
 from celery_singleton_lock.web.schedule import planned
 from celery_singleton_lock.web.snapshot import Snapshot
 from celery_singleton_lock.web.watch import Watch
+from tests.patience import LIMIT, until
 from tests.web.client import Client
 from tests.web.reading import Page
 from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, with_task, write
@@ -63,6 +66,24 @@ def test_locks_are_shown_with_holder_and_place(app: Celery, client: Client) -> N
     assert "message id-of-other" in queued
     Runtime.of(app).store.free(lease)
     assert not [row for row in page(client, "/locks").rows() if "tenant=acme" in row]
+
+
+def test_waiter_for_several_holders_is_counted_once(app: Celery, client: Client) -> None:
+    store, key = Runtime.of(app).store, key_of(app, "acme")
+
+    def request(name: str) -> LockRequest:
+        return LockRequest(key, new_owner(), ttl=600.0, holder=Holder(name), limit=2, waiting=True)
+
+    lease, _ = (store.acquire(request(name)) for name in "ab")
+    with store.waiter(request("c")) as waiter:
+        waiting = threading.Thread(target=waiter.wait, args=(LIMIT,))
+        waiting.start()
+        until(lambda: store.inspect(key).waiters == 1)
+        tiles = [it.text for it in page(client, "").elements if it.tag == "li" and it.text.endswith(" waiting")]
+        assert isinstance(lease, Lease)
+        store.free(lease)
+        waiting.join(LIMIT)
+    assert tiles == ["1 waiting"]
 
 
 def test_page_says_so_if_no_lock_is_held(client: Client) -> None:
