@@ -395,6 +395,15 @@ class TestChart:
         assert lanes(Watch(app).look(), 10) == []
         assert len(lanes(Watch(app).look(), 100)) == 1
 
+    def test_wait_is_drawn_below_the_run_that_it_waited_for(self, app: Celery) -> None:
+        write(app, entry(app, "a", ago=100, lasted=50.0), entry(app, "a", ago=50, lasted=10.0, waited=40.0))
+        (lane,) = lanes(Watch(app).look(), 10)
+        first, wait, _ = lane.bars
+        assert (first.kind, wait.kind, wait.row) == ("ran", "wait", first.row)
+        assert first.x < wait.x < wait.x + wait.width <= first.x + first.width + 0.1
+        assert first.top + first.height < wait.top
+        assert wait.top + wait.height < chart.HEIGHT
+
     def test_number_of_rows_in_a_lane_is_limited(self, app: Celery) -> None:
         write(app, *(entry(app, "a", ago=100 - number, lasted=90.0) for number in range(50)))
         (lane,) = lanes(Watch(app).look(), 10)
