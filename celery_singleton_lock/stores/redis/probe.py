@@ -196,6 +196,7 @@ def _commands_on(key: str) -> list[Command]:
         ("HSET", key, "a", 1),
         ("HGET", key, "a"),
         ("HGETALL", key),
+        ("HVALS", key),
         ("HINCRBY", key, "a", 1),
         ("HLEN", key),
         ("HSCAN", key, 0),
