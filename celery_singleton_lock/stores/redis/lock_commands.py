@@ -194,7 +194,6 @@ def free(
 
 
 def abandon(hold: Hold) -> Call:
-    """See `LockStore.abandon`."""
     return ending(hold, hold.owner, over=(hold.owner,))
 
 
@@ -290,14 +289,12 @@ def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Calla
 
 
 def recorded(key: str, message: str) -> Call:
-    """See `Store.recorded`."""
     shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, message)
     keys = [keyspace.done_key(key, message), *keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]
     return Call(RECORDED, keys, [ended_name])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
-    """See `LockStore.replace_records`."""
     keys, args = list[str](), list[object]()
     for key, record in records:
         shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
