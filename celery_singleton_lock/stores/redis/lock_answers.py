@@ -149,10 +149,8 @@ def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
 
 def recorded(answer: Sequence[Any], message: str) -> Record | None:
     """What a `recorded` has found."""
-    if answer[0] != Answer.RECORD:
-        return None
-    _, content, pttl = answer
-    return Record(message, content, max(pttl, 0) / 1000)
+    kind, *rest = answer
+    return record(message, *rest) if kind == Answer.RECORD else None
 
 
 def _has_parts(answer: Any, allowed: Mapping[int, list[type]]) -> bool:
@@ -171,8 +169,7 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
         if kind == Answer.SUPERSEDED:
             return Superseded(found.holder, found.owner, found.remaining, slot, by=_task_of(*about))
         return replace(found, arrived=about[0]) if about else found
-    content, pttl = rest
-    return Record(message, content, max(pttl, 0) / 1000)
+    return record(message, *rest)
 
 
 def _task_of(arrives_as: bytes) -> str | None:
@@ -185,6 +182,11 @@ def fence_of(value: bytes) -> int | None:
     """The fence of a hold, which is inside the holder."""
     fields = cleaned.array(value[OWNER_LENGTH:])
     return cleaned.count(fields[FENCE]) or None if fields is not None and len(fields) > FENCE else None
+
+
+def record(message: str, content: bytes, pttl: int) -> Record:
+    """A message's record, with its remaining milliseconds."""
+    return Record(message, content, max(pttl, 0) / 1000)
 
 
 def held(value: bytes, pttl: int) -> Held:
