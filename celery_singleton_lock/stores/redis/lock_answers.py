@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder
+from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder, task_arriving_as
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
 
@@ -167,15 +167,9 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
         value, pttl, slot, *about = rest
         found = replace(held(value, pttl), slot=slot)
         if kind == Answer.SUPERSEDED:
-            return Superseded(found.holder, found.owner, found.remaining, slot, by=_task_of(*about))
+            return Superseded(found.holder, found.owner, found.remaining, slot, by=task_arriving_as(*about))
         return replace(found, arrived=about[0]) if about else found
     return record(message, *rest)
-
-
-def _task_of(arrives_as: bytes) -> str | None:
-    """The id of the task in what `Holder.arrives_as` says."""
-    fields = cleaned.array(arrives_as.rstrip(b",") + b"]")
-    return cleaned.text_or_none(fields[1]) if fields is not None and len(fields) > 1 else None
 
 
 def fence_of(value: bytes) -> int | None:
