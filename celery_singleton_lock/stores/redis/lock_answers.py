@@ -1,4 +1,4 @@
-"""What the scripts of `scripts/lock` answer."""
+"""The answers of the scripts in `scripts/lock`."""
 
 from __future__ import annotations
 
