@@ -265,10 +265,8 @@ def ending(
     )
     if record is None and reservation is None:
         return Call(FREE, keys, args)
-    began, same = (
-        clock.now() if began is None else began,
-        partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes),
-    )
+    began = clock.now() if began is None else began
+    same = partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes)
 
     def later(repeated: bool) -> Call:
         late = clock.now() - began
