@@ -1,1 +1,1 @@
-"""What the locks cost, compared with other locks: every figure is a ratio within one run. `make bench`."""
+"""The cost of the locks, compared with other locks: every figure is a ratio within one run. `make bench`."""

@@ -1,4 +1,4 @@
-"""What one uncontended lock costs: acquire + release, in one process, on one server."""
+"""The cost of one uncontended lock: acquire + release, in one process, on one server."""
 
 from __future__ import annotations
 

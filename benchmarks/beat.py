@@ -1,4 +1,4 @@
-"""What an exclusive schedule costs beat: sending due entries, and standing by."""
+"""The cost of an exclusive schedule to beat: sending due entries, and standing by."""
 
 from __future__ import annotations
 

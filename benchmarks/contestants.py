@@ -142,16 +142,12 @@ def _over_socket(urls: Sequence[str]) -> Maker:
     return lambda name: _OverSocket(server, *commands(name))
 
 
-def holder() -> Holder:
-    """The holder of a new message."""
-    return Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
-
-
 class _OfTask:
     """A lock as a task takes it: each message has another id, an owner and a holder, and leaves a record."""
 
     def __init__(self, store: LockStore, key: str) -> None:
-        self._store, self._key, self._holder = store, f"bench:{{{key}}}", holder()
+        self._store, self._key = store, f"bench:{{{key}}}"
+        self._holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
         self._lease: Lease | None = None
 
     def acquire(self, wait: float = 0.0) -> bool:

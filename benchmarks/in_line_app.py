@@ -11,10 +11,11 @@ from celery import Celery
 
 from celery_singleton_lock import SingletonTask
 
-_SERVER = os.environ.get("BENCHMARK_BROKER", "")
+#: The broker also keeps all locks.
+_BROKER = os.environ.get("BENCHMARK_BROKER", "")
 
-app = Celery("in_line", broker=os.environ.get("BENCHMARK_AMQP") or _SERVER, set_as_current=False)
-app.conf.update(task_ignore_result=True, singleton_lock_backend=_SERVER, worker_redirect_stdouts=False)
+app = Celery("in_line", broker=_BROKER, set_as_current=False)
+app.conf.update(task_ignore_result=True, singleton_lock_backend=_BROKER, worker_redirect_stdouts=False)
 
 
 def _write(**fields: Any) -> None:

@@ -1,4 +1,4 @@
-"""What each way to lock does when things go wrong: the same events for all of them, on real servers and processes.
+"""How each way to lock behaves when things go wrong: the same events for all of them, on real servers and processes.
 
     python -m benchmarks.race [--write docs/locks.md]
 

@@ -1,4 +1,4 @@
-"""What the second of two beats costs while the first leads: real processes with an empty schedule."""
+"""The cost of the second of two beats while the first leads: real processes with an empty schedule."""
 
 from __future__ import annotations
 

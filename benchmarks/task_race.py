@@ -1,4 +1,4 @@
-"""What each way to lock a Celery task does when things go wrong: the same events for all, on real workers and Redis.
+"""How each way to lock a Celery task behaves when things go wrong: the same events for all, on real workers and Redis.
 
     python -m benchmarks.task_race [--write docs/compared.md]
 

@@ -1,4 +1,4 @@
-"""What a lock costs a real worker, and its senders."""
+"""The cost of a lock to a real worker, and to its senders."""
 
 from __future__ import annotations
 

@@ -163,6 +163,12 @@ class Holder:
         )
 
 
+def task_arriving_as(name: bytes) -> str | None:
+    """The task's id in what `Holder.arrives_as` says."""
+    fields = cleaned.array(name.rstrip(b",") + b"]")
+    return cleaned.text_or_none(fields[1]) if fields is not None and len(fields) > 1 else None
+
+
 def _task_of(newer: object) -> str | None:
     """The task id in the part that a store has added for a newer message (see `Holder.arrives_as`)."""
     return cleaned.text(newer[1]) if isinstance(newer, list) and len(newer) > 1 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from celery_singleton_lock import cleaned
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
 
     def cleaned(self) -> Entry:
         """The same entry, made safe to keep and show, whatever is in it."""
-        return _cleaned(self)
+        return Entry(*(clean(value) for clean, value in zip(_CLEAN.values(), self, strict=True)))
 
     def dumps(self) -> str:
         return _encode(self)
@@ -89,11 +89,7 @@ class Entry(NamedTuple):
         fields = cleaned.array(text)
         if fields is None or len(fields) < _REQUIRED or fields[0] not in KINDS:
             return None
-        return _cleaned(fields)
-
-
-def _cleaned(fields: Sequence[Any]) -> Entry:
-    return Entry(*(clean(value) for clean, value in zip(_CLEAN.values(), fields, strict=False)))
+        return cls(*fields[: len(cls._fields)]).cleaned()
 
 
 #: How each field is cleaned; the kind was checked before.

@@ -1,4 +1,4 @@
-"""What one beat may send, and what it has sent.
+"""The ticks that one beat may send, and those that it has sent.
 
 A tick is claimed before it is sent, and recorded afterwards. Where many entries are due at once, one round trip claims
 or records many of them. A beat that dies in between loses no tick: its claim ends, and the next leader sends the tick

@@ -1,4 +1,4 @@
-"""What is counted, under which names, and how to read the journal's counts."""
+"""The journal's counts: their names, what each of them counts, and how to read them."""
 
 from __future__ import annotations
 

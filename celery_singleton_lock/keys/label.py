@@ -1,4 +1,4 @@
-"""What makes two calls the same, in a few words for people: shown beside the digest in a key."""
+"""The label beside the digest in a key: in a few words for people, what makes two calls the same."""
 
 from __future__ import annotations
 

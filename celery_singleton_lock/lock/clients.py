@@ -1,4 +1,4 @@
-"""What the locks of a client share: a store with its connections, and its part of the heartbeat.
+"""The store that the locks of a client share, with its connections, and its part of the heartbeat.
 
 Clients that connect in the same way share one store: a program that makes a client for each lock opens no more
 connections than a program with a single client. The store goes with the last of the clients, and so do its connections.

@@ -1,4 +1,4 @@
-"""What a lock outside of tasks raises: errors of redis-py's lock, and of this package."""
+"""The errors of a lock outside of tasks: those of redis-py's lock, and of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lock object knows of its hold, in each thread and on both sides of a fork."""
+"""A lock object's knowledge of its hold, in each thread and on both sides of a fork."""
 
 from __future__ import annotations
 

@@ -156,14 +156,14 @@ def _shut_down(it: Scene) -> None:
 def _deliver_again(it: Scene) -> None:
     first = it.send(0)
     run = it.begun(first)
-    it.send_again(first, 1)
+    it.send_again(first)
     it.expect(it.until(lambda: it.met(first) > 1), "no worker took the copy")
     clock.sleep(it.play.options.ttl + GRACE)
     it.expect(len(it.of(first)) == 1, "a copy ran while the message was running")
     it.let_end()
     it.until(lambda: it.now(run).ended)
     met = it.met(first)
-    it.send_again(first, 1)
+    it.send_again(first)
     it.expect(it.until(lambda: it.met(first) > met), "no worker took the second copy")
     clock.sleep(GRACE)
     again = sum(other.began.retries == run.began.retries for other in it.of(first)) - 1

@@ -1,4 +1,4 @@
-"""What happened in a rehearsal: a file to which every process appends lines, and the runs that they show.
+"""The history of a rehearsal: a file to which every process appends lines, and the runs that they show.
 
 The lines are about the body of the task, not about its lock: the lock is not a witness in its own case.
 """

@@ -140,12 +140,12 @@ class Scene:
         self.sent.append(task_id)
         return task_id
 
-    def send_again(self, task_id: str, worker: int) -> None:
-        """Deliver a message again, as brokers do, to this worker."""
+    def send_again(self, task_id: str) -> None:
+        """Deliver a message again, as brokers do, to the second worker."""
         message = self.messages[task_id]
         app = self.play.task.app
         with app.producer_pool.acquire(block=True) as producer:
-            queue = app.amqp.queues[self.workers[worker].queue]
+            queue = app.amqp.queues[self.workers[1].queue]
             producer.publish(
                 message.body,
                 exchange=queue.exchange,

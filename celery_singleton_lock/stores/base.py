@@ -1,4 +1,4 @@
-"""What every lock store does.
+"""The protocol that every lock store follows.
 
 acquire gives a `Lease`, `Held` when somebody else has the lock, or a `Record` when the message has been carried out;
 only a lease is trusted. A store never guesses: "not held" is an answer, "no answer" is `LockUnavailable`. Every call

@@ -1,4 +1,4 @@
-"""What happened to the copies of all messages, where every process can read it."""
+"""The journal: the history of all copies of messages, where every process can read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What beat has sent, where all beats see it."""
+"""The ledger of what beat has sent, where all beats see it."""
 
 from __future__ import annotations
 

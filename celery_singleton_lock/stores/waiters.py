@@ -74,7 +74,6 @@ class AskingWaiter:
         self._wake_up.__exit__(kind, error, tb)
 
     def wait(self, timeout: float) -> Lease | Held | Record:
-        """See `Waiter.wait`."""
         self._found = None
         try:
             self._found = self._woken(timeout)
@@ -87,7 +86,6 @@ class AskingWaiter:
         return self.ask() if self._found is None else self._found
 
     def ask(self) -> Lease | Held | Record:
-        """See `Waiter.ask`."""
         self._found = None
         self._found = self._ask()
         if not isinstance(self._found, Record):

@@ -1,4 +1,4 @@
-"""What the worker's main process passes to the process that runs a task, along with its request.
+"""The data that the worker's main process passes to the process that runs a task, along with its request.
 
 The owner token is in the delivery info, and the message as it came is among the properties: no sender can write there,
 and no retry takes them along. Only this module writes and reads them.

@@ -53,6 +53,12 @@ class End(NamedTuple):
     value: Any = None
     error: Exception | None = None
 
+    def result(self) -> Any:
+        """Return the value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
 
 class Outcome(NamedTuple):
     """How a message ended.

@@ -44,9 +44,7 @@ def end(execution: Execution, found: Held | Record) -> Any:
         # Celery would store it as the end of a message that runs, or has ended.
         logger.warning("%s is a copy, and is put back: %r", execution, error)
         requeue.put_back(execution.task, reason="copy", delay=SETTLING)
-    if ended.error is not None:
-        raise ended.error
-    return ended.value
+    return ended.result()
 
 
 def forgotten(execution: Execution) -> Record:
@@ -62,13 +60,13 @@ def is_forgotten(record: Record) -> bool:
 def _stand_by(execution: Execution, found: Held) -> NoReturn:
     """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
     holder = found.holder or execution.holder
-    place, own = f"{holder.node} (pid {holder.pid})", execution.holder.attempt
+    own = execution.holder.attempt
     if holder.attempt > own or (holder.attempt == own and not execution.task.acks_late):
         # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
-        logger.info("%s is already running on %s; this copy is dropped", execution, place)
+        logger.info("%s is already running on %s; this copy is dropped", execution, holder.place)
         journal_entries.did_not_run(execution, "drop", holder)
         raise requeue.GoesOn("already running")
-    logger.info("%s is already running on %s; a copy waits, in case it dies", execution, place)
+    logger.info("%s is already running on %s; a copy waits, in case it dies", execution, holder.place)
     journal_entries.did_not_run(execution, "stand-by", holder)
     delay = min(found.remaining, execution.options.ttl) + AFTER_LEASE
     requeue.put_back(execution.task, reason="copy", delay=delay)

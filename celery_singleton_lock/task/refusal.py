@@ -89,13 +89,7 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
         ended = joining.end_by_now(acquisition, joined) if joined is not None else following.end_by_now(acquisition)
         if ended is None:
             raise
-    return _told(ended)
-
-
-def _told(ended: End) -> Any:
-    if ended.error is not None:
-        raise ended.error
-    return ended.value
+    return ended.result()
 
 
 def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
@@ -109,7 +103,7 @@ def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
             acquisition.leave_line()
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
         return fail(acquisition, error)
-    return _told(ended) if copy is None else _end_as_copy(acquisition, copy)
+    return ended.result() if copy is None else _end_as_copy(acquisition, copy)
 
 
 def _end_superseded(acquisition: Acquisition, found: Superseded) -> Any:

@@ -1,4 +1,4 @@
-"""What happens under the lock: the body runs while the lease is renewed, and then the lock is freed.
+"""A run under the lock: the body runs while the lease is renewed, and then the lock is freed.
 
 Protocol: `docs/protocol.md`, section 6.
 """

@@ -1,4 +1,4 @@
-"""What a worker's main process does: it checks the settings, renews for its children, and frees the locks of dead ones.
+"""The main process of a worker: it checks the settings, renews for its children, and frees the locks of dead ones.
 
 Begin with `bootstep.py`, which a worker runs when it starts; each delivery is a `request.py`.
 """

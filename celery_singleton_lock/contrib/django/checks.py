@@ -70,7 +70,7 @@ def check_production(*_: Any, **__: Any) -> list[CheckMessage]:
     return [message for app in _apps() for message in of_production(app)]
 
 
-def of_settings(app: Any, names: Iterable[str] = ()) -> Iterator[CheckMessage]:
+def of_settings(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
     """Faults of an app's settings; `names` are the names of Django's settings, to find those that nothing reads."""
     for problem in [*problems(app)] or [*_only_seen_in_use(app)]:
         yield _message(Error, app, "E001", str(problem))

@@ -1,4 +1,4 @@
-"""What happened to all copies, in the memory of this process."""
+"""The journal in the memory of this process."""
 
 from __future__ import annotations
 

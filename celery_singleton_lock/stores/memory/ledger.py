@@ -1,4 +1,4 @@
-"""What beat has sent, in the memory of this process."""
+"""The ledger in the memory of this process."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import Literal
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, task_arriving_as
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation, Superseded
@@ -111,7 +110,7 @@ class MemoryStore:
 
     def _superseded(self, request: LockRequest, newer: str, live: dict[int, Occupant]) -> Superseded:
         """The answer to its message, which does not take the lock that it was woken for, or has found free."""
-        by = json.loads(newer.rstrip(",") + "]")[1]
+        by = task_arriving_as(newer.encode())
         if not live:
             self._wake(request.key)
             return Superseded(None, "", 0.0, by=by)

@@ -1,4 +1,4 @@
-"""What one server shows of its locks and ledgers; nothing here blocks it.
+"""The locks and ledgers on one server, as it shows them; nothing here blocks it.
 
 If there may be many keys, they are searched step by step, and what a step has found is read in one round trip. If there
 is no answer, or an error, each function raises `RedisError` or `OSError`.

@@ -1,4 +1,4 @@
-"""What the scripts of `scripts/lock` answer."""
+"""The answers of the scripts in `scripts/lock`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder
+from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder, task_arriving_as
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
 
@@ -149,10 +149,8 @@ def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
 
 def recorded(answer: Sequence[Any], message: str) -> Record | None:
     """What a `recorded` has found."""
-    if answer[0] != Answer.RECORD:
-        return None
-    _, content, pttl = answer
-    return Record(message, content, max(pttl, 0) / 1000)
+    kind, *rest = answer
+    return record(message, *rest) if kind == Answer.RECORD else None
 
 
 def _has_parts(answer: Any, allowed: Mapping[int, list[type]]) -> bool:
@@ -169,22 +167,20 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
         value, pttl, slot, *about = rest
         found = replace(held(value, pttl), slot=slot)
         if kind == Answer.SUPERSEDED:
-            return Superseded(found.holder, found.owner, found.remaining, slot, by=_task_of(*about))
+            return Superseded(found.holder, found.owner, found.remaining, slot, by=task_arriving_as(*about))
         return replace(found, arrived=about[0]) if about else found
-    content, pttl = rest
-    return Record(message, content, max(pttl, 0) / 1000)
-
-
-def _task_of(arrives_as: bytes) -> str | None:
-    """The id of the task in what `Holder.arrives_as` says."""
-    fields = cleaned.array(arrives_as.rstrip(b",") + b"]")
-    return cleaned.text_or_none(fields[1]) if fields is not None and len(fields) > 1 else None
+    return record(message, *rest)
 
 
 def fence_of(value: bytes) -> int | None:
     """The fence of a hold, which is inside the holder."""
     fields = cleaned.array(value[OWNER_LENGTH:])
     return cleaned.count(fields[FENCE]) or None if fields is not None and len(fields) > FENCE else None
+
+
+def record(message: str, content: bytes, pttl: int) -> Record:
+    """A message's record, with its remaining milliseconds."""
+    return Record(message, content, max(pttl, 0) / 1000)
 
 
 def held(value: bytes, pttl: int) -> Held:

@@ -189,7 +189,6 @@ def free(
 
 
 def abandon(hold: Hold) -> Call:
-    """See `LockStore.abandon`."""
     return ending(hold, hold.owner, over=(hold.owner,))
 
 
@@ -261,10 +260,8 @@ def ending(
     )
     if record is None and reservation is None:
         return Call(FREE, keys, args)
-    began, same = (
-        clock.now() if began is None else began,
-        partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes),
-    )
+    began = clock.now() if began is None else began
+    same = partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes)
 
     def later(repeated: bool) -> Call:
         late = clock.now() - began
@@ -285,14 +282,12 @@ def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Calla
 
 
 def recorded(key: str, message: str) -> Call:
-    """See `Store.recorded`."""
     shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, message)
     keys = [keyspace.done_key(key, message), *keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]
     return Call(RECORDED, keys, [ended_name])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
-    """See `LockStore.replace_records`."""
     keys, args = list[str](), list[object]()
     for key, record in records:
         shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)

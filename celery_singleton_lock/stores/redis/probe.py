@@ -1,4 +1,4 @@
-"""What the lock servers report about themselves, as far as their user may ask: facts only, no judgement.
+"""Facts that the lock servers report about themselves, as far as their user may ask; nothing here judges them.
 
 Everything here uses separate connections, and nothing blocks a server. All that is written is one key, which lives for
 a few seconds.

@@ -51,7 +51,6 @@ class RedisStops:
             connection.forsake()
 
     def wait(self) -> Stop | None:
-        """See `Stops.wait`."""
         try:
             if self._connection is None:
                 self._connection = self._exits.enter_context(self._servers.server_of(self._key).connection())
@@ -63,7 +62,6 @@ class RedisStops:
         return None if answer is None else _stop(answer)
 
     def close(self) -> None:
-        """See `Stops.close`."""
         self._connection = None
         with suppress(RedisError, OSError):
             self._exits.close()

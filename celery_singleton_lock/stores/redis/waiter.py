@@ -110,7 +110,6 @@ class RedisWakeUp:
         return self._connection is not None and self._connection.unanswered > 0
 
     def pass_on(self) -> None:
-        """See `WakeUp.pass_on`."""
         with suppress(RedisError, OSError):
             self._server_of().run(lock_commands.wake(self._key))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.stores.redis.lock_answers import MAX_SLOTS, Answer, held
+from celery_singleton_lock.stores.redis.lock_answers import MAX_SLOTS, Answer, held, record
 from celery_singleton_lock.stores.redis.redlock.commands import PROMISE, attempt_of
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, NotAsked
 from celery_singleton_lock.stores.redis.server import words_of
@@ -93,7 +93,7 @@ class Votes:
         elif kind == Answer.RECORD and rest[0].startswith(PROMISE):
             self.withheld[index] = "the message is being refused"
         elif kind == Answer.RECORD:
-            self.record = Record(self.message, rest[0], max(rest[1], 0) / 1000)
+            self.record = record(self.message, *rest)
         elif kind == Answer.GIVEN_UP:
             self.withheld[index] = "the owner was given up"
         elif kind == Answer.MORE_SLOTS:
