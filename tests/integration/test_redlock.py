@@ -22,7 +22,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.lock_answers import Freed
+from celery_singleton_lock.stores.redis.lock_answers import FreeAnswer
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
@@ -417,7 +417,7 @@ class TestGivenUp:
         assert store.free(first)
         lease = taken_on_all(nodes, store)
         for each in store._nodes.each:
-            assert each.server.run(late) == Freed.NOT_OURS
+            assert each.server.run(late) == FreeAnswer.NOT_OURS
         assert len(nodes.holding(RUN)) == 5
         assert store.renew([lease], timeout=1.0) == [True]
 

@@ -77,7 +77,7 @@ def answers_renewal(answer: Any) -> bool:
     return isinstance(answer, list) and all(isinstance(one, (int, bytes)) for one in answer)
 
 
-class Freed(IntEnum):
+class FreeAnswer(IntEnum):
     """The answers to freeing."""
 
     NOT_OURS = 0

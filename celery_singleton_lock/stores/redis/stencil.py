@@ -106,8 +106,8 @@ def _for_acquire(kind: type[str], ttl: float, waiting: bool, once: bool, lengths
     message, *ended = rest or [""]
     marked = _MarkedHolder(record=message, process=holder)
     request = LockRequest(_marked_key(kind, key, base), owner, ttl, marked, waiting=waiting, once=once)
-    keys, asked = lock_commands.question(request, name, shared=shared)
-    call = Call(lock_commands.ACQUIRE, keys, lock_commands.said(asked._replace(asked_at_ms=asked_at)))
+    keys, args = lock_commands.question(request, name, shared=shared)
+    call = Call(lock_commands.ACQUIRE, keys, lock_commands.without_defaults(args._replace(asked_at_ms=asked_at)))
     return _Stencil(_with_ended(call, request.key, message, shared, *ended) if ended else call)
 
 

@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     _store(
         "an abandoned acquire is not undone",
-        old="            self._end(name, question.undone(), request.ttl, at_once=answers)\n",
+        old="            self._end(call_id, question.undone(), request.ttl, at_once=answers)\n",
         new="",
         breaks="what was given up is taken back",
         kind="locks",

@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
+from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
 from celery_singleton_lock.stores.redis.redlock.majority import agreed, merged
@@ -309,7 +309,7 @@ class RedlockStore:
                 answers = conversation.ask(
                     call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for, settled=settled
                 )
-                if Freed.SOMEBODY_WAITS in answers.values():
+                if FreeAnswer.SOMEBODY_WAITS in answers.values():
                     # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
                     wake = lock_commands.wake(hold.key, limit=hold.limit)
                     conversation.tell(wake, range(len(self._nodes.each)))
@@ -397,7 +397,7 @@ def _kind(answer: Any) -> Any:
 def _freed_on(answers: Answers) -> tuple[int, int]:
     """On how many nodes the lock was held, and on how many it was not."""
     each = given(answers)
-    gone = each.count(Freed.NOT_OURS)
+    gone = each.count(FreeAnswer.NOT_OURS)
     return len(each) - gone, gone
 
 
