@@ -35,7 +35,7 @@ FENCE_TTL = 3600.0
 
 #: Seconds that a lock that was handed to a waiter is held for it, until the waiter confirms: what a frozen or
 #: unreachable waiter costs the others.
-PROVISIONAL = 1.0
+HAND_OVER_TTL = 1.0
 
 #: Arguments of `replace_records.lua` for each record.
 _OF_RECORD = 4
@@ -138,7 +138,7 @@ def acquire(
 def hand_over(request: LockRequest, place: str) -> Call:
     """As `acquire`, to be carried out when the waiter at this place is woken; its lease must be confirmed."""
     keys, args = question(replace(request, waiting=True, given_up=()), place)
-    args = args._replace(ttl_ms=ms(min(request.ttl, PROVISIONAL)), wake_ms=ms(WAKE_TTL), woken=1)
+    args = args._replace(ttl_ms=ms(min(request.ttl, HAND_OVER_TTL)), wake_ms=ms(WAKE_TTL), woken=1)
     return Call(HAND_OVER, keys, without_defaults(args))
 
 

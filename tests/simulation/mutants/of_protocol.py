@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "what is handed over lasts",
         "stores/redis/lock_commands.py",
-        "PROVISIONAL = 1.0",
-        "PROVISIONAL = 60.0",
+        "HAND_OVER_TTL = 1.0",
+        "HAND_OVER_TTL = 60.0",
         "a waiter that is frozen costs the others a second",
         kind="locks",
     ),
