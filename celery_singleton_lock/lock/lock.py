@@ -41,7 +41,7 @@ from celery_singleton_lock.lock.holding import (
     owner_of,
 )
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
-from celery_singleton_lock.stores.redis.keyspace import name_of
+from celery_singleton_lock.stores.redis.keyspace import plain_key
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class Lock:
         self.raise_on_release_error = raise_on_release_error
         self._replicas = replicas
         self._shared = self._shared_by(redis)
-        self._key = name_of(self.name)
+        self._key = plain_key(self.name)
         self._limit = 1
         self._renews = renew
         self._on_lost = on_lost

@@ -167,7 +167,7 @@ class RedisStore:
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         def ask(slots: int) -> Held | Record | None:
             answer = self._run_end(self._replicated(lock_commands.refuse(key, holder, record, slots=slots), record))
-            return lock_answers.refused(answer, record.message)
+            return lock_answers.parse_refusal(answer, record.message)
 
         return self._patiently(lambda: lock_answers.with_all_slots(limit, ask))
 
@@ -230,7 +230,7 @@ class RedisStore:
 
     def recorded(self, key: str, message: str) -> Record | None:
         call = lock_commands.recorded(key, message)
-        return self._patiently(lambda: lock_answers.recorded(self._servers.run(call), message))
+        return self._patiently(lambda: lock_answers.parse_record(self._servers.run(call), message))
 
     def wake(self, key: str) -> None:
         try:

@@ -177,7 +177,9 @@ class RedlockStore:
     def recorded(self, key: str, message: str) -> Record | None:
         """See `Store.recorded`. What one node remembers has happened, as for an acquire."""
         call = lock_commands.recorded(key, message)
-        each = self._nodes.read(lambda it: lock_answers.recorded(it.run(call), message), at_least=self._nodes.quorum)
+        each = self._nodes.read(
+            lambda it: lock_answers.parse_record(it.run(call), message), at_least=self._nodes.quorum
+        )
         return next((found for found in each if found is not None), None)
 
     def wake(self, key: str) -> None:
@@ -344,7 +346,7 @@ class RedlockStore:
                     everywhere = range(len(self._nodes.each))
                     conversation.tell(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
             # Outside the conversation, which `MoreSlots` would end as an error does.
-            found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
+            found = [lock_answers.parse_refusal(answer, record.message) for answer in given(answers)]
             against = [it for it in found if it is not None and not _is_promise(it)]
             if against:
                 return next((it for it in against if isinstance(it, Record)), against[0])
