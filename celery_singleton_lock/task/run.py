@@ -79,7 +79,7 @@ class Run:
         finally:
             try:
                 it.runtime.heartbeat.stop(lease)
-                it.runtime.stop_calls.forget(lease.owner)
+                it.runtime.stop_listener.forget(lease.owner)
                 self._body.end()
             finally:
                 it.progress.body = None  # Its retry may refer to the request.
@@ -96,7 +96,7 @@ class Run:
             waited = self._began - it.began
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, waited, lease.fence)
             if newest.is_stopped_by_newer(it):
-                it.runtime.stop_calls.expect(lease.owner)
+                it.runtime.stop_listener.expect(lease.owner)
             self._record_attempt_before()
             self._send(signals.lock_acquired, lease=lease, waited=waited)
             record_started(it.task)

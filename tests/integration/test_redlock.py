@@ -434,7 +434,7 @@ class TestGivenUp:
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, how: str
     ) -> None:
         """Nor does the undoing, which may come even later: another thread has sent it, on its own connection."""
-        ask, tell, late = Conversation.ask, Conversation.tell, []
+        ask, send, late = Conversation.ask, Conversation.send, []
 
         def ask_late(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
             if late:
@@ -442,14 +442,14 @@ class TestGivenUp:
             late.append(call)
             return {}
 
-        def tell_late(it: Conversation, call: Call, *args: Any, **options: Any) -> None:
+        def send_late(it: Conversation, call: Call, *args: Any, **options: Any) -> None:
             if len(late) > 1:
-                tell(it, call, *args, **options)
+                send(it, call, *args, **options)
             else:
                 late.append(call)
 
         monkeypatch.setattr(Conversation, "ask", ask_late)
-        monkeypatch.setattr(Conversation, "tell", tell_late)
+        monkeypatch.setattr(Conversation, "send", send_late)
         if how == "acquire":
             lease = taken(store)
         else:

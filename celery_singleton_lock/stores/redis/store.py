@@ -45,7 +45,7 @@ from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Se
 from celery_singleton_lock.stores.redis.stops import RedisStops, tell
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
 from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 Item = TypeVar("Item")
@@ -253,7 +253,7 @@ class RedisStore:
     def stops(self, prefix: str, process: str) -> RedisStops:
         return RedisStops(self._servers, self.server, keyspace.stops_key(prefix, process))
 
-    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
         try:
             tell(self._servers, prefix, process, stop)
         except (RedisError, OSError) as error:

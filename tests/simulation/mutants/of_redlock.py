@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     _redlock(
         "a failed attempt is not undone",
-        old="        conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))\n",
+        old="        conversation.send(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))\n",
         new="",
         breaks="a failed attempt is taken back",
     ),

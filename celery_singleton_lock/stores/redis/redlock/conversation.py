@@ -164,7 +164,7 @@ class Conversation:
         # As they are now: nobody waits for a later answer.
         return [dict(answers) for answers in each]
 
-    def tell(self, call: Call, indexes: Collection[int], *, repeat_for: float = 0.0) -> None:
+    def send(self, call: Call, indexes: Collection[int], *, repeat_for: float = 0.0) -> None:
         """Send a call to some nodes, behind what they have not answered yet, and wait for nothing.
 
         Args:
