@@ -18,7 +18,7 @@ from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.outage import Outage
-from celery_singleton_lock.pulse import Renews, pulse
+from celery_singleton_lock.pulse import Renewer, pulse
 from celery_singleton_lock.shared_flag import SharedFlag
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
@@ -32,7 +32,7 @@ LINGER = 1.0
 FAREWELL = 1.0
 
 
-class Heartbeat(Renews):
+class Heartbeat(Renewer):
     """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share.
 
     Attributes:
