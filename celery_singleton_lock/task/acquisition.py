@@ -46,7 +46,7 @@ class Acquisition:
         self._asks_since = execution.began
         self._report()
 
-    def found(self) -> Lease | Held | Record | None:
+    def acquire(self) -> Lease | Held | Record | None:
         """The lock server's answer; None to run without a lock, if there is no answer.
 
         Raises:

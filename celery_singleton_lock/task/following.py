@@ -41,7 +41,7 @@ class _Gone(NamedTuple):
     """The leader has no end, and will have none."""
 
 
-def found(acquisition: Acquisition, brought: Queued | None) -> End | None:
+def end_of_leader(acquisition: Acquisition, brought: Queued | None) -> End | None:
     """How this message's leader has ended; None if this message has no leader, or is to run.
 
     Raises:

@@ -81,16 +81,16 @@ def ancestors_of(request: RequestLike) -> set[str]:
     return {cleaned.text(each) for each in (request.root_id, request.parent_id) if each is not None}
 
 
-def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
-    """As `Acquisition.found`; for a copy that has joined another task, how that task has ended, if it has."""
+def acquire(acquisition: Acquisition) -> Lease | Held | Record | End | None:
+    """As `Acquisition.acquire`; for a copy that has joined another task, how that task has ended, if it has."""
     request = acquisition.execution.request
     joined = requeue.joined_by(request)
     if joined is None or requeue.was_untold(request):  # An unreported end is on record.
-        return acquisition.found()
+        return acquisition.acquire()
     joining = Joining(acquisition, joined)
     if (ended := joining.before_lock()) is not None:
         return ended
-    found = acquisition.found()
+    found = acquisition.acquire()
     return (joining.with_lock(found) or found) if isinstance(found, Lease) else found
 
 
