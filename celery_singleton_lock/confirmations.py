@@ -27,7 +27,7 @@ from celery_singleton_lock.stores.base import LockStore
 logger = get_logger(__name__)
 
 #: Seconds for which the lock of a message lasts before it is confirmed: longer than sending takes.
-PROVISIONAL = 30.0
+UNCONFIRMED_TTL = 30.0
 
 #: Seconds in which more messages may come, to be confirmed together; and seconds until the next try if there was no
 #: answer.
@@ -63,7 +63,7 @@ class Confirmations:
 
     def add(self, hold: Hold) -> None:
         """Make `hold` last for its ttl from about now, if it still exists then."""
-        self._holds.append((hold, clock.now() + PROVISIONAL))
+        self._holds.append((hold, clock.now() + UNCONFIRMED_TTL))
         self._later.want()
 
     def write(self) -> float | None:

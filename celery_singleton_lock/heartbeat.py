@@ -18,8 +18,8 @@ from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.outage import Outage
-from celery_singleton_lock.prompt import Prompt
-from celery_singleton_lock.pulse import Renews, pulse
+from celery_singleton_lock.pulse import Renewer, pulse
+from celery_singleton_lock.shared_flag import SharedFlag
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
 
@@ -32,7 +32,7 @@ LINGER = 1.0
 FAREWELL = 1.0
 
 
-class Heartbeat(Renews):
+class Heartbeat(Renewer):
     """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share.
 
     Attributes:
@@ -43,7 +43,7 @@ class Heartbeat(Renews):
         self.outage = Outage()
         self._store = store
         self._closed = False
-        self._prompt = Prompt()
+        self._renew_flag = SharedFlag()
         self.start_anew()
         pulse.prepare()
 
@@ -110,13 +110,13 @@ class Heartbeat(Renews):
         this also happens in the processes that were forked from this one.
         """
         with pulse.mutex:
-            self._prompt.give()
+            self._renew_flag.set()
             if self.watched:
                 pulse.follow(self, 0.0)
 
     def heed(self) -> None:
         # Not during a renewal, which may have been sent before.
-        if self.in_round or self.taken or not self._prompt.is_new():
+        if self.in_round or self.taken or not self._renew_flag.is_new():
             return
         for watched in list(self.watched.values()):
             if (lease := watched.lease()) is not None and lease.reason is None:

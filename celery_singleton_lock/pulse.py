@@ -33,7 +33,7 @@ PATIENCE = 0.02
 WATCHERS = 2
 
 
-class Renews(ABC):
+class Renewer(ABC):
     """Renews the leases of one store; a `Heartbeat`. All attributes are written under the pulse's mutex.
 
     Attributes:
@@ -64,7 +64,7 @@ class Pulse:
     """The threads of this process, and the heartbeats that have leases. Everything here is written under the mutex."""
 
     def __init__(self) -> None:
-        self._heartbeats: set[Renews] = set()
+        self._heartbeats: set[Renewer] = set()
         self._preparing = Mutex()
         self.is_prepared = False
 
@@ -98,13 +98,13 @@ class Pulse:
         #: Until when a thread waits without leases.
         self._lingers_until = 0.0
 
-    def follow(self, heartbeat: Renews, due_at: float) -> None:
+    def follow(self, heartbeat: Renewer, due_at: float) -> None:
         """Make sure that a thread renews for this heartbeat when that is due."""
         self._heartbeats.add(heartbeat)
         if not self._add_thread() and due_at < self._wakes_at:
             self.changed.notify()
 
-    def left(self, heartbeat: Renews, linger: float) -> list[threading.Thread]:
+    def left(self, heartbeat: Renewer, linger: float) -> list[threading.Thread]:
         """Note that a lease is no longer under watch; the threads that end now because there are no other leases."""
         if heartbeat.watched:
             return []
@@ -190,7 +190,7 @@ class Pulse:
         """The work to do now: stop holders, or renew the leases of the store with the most overdue lease."""
         to_stop, rounds = self._due(now)
         if to_stop:
-            return partial(self._strike, to_stop)
+            return partial(self._ask_to_stop, to_stop)
         if not rounds or (self._in_round_since is not None and now < self._in_round_since + PATIENCE):
             return None
         self._in_round, self._in_round_since = me, now
@@ -204,12 +204,12 @@ class Pulse:
         heartbeat.taken.update(due)
         return partial(self._go_round, heartbeat, due)
 
-    def _due(self, now: float) -> tuple[list[tuple[Renews, Watched]], list[tuple[float, Renews]]]:
+    def _due(self, now: float) -> tuple[list[tuple[Renewer, Watched]], list[tuple[float, Renewer]]]:
         """The leases whose holders must stop, usually because the leases are lost; and the heartbeats with other due
         leases, and since when these are due.
         """
-        to_stop: list[tuple[Renews, Watched]] = []
-        rounds: list[tuple[float, Renews]] = []
+        to_stop: list[tuple[Renewer, Watched]] = []
+        rounds: list[tuple[float, Renewer]] = []
         for heartbeat in list(self._heartbeats):
             heartbeat.heed()
             for owner, watched in list(heartbeat.watched.items()):
@@ -222,7 +222,7 @@ class Pulse:
                 if now < watched.next_at(under_way=under_way):
                     continue
                 if watched.is_to_stop(lease, now):
-                    watched.strike(lease, now)
+                    watched.schedule_next_stop(lease, now)
                     to_stop.append((heartbeat, watched))
                     continue
                 if lease.reason is None and under_way:
@@ -230,13 +230,13 @@ class Pulse:
                 if lease.reason is None:
                     rounds.append((watched.due_at, heartbeat))
                 else:
-                    watched.strike(lease, now)
+                    watched.schedule_next_stop(lease, now)
                     to_stop.append((heartbeat, watched))
             if not heartbeat.watched and not heartbeat.in_round:
                 self._heartbeats.discard(heartbeat)
         return to_stop, rounds
 
-    def _go_round(self, heartbeat: Renews, due: Mapping[str, Watched]) -> None:
+    def _go_round(self, heartbeat: Renewer, due: Mapping[str, Watched]) -> None:
         try:
             heartbeat.round([*due.values()])
         finally:
@@ -246,7 +246,7 @@ class Pulse:
                     heartbeat.taken.pop(owner, None)
                 self.given_back.notify_all()
 
-    def _strike(self, to_stop: Sequence[tuple[Renews, Watched]]) -> None:
+    def _ask_to_stop(self, to_stop: Sequence[tuple[Renewer, Watched]]) -> None:
         for heartbeat, watched in to_stop:
             lease = watched.lease()
             if lease is None or heartbeat.watched.get(lease.owner) is not watched:

@@ -17,7 +17,7 @@ from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.record_writer import RecordWriter
-from celery_singleton_lock.stop_calls import StopCalls
+from celery_singleton_lock.stop_listener import StopListener
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -36,7 +36,7 @@ class Runtime:
     journal: JournalWriter
     record_writer: RecordWriter
     confirmations: Confirmations
-    stop_calls: StopCalls
+    stop_listener: StopListener
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
@@ -90,8 +90,8 @@ class _Opened:
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
         writer = JournalWriter(journal, Alerts(ref(app), settings.blocked_after))
         heartbeat = Heartbeat(store)
-        stop_calls = StopCalls(lambda: store.stops(settings.prefix, process_identity.own()), heartbeat)
-        return Runtime(settings, store, heartbeat, writer, RecordWriter(store), Confirmations(store), stop_calls)
+        stop_listener = StopListener(lambda: store.stops(settings.prefix, process_identity.own()), heartbeat)
+        return Runtime(settings, store, heartbeat, writer, RecordWriter(store), Confirmations(store), stop_listener)
 
 
 #: First the runtimes with the stores from the settings, then those with memory stores instead; the last entry counts.

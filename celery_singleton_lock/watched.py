@@ -49,7 +49,7 @@ class Watched:
         """Whether to ask its holder now to stop for a newer task."""
         return lease.superseded_by is not None and lease.reason is None and self.strikes_at <= now
 
-    def strike(self, lease: Lease, now: float) -> None:
+    def schedule_next_stop(self, lease: Lease, now: float) -> None:
         """Note that the holder is asked to stop now, and again after a while."""
         again_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
         if lease.reason is None:

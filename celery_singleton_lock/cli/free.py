@@ -15,7 +15,7 @@ from celery_singleton_lock.cli import command, selection, target
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.diagnosis.orphans import Standing, search
+from celery_singleton_lock.diagnosis.orphans import MessageState, search
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.runtime import Runtime
 
@@ -95,8 +95,8 @@ def _free_orphaned(
 ) -> int:
     """Like `_free_those_left_behind`, but without a line for messages that still exist."""
     judged = [*_of_messages(app, locks)]
-    told = [(lock, verdict) for lock, verdict in judged if verdict in (Standing.ORPHANED, Standing.IN_DOUBT)]
-    orphaned = [lock for lock, verdict in told if verdict is Standing.ORPHANED]
+    told = [(lock, verdict) for lock, verdict in judged if verdict in (MessageState.ORPHANED, MessageState.IN_DOUBT)]
+    orphaned = [lock for lock, verdict in told if verdict is MessageState.ORPHANED]
     click.echo(f"{len(orphaned)} of {len(locks)} messages that have a lock no longer exist.", err=True)
     if orphaned and not (yes or dry_run):
         _ask(orphaned, "Free their locks?")
@@ -109,13 +109,13 @@ def _ask(locks: Sequence[HeldLock], question: str) -> None:
 
 
 def _free(
-    runtime: Runtime, judged: Iterable[tuple[HeldLock, Verdict | Standing]], *, dry_run: bool, as_json: bool
+    runtime: Runtime, judged: Iterable[tuple[HeldLock, Verdict | MessageState]], *, dry_run: bool, as_json: bool
 ) -> int:
     """Free the locks that may be freed, and print what happened; returns the exit status: 1 if any is still held."""
     left = 0
     for lock, verdict in judged:
-        why, is_free = verdict.value, verdict in (Verdict.ENDED, Standing.ENDED)
-        may_be_freed = verdict in TO_FREE or verdict is Standing.ORPHANED
+        why, is_free = verdict.value, verdict in (Verdict.ENDED, MessageState.ENDED)
+        may_be_freed = verdict in TO_FREE or verdict is MessageState.ORPHANED
         if may_be_freed and dry_run:
             why = f"would be freed: {why}"
         elif may_be_freed:
@@ -142,7 +142,7 @@ def _question(count: int, force: bool) -> str:
 
 def _judged(
     app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool
-) -> Iterator[tuple[HeldLock, Verdict | Standing]]:
+) -> Iterator[tuple[HeldLock, Verdict | MessageState]]:
     if force:
         for lock in locks:
             yield lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED
@@ -159,10 +159,10 @@ def _judged(
     yield from verdicts(runtime.store, others)
 
 
-def _of_messages(app: Any, locks: Sequence[HeldLock]) -> Iterator[tuple[HeldLock, Standing]]:
+def _of_messages(app: Any, locks: Sequence[HeldLock]) -> Iterator[tuple[HeldLock, MessageState]]:
     """Judge locks of messages: no task runs under such a lock, so only the whereabouts of its message count."""
     found = search(app, [(lock.key, lock.held) for lock in locks], timeout=TIMEOUT)
     for doubt in found.doubts:
         command.say(f"In doubt: {doubt}.", err=True)
     for lock, hold in zip(locks, found.holds, strict=True):
-        yield lock, hold.standing or Standing.IN_DOUBT
+        yield lock, hold.state or MessageState.IN_DOUBT

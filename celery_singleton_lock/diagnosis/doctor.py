@@ -161,7 +161,7 @@ def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:
     except Exception as error:  # noqa: BLE001 - every transport has its own errors, and some have no remote control
         text = f"workers cannot be asked: {type(error).__name__}: {error}"
         found.findings.append(Subject("broker").warning(text, "check that the broker can be reached from here"))
-    exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.standing(app)
+    exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.lock_setup(app)
     found.seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in answering]
     found.findings += judged(
         workers.RULES, *(WorkerContext(f"worker {peer.node}", peer, exclusive, own) for peer in answering)

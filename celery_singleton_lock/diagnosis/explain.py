@@ -18,7 +18,7 @@ from celery_singleton_lock.task.singleton_task import SingletonTask
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeyPart:
     """Something that goes into a key.
 
     Attributes:
@@ -57,7 +57,7 @@ class Explanation:
     lock_key: str
     arguments: Mapping[str, str]
     defaults: Sequence[str]
-    counts: Mapping[str, Part]
+    counts: Mapping[str, KeyPart]
     options: Sequence[Setting]
 
 
@@ -102,12 +102,12 @@ def differences(one: Explanation, other: Explanation) -> list[str]:
 
 def _counting(
     task: Any, arguments: Mapping[str, Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Mapping[str, Part]:
+) -> Mapping[str, KeyPart]:
     """Everything that `key_of_call` puts into the key, by name."""
     lock_key = raw_attribute(task, "lock_key")
     if isinstance(lock_key, str) and arguments is not None:
         text, escaped = fill(task.name, lock_key, arguments)
-        return {"the filled template": Part(text, _serialized(escaped))}
+        return {"the filled template": KeyPart(text, _serialized(escaped))}
     if arguments is None:
         chosen: Mapping[str, Any] = {"args": args, "kwargs": kwargs}
     elif lock_key is None:
@@ -116,7 +116,7 @@ def _counting(
         chosen = {"what lock_key returned": lock_key(dict(arguments))}
     else:
         chosen = choose(task.run, lock_key, arguments)
-    return {name: Part(repr(value), _serialized(value)) for name, value in chosen.items()}
+    return {name: KeyPart(repr(value), _serialized(value)) for name, value in chosen.items()}
 
 
 def _serialized(value: object) -> str:

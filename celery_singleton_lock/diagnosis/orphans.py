@@ -34,7 +34,7 @@ MOST, MOST_NAMED = 1000, 5
 NOISE = 1.0
 
 
-class Standing(enum.Enum):
+class MessageState(enum.Enum):
     """What is known about the message; the value says why its lock is freed, or why it is not."""
 
     ORPHANED = "its message no longer exists"
@@ -52,13 +52,13 @@ class QueuedHold:
     Attributes:
         held: the hold, as last seen.
         seen_at: the latest possible time, on this host's clock, when it was seen.
-        standing: None while undecided.
+        state: None while undecided.
     """
 
     key: str
     held: Held
     seen_at: float
-    standing: Standing | None = None
+    state: MessageState | None = None
 
     @property
     def task_id(self) -> str:
@@ -79,7 +79,7 @@ class Search:
     """The result of a search.
 
     Attributes:
-        holds: the locks, each with its standing.
+        holds: the locks, each with its state.
         doubts: why it is uncertain where some of the messages are.
     """
 
@@ -101,14 +101,14 @@ def search(app: Any, found: Sequence[tuple[str, Held]], *, timeout: float) -> Se
     runtime, now = Runtime.of(app), clock.now()
     holds = [QueuedHold(key, held, now) for key, held in found]
     for hold in holds:
-        hold.standing = _at_first_sight(hold)
-    undecided = sorted((hold for hold in holds if hold.standing is None), key=lambda hold: -hold.age)
+        hold.state = _at_first_sight(hold)
+    undecided = sorted((hold for hold in holds if hold.state is None), key=lambda hold: -hold.age)
     done = Search(holds)
     if len(undecided) > MOST:
         done.doubts.append(
             f"only {MOST} messages are searched for at once: run it again for the other {len(undecided) - MOST}"
         )
-        _settle(undecided[MOST:], Standing.IN_DOUBT)
+        _settle(undecided[MOST:], MessageState.IN_DOUBT)
         del undecided[MOST:]
     alive = _living_workers(runtime) if undecided else set()
     for number in range(LOOKS):
@@ -125,10 +125,10 @@ def search(app: Any, found: Sequence[tuple[str, Held]], *, timeout: float) -> Se
         )
         alive |= look.nodes
         for hold in undecided:
-            hold.standing = _after(look, hold, runtime.store)
+            hold.state = _after(look, hold, runtime.store)
         done.doubts += [doubt for doubt in look.doubts if doubt not in done.doubts]
-        undecided = [hold for hold in undecided if hold.standing is None]
-    _settle(undecided, Standing.ORPHANED)
+        undecided = [hold for hold in undecided if hold.state is None]
+    _settle(undecided, MessageState.ORPHANED)
     return done
 
 
@@ -140,7 +140,7 @@ def of_orphans(app: Any, *, timeout: float) -> Iterator[Finding]:
     """
     runtime = Runtime.of(app)
     queued = [(key, held) for key, held in runtime.store.all_held(runtime.settings.prefix) if is_of_queue(key)]
-    orphaned = [hold for hold in search(app, queued, timeout=timeout).holds if hold.standing is Standing.ORPHANED]
+    orphaned = [hold for hold in search(app, queued, timeout=timeout).holds if hold.state is MessageState.ORPHANED]
     remedy = "free it: celery locks clear --orphaned"
     for hold in orphaned[:MOST_NAMED]:
         yield Subject(hold.key).warning(
@@ -152,12 +152,12 @@ def of_orphans(app: Any, *, timeout: float) -> Iterator[Finding]:
         yield Subject("keys").warning(f"the messages of {more} more locks no longer exist", remedy)
 
 
-def _at_first_sight(hold: QueuedHold) -> Standing | None:
+def _at_first_sight(hold: QueuedHold) -> MessageState | None:
     if is_by_time(hold.held):
-        return Standing.BY_TIME
+        return MessageState.BY_TIME
     if not hold.task_id:
-        return Standing.IN_DOUBT
-    return Standing.YOUNG if hold.age < MIN_AGE else None
+        return MessageState.IN_DOUBT
+    return MessageState.YOUNG if hold.age < MIN_AGE else None
 
 
 def _living_workers(runtime: Runtime) -> set[str]:
@@ -170,30 +170,30 @@ def _living_workers(runtime: Runtime) -> set[str]:
     }
 
 
-def _after(look: Look, hold: QueuedHold, store: Store) -> Standing | None:
-    """The standing of a message after a look; None if that decides nothing."""
+def _after(look: Look, hold: QueuedHold, store: Store) -> MessageState | None:
+    """The state of a message after a look; None if that decides nothing."""
     if hold.names & look.seen:
-        return Standing.ALIVE
-    if (standing := _of_lock(hold, store)) is not None:
-        return standing
-    return Standing.IN_DOUBT if look.doubts else None
+        return MessageState.ALIVE
+    if (state := _of_lock(hold, store)) is not None:
+        return state
+    return MessageState.IN_DOUBT if look.doubts else None
 
 
-def _of_lock(hold: QueuedHold, store: Store) -> Standing | None:
+def _of_lock(hold: QueuedHold, store: Store) -> MessageState | None:
     """The lock server's view: the hold has ended, or somebody renews it, or runs under the lock or waits for it."""
     before, seen_at, asked_at = hold.held, hold.seen_at, clock.now()
     now = next((it for it in store.held(hold.key, limit=(before.slot or 0) + 1) if it.owner == before.owner), None)
     if now is None:
-        return Standing.ENDED
+        return MessageState.ENDED
     hold.held, hold.seen_at = now, clock.now()
     holders = store.held(without_queue(hold.key))
     is_renewed = now.remaining > before.remaining - (asked_at - seen_at) + NOISE
     if is_renewed or any(it.holder is not None and it.holder.task_id == hold.task_id for it in holders):
-        return Standing.ALIVE
+        return MessageState.ALIVE
     # A message that waits in a slot of a worker that is too busy to answer is on no broker.
-    return Standing.IN_DOUBT if any(it.waiters for it in holders) else None
+    return MessageState.IN_DOUBT if any(it.waiters for it in holders) else None
 
 
-def _settle(holds: Sequence[QueuedHold], standing: Standing) -> None:
+def _settle(holds: Sequence[QueuedHold], state: MessageState) -> None:
     for hold in holds:
-        hold.standing = standing
+        hold.state = state

@@ -18,7 +18,7 @@ from celery_singleton_lock._celery import ask_each_worker
 from celery_singleton_lock.runtime import Runtime
 
 #: What all workers of an app must have in common: "version", "enabled", "backend", "prefix".
-Standing = Mapping[str, Any]
+LockSetup = Mapping[str, Any]
 
 #: An attribute that exclusive tasks have and plain ones do not.
 _OURS = "tracks_started"
@@ -32,16 +32,16 @@ class Peer:
         node: its node name.
         exclusive: the names of its exclusive tasks.
         plain: the names of its other tasks.
-        standing: see `standing`; None if it has no exclusive task, or did not answer that question.
+        setup: see `lock_setup`; None if it has no exclusive task, or did not answer that question.
     """
 
     node: str
     exclusive: frozenset[str]
     plain: frozenset[str]
-    standing: Standing | None
+    setup: LockSetup | None
 
 
-def standing(app: Any) -> Standing:
+def lock_setup(app: Any) -> LockSetup:
     settings = Runtime.of(app).settings
     return {
         "version": version("celery-singleton-lock"),
@@ -52,9 +52,9 @@ def standing(app: Any) -> Standing:
 
 
 @inspect_command()
-def singleton_lock(state: Any, **_: Any) -> Standing:
+def singleton_lock(state: Any, **_: Any) -> LockSetup:
     """How this worker locks its exclusive tasks."""
-    return standing(state.app)
+    return lock_setup(state.app)
 
 
 def _ask_how_they_lock(self: Inspect) -> Any:
@@ -83,14 +83,14 @@ def ask(app: Any, *, timeout: float) -> list[Peer]:
         peers = {str(node): _sorted_out(names) for node, names in tasks.items() if isinstance(names, list)}
         ours = [node for node, (exclusive, _) in peers.items() if exclusive]
         # Ask only these: a worker without the command would log an error.
-        answers = _standings(app, connection, ours, timeout) if ours else {}
+        answers = _setups(app, connection, ours, timeout) if ours else {}
     return [
         Peer(cleaned.text(node), exclusive, plain, _known(answers.get(node)))
         for node, (exclusive, plain) in sorted(peers.items())
     ]
 
 
-def _standings(app: Any, connection: Any, nodes: Sequence[str], timeout: float) -> dict[str, Any]:
+def _setups(app: Any, connection: Any, nodes: Sequence[str], timeout: float) -> dict[str, Any]:
     answers = app.control.broadcast(
         "singleton_lock",
         destination=nodes,
@@ -109,7 +109,7 @@ def _sorted_out(tasks: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
     return exclusive, frozenset(name for name, _, _ in named) - exclusive
 
 
-def _known(answer: Any) -> Standing | None:
+def _known(answer: Any) -> LockSetup | None:
     """How a worker locks; None if it answered that it does not know the command."""
     texts = ("version", "backend", "prefix")
     if not isinstance(answer, Mapping) or not answer.keys() >= {*texts, "enabled"}:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from celery_singleton_lock.diagnosis.finding import Finding, Subject
-from celery_singleton_lock.diagnosis.peers import Peer, Standing
+from celery_singleton_lock.diagnosis.peers import LockSetup, Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class WorkerContext(Subject):
 
     peer: Peer
     exclusive: frozenset[str]
-    own: Standing
+    own: LockSetup
 
 
 def _unprotected(it: WorkerContext) -> Iterator[Finding]:
@@ -27,7 +27,7 @@ def _unprotected(it: WorkerContext) -> Iterator[Finding]:
 
 
 def _unknown(it: WorkerContext) -> Iterator[Finding]:
-    if it.peer.exclusive and it.peer.standing is None:
+    if it.peer.exclusive and it.peer.setup is None:
         yield it.warning(
             "it has exclusive tasks but does not report how it locks them: it runs another version of "
             "celery-singleton-lock, or was too busy to answer",
@@ -36,7 +36,7 @@ def _unknown(it: WorkerContext) -> Iterator[Finding]:
 
 
 def _set_up_otherwise(it: WorkerContext) -> Iterator[Finding]:
-    its, own = it.peer.standing, it.own
+    its, own = it.peer.setup, it.own
     if its is None or not it.peer.exclusive:
         return
     if not its["enabled"] and own["enabled"]:

@@ -31,7 +31,7 @@ from celery_singleton_lock.stores.store import Store
 _MEMORY = "singleton_lock:memory"
 
 #: The attribute of a pool with what it shares.
-_ATTRIBUTE = "_singleton_lock_keepers"
+_ATTRIBUTE = "_singleton_lock_stores"
 
 #: The attribute of a pool with what its last lock got.
 _LATEST = "_singleton_lock_latest"
@@ -40,8 +40,8 @@ _LATEST = "_singleton_lock_latest"
 _INDIFFERENT = frozenset({*OF_A_POOL, "connection_pool", "driver_info", "himport_registry", "retry", "retry_on_error"})
 
 
-class Keeper:
-    """What some locks share."""
+class SharedStore:
+    """A store, with its heartbeat, that some locks share."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -79,16 +79,16 @@ class _Latest(NamedTuple):
 
     way: object
     pools: Sequence[_Connects]
-    keeper: Keeper
+    shared: SharedStore
 
 
-#: The keepers, by how their clients connect.
-_keepers: WeakValueDictionary[object, Keeper] = WeakValueDictionary()
+#: The shared stores, by how their clients connect.
+_shared_stores: WeakValueDictionary[object, SharedStore] = WeakValueDictionary()
 #: Reentrant: a signal's handler may take a lock while the first one is being made.
 _making = Mutex(threading.RLock)
 
 
-def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
+def shared_by(client: Redis | RedisCluster, replicas: int) -> SharedStore:
     """What the locks of this client, and of others that connect in the same way, share.
 
     Raises:
@@ -100,20 +100,22 @@ def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
         nodes: NodesManager = client.nodes_manager
         start = [(node.host, node.port) for node in nodes.startup_nodes.values()]
         config = "cluster", replicas, frozenset(start), _frozen(nodes.connection_kwargs)
-        return _keeper(nodes, config, lambda: RedisStore(_cluster(nodes, start), "the cluster", replicas=replicas))
+        return _shared_store(
+            nodes, config, lambda: RedisStore(_cluster(nodes, start), "the cluster", replicas=replicas)
+        )
     pool = _pool_of(client)
 
     def open_store() -> Store:
         server = Server(pool)
         return RedisStore(server, str(server), replicas=replicas)
 
-    keeper = _keeper(pool, ("server", replicas, _config(pool)), open_store)
-    _remember([pool], replicas, keeper)
-    return keeper
+    shared = _shared_store(pool, ("server", replicas, _config(pool)), open_store)
+    _remember([pool], replicas, shared)
+    return shared
 
 
-def kept_by_each(clients: Sequence[Redis], restart_delay: bool, check: Callable[[], None]) -> Keeper:
-    """What the Redlocks of these clients share; see `kept_by`.
+def shared_by_each(clients: Sequence[Redis], restart_delay: bool, check: Callable[[], None]) -> SharedStore:
+    """What the Redlocks of these clients share; see `shared_by`.
 
     Args:
         clients: the nodes' clients.
@@ -130,9 +132,9 @@ def kept_by_each(clients: Sequence[Redis], restart_delay: bool, check: Callable[
         servers = [Server(pool) for pool in pools]
         return RedlockStore(servers, ";".join(map(str, servers)), memory=_MEMORY if restart_delay else None)
 
-    keeper = _keeper(pools[0], (*way, *map(_config, pools)), open_store)
-    _remember(pools, way, keeper)
-    return keeper
+    shared = _shared_store(pools[0], (*way, *map(_config, pools)), open_store)
+    _remember(pools, way, shared)
+    return shared
 
 
 def address_of(client: Redis) -> str:
@@ -160,32 +162,32 @@ def _pool_of(client: Any) -> ConnectionPool:
     raise TypeError(f"a lock's client is {kind}; allowed: redis.Redis or redis.RedisCluster{asynchronous}")
 
 
-def _latest(pools: Sequence[object], way: object) -> Keeper | None:
+def _latest(pools: Sequence[object], way: object) -> SharedStore | None:
     """What the last lock of these pools got, for the next one: a program may make a new lock object each time."""
     latest: _Latest | None = getattr(pools[0], _LATEST, None)
     if latest is None or latest.way != way or len(latest.pools) != len(pools):
         return None
-    return latest.keeper if all(map(_Connects.is_that_of, latest.pools, pools)) else None
+    return latest.shared if all(map(_Connects.is_that_of, latest.pools, pools)) else None
 
 
-def _remember(pools: Sequence[ConnectionPool], way: object, keeper: Keeper) -> None:
-    """Have `_latest` find the keeper, if later changes of the pools would be noticed."""
+def _remember(pools: Sequence[ConnectionPool], way: object, shared: SharedStore) -> None:
+    """Have `_latest` find the shared store, if later changes of the pools would be noticed."""
     for pool in pools:
         counts = [value for name, value in pool.connection_kwargs.items() if name not in _INDIFFERENT]
         # A Sentinel's pool may find its master elsewhere; an option that is changed in place equals itself.
         if isinstance(pool, SentinelConnectionPool) or any(isinstance(value, (Mapping, list)) for value in counts):
             return
-    vars(pools[0])[_LATEST] = _Latest(way, [_Connects.of(pool) for pool in pools], keeper)
+    vars(pools[0])[_LATEST] = _Latest(way, [_Connects.of(pool) for pool in pools], shared)
 
 
-def _keeper(of: object, config: object, open_store: Callable[[], Store]) -> Keeper:
+def _shared_store(of: object, config: object, open_store: Callable[[], Store]) -> SharedStore:
     with _making.lock:
-        keeper = _keepers.get(config)
-        if keeper is None:
-            keeper = _keepers.setdefault(config, Keeper(open_store()))
+        shared = _shared_stores.get(config)
+        if shared is None:
+            shared = _shared_stores.setdefault(config, SharedStore(open_store()))
         # It hangs on the pool itself: a weak dictionary here would keep alive what its values refer to.
-        vars(of).setdefault(_ATTRIBUTE, {})[config] = keeper
-        return keeper
+        vars(of).setdefault(_ATTRIBUTE, {})[config] = shared
+        return shared
 
 
 def _cluster(nodes: NodesManager, start: Sequence[tuple[str, int]]) -> Cluster:

@@ -28,7 +28,7 @@ from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockLost, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.lock.clients import Keeper, kept_by
+from celery_singleton_lock.lock.clients import SharedStore, shared_by
 from celery_singleton_lock.lock.errors import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.lock.holding import (
     Holding,
@@ -41,7 +41,7 @@ from celery_singleton_lock.lock.holding import (
     owner_of,
 )
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
-from celery_singleton_lock.stores.redis.keyspace import name_of
+from celery_singleton_lock.stores.redis.keyspace import plain_key
 
 T = TypeVar("T")
 
@@ -122,8 +122,8 @@ class Lock:
         self.local: Local = LocalOfThread() if self.thread_local else LocalOfAll()
         self.raise_on_release_error = raise_on_release_error
         self._replicas = replicas
-        self._keeper = self._kept(redis)
-        self._key = name_of(self.name)
+        self._shared = self._shared_by(redis)
+        self._key = plain_key(self.name)
         self._limit = 1
         self._renews = renew
         self._on_lost = on_lost
@@ -188,7 +188,7 @@ class Lock:
         """Give up the hold that this owner may have got, unless it is noted as held."""
         held = self.local.held
         if held is None or held.lease.owner != owner:
-            self._keeper.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
+            self._shared.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
 
     def release(self) -> None:
         """Give the lock back. You can repeat this after `Unavailable`; otherwise the lock expires by itself.
@@ -198,7 +198,7 @@ class Lock:
             NotOwned: the lock was gone, and somebody else may have had it.
             Unavailable: the server does not answer.
         """
-        local, keeper = self.local, self._keeper
+        local, shared = self.local, self._shared
         token, held = local.known
         token, begun = token or self._token("release"), local.releasing
         again = begun is not None and begun.token == token
@@ -207,9 +207,9 @@ class Lock:
         if lease is not None:
             if not again:
                 begun = local.releasing = Releasing(token, lease.held)
-            keeper.heartbeat.stop(lease)
+            shared.heartbeat.stop(lease)
             try:
-                freed = keeper.store.free(lease)
+                freed = shared.store.free(lease)
             except LockUnavailable as error:
                 lease.lose(_UNDER_WAY)
                 raise _unavailable(error) from error.__cause__
@@ -286,12 +286,12 @@ class Lock:
     def _ttl(self) -> float:
         return DEFAULT_TIMEOUT if self.timeout is None else float(self.timeout)
 
-    def _kept(self, redis: Redis | RedisCluster) -> Keeper:
-        return kept_by(redis, self._replicas)
+    def _shared_by(self, redis: Redis | RedisCluster) -> SharedStore:
+        return shared_by(redis, self._replicas)
 
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""
-        holder, store, began = _holder(), self._keeper.store, clock.now()
+        holder, store, began = _holder(), self._shared.store, clock.now()
         request = LockRequest(self._key, owner, self._ttl, holder, until > 0, limit=self._limit)
         found = store.acquire(request)
         if isinstance(found, Lease) or until <= began:
@@ -304,9 +304,9 @@ class Lock:
         return found
 
     def _hold(self, lease: Lease, token: bytes) -> None:
-        held = Holding(lease, self._keeper.heartbeat, self._say_lost)
+        held = Holding(lease, self._shared.heartbeat, self._say_lost)
         if self._renews:
-            self._keeper.heartbeat.start(lease, held.when_lost)
+            self._shared.heartbeat.start(lease, held.when_lost)
         self.local.hold(held, token)
 
     def _token(self, verb: str) -> bytes:
@@ -355,12 +355,12 @@ class Lock:
         if self.local.held is None:
             # Its holder trusts the time that it has.
             ttl = max(ttl, lease.remaining)
-        heartbeat = self._keeper.heartbeat
+        heartbeat = self._shared.heartbeat
         if not _translated(lambda: heartbeat.renew(lease, ttl)):
             raise NotOwned(self.name, lease.reason or _GONE)
 
     def _held(self) -> list[Held]:
-        return _translated(lambda: self._keeper.store.held(self._key, limit=self._limit))
+        return _translated(lambda: self._shared.store.held(self._key, limit=self._limit))
 
     def _say_lost(self, lease: Lease) -> None:
         logger.error("lock %s was lost while it was held: %s", self.name, lease.reason)

@@ -7,7 +7,7 @@ from typing import Any
 
 from redis import Redis
 
-from celery_singleton_lock.lock.clients import Keeper, address_of, kept_by_each
+from celery_singleton_lock.lock.clients import SharedStore, address_of, shared_by_each
 from celery_singleton_lock.lock.lock import Lock
 
 
@@ -32,8 +32,8 @@ class Redlock(Lock):
         self._restart_delay = restart_delay
         super().__init__(redis, name, *arguments, **options)
 
-    def _kept(self, redis: Any) -> Keeper:
-        return kept_by_each(redis, self._restart_delay, self._check_servers)
+    def _shared_by(self, redis: Any) -> SharedStore:
+        return shared_by_each(redis, self._restart_delay, self._check_servers)
 
     def _check_servers(self) -> None:
         addresses = [address_of(client) for client in self.redis]

@@ -207,7 +207,7 @@ class Reservation:
         return replace(self, seconds=self.seconds - seconds) if seconds < self.seconds else None
 
 
-class Asked(NamedTuple):
+class PendingAnswer(NamedTuple):
     """A lock that was requested before the answer is wanted; a store that can do so has a method `ask`.
 
     Attributes:

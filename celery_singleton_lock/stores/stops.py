@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 
-class Stop(NamedTuple):
+class StopOrder(NamedTuple):
     """The execution under a hold is to stop.
 
     Attributes:
@@ -20,10 +20,10 @@ class Stop(NamedTuple):
     by: str
 
 
-class Stops(Protocol):
+class StopReader(Protocol):
     """The stops that this process is notified of. Used by one thread."""
 
-    def wait(self) -> Stop | None:
+    def wait(self) -> StopOrder | None:
         """Wait for the next stop, or for some seconds; None if there was none.
 
         Raises:

@@ -8,7 +8,7 @@ from celery_singleton_lock.stores.base import LockStore, Record
 from celery_singleton_lock.stores.inspector import Inspector
 from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.stores.ledger import Ledger
-from celery_singleton_lock.stores.stops import Stop, Stops
+from celery_singleton_lock.stores.stops import StopOrder, StopReader
 from celery_singleton_lock.stores.wake_ups import WakeUps
 
 
@@ -33,7 +33,7 @@ class Store(LockStore, Inspector, Protocol):
     def wake_ups(self) -> WakeUps | None:
         """What wakes a process for many locks, not connected yet; None if nothing does."""
 
-    def stops(self, prefix: str, process: str) -> Stops | None:
+    def stops(self, prefix: str, process: str) -> StopReader | None:
         """The stops that a process is notified of, not connected yet; None if the store notifies nobody.
 
         Args:
@@ -41,7 +41,7 @@ class Store(LockStore, Inspector, Protocol):
             process: its name (see `Holder.process`).
         """
 
-    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
         """Notify the process, if it listens. Never raises an error: otherwise the holder learns it when it renews."""
 
     def journal(self, prefix: str, *, size: int) -> Journal:

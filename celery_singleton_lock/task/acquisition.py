@@ -46,7 +46,7 @@ class Acquisition:
         self._asks_since = execution.began
         self._report()
 
-    def found(self) -> Lease | Held | Record | None:
+    def acquire(self) -> Lease | Held | Record | None:
         """The lock server's answer; None to run without a lock, if there is no answer.
 
         Raises:
@@ -117,7 +117,7 @@ class Acquisition:
         found = self._store.acquire(request)
         if not isinstance(found, Held) or isinstance(found, Superseded):
             return found
-        newest.tell(it, self._arrival, found)
+        newest.order_stop(it, self._arrival, found)
         with self._store.waiter(request) as waiter:
             while (
                 isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners

@@ -17,7 +17,7 @@ from kombu.exceptions import LimitExceeded
 
 from celery_singleton_lock._celery import sends_by_its_producer
 from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
-from celery_singleton_lock.stores.base import Asked, Held, LockRequest
+from celery_singleton_lock.stores.base import Held, LockRequest, PendingAnswer
 from celery_singleton_lock.stores.store import Store
 
 
@@ -35,12 +35,12 @@ class Asking:
         self._store = store
         self._request = request
         self._is_answered = False
-        self._asked: Asked | None = None
+        self._pending: PendingAnswer | None = None
 
     def __enter__(self) -> Asking:
         if (ask := getattr(self._store, "ask", None)) is not None:
             try:
-                self._asked = ask(self._request)
+                self._pending = ask(self._request)
             except BaseException as error:  # Interrupted before or after it was sent: nobody waits for the answer.
                 self._store.abandon(self._request.hold())
                 self.refusal = error if isinstance(error, LockUnavailable) else None
@@ -50,8 +50,8 @@ class Asking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._asked is not None and not self._is_answered:
-            self._asked.drop()
+        if self._pending is not None and not self._is_answered:
+            self._pending.drop()
         if error is not None and error is not self.refusal:  # For the caller, nothing was sent.
             self._store.abandon(self._request.hold())
 
@@ -64,7 +64,7 @@ class Asking:
         """
         self._is_answered = True
         try:
-            found = self._store.acquire(self._request) if self._asked is None else self._asked.answer()
+            found = self._store.acquire(self._request) if self._pending is None else self._pending.answer()
         except LockUnavailable as error:
             self.refusal = error
             raise

@@ -34,7 +34,7 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
         return refusal.fail_lost(acquisition, LockLost(execution.key, "it could not be renewed in time"))
     run: Run | None = None
     try:
-        found = following.found(acquisition, brought) or joining.found(acquisition)
+        found = following.end_of_leader(acquisition, brought) or joining.acquire(acquisition)
         if requeue.was_untold(execution.request) and not _is_known(execution, found):
             acquisition.abandon()  # The body has run.
             found = redelivery.forgotten(execution)

@@ -27,8 +27,8 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import journal_entries, leader, outcome, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.joining import MOST_HEIRS, Joining, Later, ancestors_of, as_end
-from celery_singleton_lock.task.leader import Leader, Run
+from celery_singleton_lock.task.joining import MOST_HEIRS, Joining, NotYet, ancestors_of, as_end
+from celery_singleton_lock.task.leader import Leader, RunIdentity
 from celery_singleton_lock.task.outcome import End
 from celery_singleton_lock.task.queue_lock import QueueLock, is_by_time, lock_of
 from celery_singleton_lock.task.queued import Queued
@@ -41,7 +41,7 @@ class _Gone(NamedTuple):
     """The leader has no end, and will have none."""
 
 
-def found(acquisition: Acquisition, brought: Queued | None) -> End | None:
+def end_of_leader(acquisition: Acquisition, brought: Queued | None) -> End | None:
     """How this message's leader has ended; None if this message has no leader, or is to run.
 
     Raises:
@@ -59,7 +59,7 @@ def found(acquisition: Acquisition, brought: Queued | None) -> End | None:
         if it.options.on_unavailable == "retry":
             acquisition.put_back(silent)
         return None  # Asking for the lock of its run will show.
-    if isinstance(answer, Later):
+    if isinstance(answer, NotYet):
         following.put_back(answer)
     return answer
 
@@ -102,7 +102,7 @@ class Following:
         self._leader = its_leader
         self._ancestors = ancestors_of(acquisition.execution.request)
 
-    def look(self) -> End | Later | None:
+    def look(self) -> End | NotYet | None:
         """How the leader has ended, or that it goes on; None if this message is to run.
 
         Raises:
@@ -129,13 +129,13 @@ class Following:
             self._leader = other
         return None
 
-    def look_at_leader(self) -> End | Later | _Gone:
+    def look_at_leader(self) -> End | NotYet | _Gone:
         """How the leader has ended, that it goes on, or that it is gone."""
         if self._leader.run is None and (found := self._look_at_message()) is not None:
             return found
         return self._look_at_run()
 
-    def put_back(self, later: Later) -> NoReturn:
+    def put_back(self, later: NotYet) -> NoReturn:
         """Look again later.
 
         Raises:
@@ -171,7 +171,7 @@ class Following:
         it = self._execution
         return self._store.recorded(it.key, it.holder.message) is not None
 
-    def _look_at_message(self) -> End | Later | _Gone | None:
+    def _look_at_message(self) -> End | NotYet | _Gone | None:
         """As `look_at_leader`, while the leader is not known to have started; None once it is."""
         # In this order: the leader records its run as it frees its lock.
         has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]
@@ -179,11 +179,11 @@ class Following:
             self._leader = self._leader._replace(run=run)
             return None
         if has_lock and not any(map(self._lasts_for_its_time, has_lock)):
-            return Later(key=self._lock.key)
+            return NotYet(key=self._lock.key)
         stored = self._stored()
-        return Later() if stored is None and has_lock else stored or _Gone()
+        return NotYet() if stored is None and has_lock else stored or _Gone()
 
-    def _look_at_run(self) -> End | Later | _Gone:
+    def _look_at_run(self) -> End | NotYet | _Gone:
         run = self._leader.run
         if run is None or run.task != self._execution.task.name:
             return _Gone()  # Another task under the same lock has another result.
@@ -194,10 +194,10 @@ class Following:
             if answer is not None:
                 return answer
             if any(held.holder and held.holder.sending == run.joined.sending for held in self._held(run.key)):
-                return Later(key=run.key)
+                return NotYet(key=run.key)
         return self._stored() or _Gone()
 
-    def _stored(self) -> End | Later | _Gone | None:
+    def _stored(self) -> End | NotYet | _Gone | None:
         """What the result backend has of the leader's end; None if it has nothing."""
         it = self._execution
         if self._leader.run is None and raw_attribute(it.task, "lock_name"):
@@ -206,7 +206,7 @@ class Following:
             stored = outcome.stored_end(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be read: %r", it, error)
-            return Later(SETTLING)
+            return NotYet(SETTLING)
         return None if stored is None else as_end(stored) or _Gone()
 
     def _heir(self) -> Leader | None:
@@ -265,7 +265,7 @@ class Following:
     def _is_this(self, other: Leader) -> bool:
         return other.token == leader.token_of(self._lock.owner)
 
-    def _started(self) -> Run | None:
+    def _started(self) -> RunIdentity | None:
         """The leader's run, which may have ended; None if the leader is not known to have started."""
         named = leader.named(self._leader.token).message
         run = leader.run_in(self._store.recorded(self._lock.key, named))

@@ -47,7 +47,7 @@ HEIR = "JOINED"
 _DIED = (WorkerLostError, LockLost)
 
 
-class Later(NamedTuple):
+class NotYet(NamedTuple):
     """The end is not known yet: the copy looks again.
 
     Attributes:
@@ -81,16 +81,16 @@ def ancestors_of(request: RequestLike) -> set[str]:
     return {cleaned.text(each) for each in (request.root_id, request.parent_id) if each is not None}
 
 
-def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
-    """As `Acquisition.found`; for a copy that has joined another task, how that task has ended, if it has."""
+def acquire(acquisition: Acquisition) -> Lease | Held | Record | End | None:
+    """As `Acquisition.acquire`; for a copy that has joined another task, how that task has ended, if it has."""
     request = acquisition.execution.request
     joined = requeue.joined_by(request)
     if joined is None or requeue.was_untold(request):  # An unreported end is on record.
-        return acquisition.found()
+        return acquisition.acquire()
     joining = Joining(acquisition, joined)
     if (ended := joining.before_lock()) is not None:
         return ended
-    found = acquisition.found()
+    found = acquisition.acquire()
     return (joining.with_lock(found) or found) if isinstance(found, Lease) else found
 
 
@@ -125,7 +125,7 @@ class Joining:
             found = self.look()
         except LockUnavailable:  # Asking for the lock will show.
             return None
-        if isinstance(found, Later):
+        if isinstance(found, NotYet):
             self._acquisition.leave_line(found.key)
             self._put_back(found)
         return found
@@ -140,11 +140,11 @@ class Joining:
             found = self.look()
         except LockUnavailable as silent:
             self._acquisition.put_back(silent)
-        if isinstance(found, Later) and found.delay is None:
+        if isinstance(found, NotYet) and found.delay is None:
             found = None  # Do not wait for a task that goes on: it may have met this copy's hold, and wait for it.
         if found is not None:
             self._acquisition.abandon()
-        if isinstance(found, Later):
+        if isinstance(found, NotYet):
             self._put_back(found)
         if isinstance(found, End):
             return found
@@ -154,7 +154,7 @@ class Joining:
         self._take_over()
         return None
 
-    def look(self) -> End | Later | None:
+    def look(self) -> End | NotYet | None:
         """How the task has ended, or that it goes on; None if it runs, has died, or left no result of the work.
 
         Raises:
@@ -179,12 +179,12 @@ class Joining:
         own = json.dumps(Joined.of(it.holder))
         it.runtime.store.remember(self._key, Record(self._heirs_name, head + own.encode(), seconds))
 
-    def _put_back(self, later: Later) -> NoReturn:
+    def _put_back(self, later: NotYet) -> NoReturn:
         it = self._execution
         carried = requeue.Carried(later.waits(it.options.limit), self.joined)
         requeue.put_back(it.task, reason="conflict", delay=later.delay, carried=carried)
 
-    def _look(self) -> End | Later | None:
+    def _look(self) -> End | NotYet | None:
         it = self._execution
         while (record := self._recorded(self.joined)) is not None:
             recorded, _ = outcome.read(record)
@@ -200,11 +200,11 @@ class Joining:
         # It may end without a record here: under another lock, or revoked before it began.
         stored = self._stored(self._age(record))
         if stored is not None:
-            return stored if isinstance(stored, Later) else as_end(stored)
+            return stored if isinstance(stored, NotYet) else as_end(stored)
         is_held = bool(it.runtime.store.held(self._key, limit=it.options.limit))
-        return Later(key=self._key if is_held else None)
+        return NotYet(key=self._key if is_held else None)
 
-    def _end(self, record: Record, recorded: Outcome, age: float) -> End | Later | None:
+    def _end(self, record: Record, recorded: Outcome, age: float) -> End | NotYet | None:
         """The end of a message that is known to be over."""
         if recorded.state not in (states.SUCCESS, states.FAILURE, states.IGNORED):
             return None
@@ -212,19 +212,19 @@ class Joining:
             return None if isinstance(kept.error, _DIED) else kept
         stored = self._stored(age)
         if stored is not None:
-            return stored if isinstance(stored, Later) else as_end(stored)
+            return stored if isinstance(stored, NotYet) else as_end(stored)
         if self.joined.goes_on and (record.content == FORGOTTEN or recorded.content == REPLACED):
-            return Later()
+            return NotYet()
         is_settling = recorded.state != states.IGNORED and age < SETTLING
-        return Later(chance.spread(SOON)) if is_settling else None
+        return NotYet(chance.spread(SOON)) if is_settling else None
 
-    def _stored(self, age: float) -> Mapping[str, Any] | Later | None:
+    def _stored(self, age: float) -> Mapping[str, Any] | NotYet | None:
         """What the result backend has of a task of which an attempt ended `age` seconds ago."""
         try:
             return outcome.stored_end(self._execution.task, self.joined.task_id, age)
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be read: %r", self._execution, error)
-            return Later(SETTLING)
+            return NotYet(SETTLING)
 
     def _age(self, record: Record) -> float:
         """Seconds since the end that a record describes."""

@@ -78,7 +78,7 @@ class Report(NamedTuple):
         return Hold(self.key, self.asks_as, ttl=self.ttl, limit=self.limit)
 
 
-class Expected:
+class Reported:
     """In the main process, as long as the delivery is there: its last report; None before the first."""
 
     report: Report | None = None
@@ -119,7 +119,7 @@ class _Channel:
 
 
 #: By owner: the last reports of the deliveries that this process still has.
-_expected: WeakValueDictionary[str, Expected] = WeakValueDictionary()
+_reported: WeakValueDictionary[str, Reported] = WeakValueDictionary()
 
 _channel: _Channel | None = None
 
@@ -135,9 +135,9 @@ def open_channel() -> None:
             _channel = _Channel()
 
 
-def expect(owner: str) -> Expected:
+def expect(owner: str) -> Reported:
     """In the main process, before the pool gets the delivery with this owner: where its reports will be."""
-    return _expected.setdefault(owner, Expected())
+    return _reported.setdefault(owner, Reported())
 
 
 def send(report: Report) -> None:
@@ -154,7 +154,7 @@ def receive() -> None:
         lines = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
     for line in lines:
         # Most deliveries have gone by now: their reports are not even parsed.
-        if line[_OWNER].decode(errors="replace") in _expected and (report := Report.loads(line)) is not None:
+        if line[_OWNER].decode(errors="replace") in _reported and (report := Report.loads(line)) is not None:
             _give(report)
 
 
@@ -165,5 +165,5 @@ def make_room() -> None:
 
 
 def _give(report: Report) -> None:
-    if (expected := _expected.get(report.owner)) is not None:
-        expected.report = report
+    if (reported := _reported.get(report.owner)) is not None:
+        reported.report = report

@@ -26,7 +26,7 @@ from celery_singleton_lock.task.outcome import Outcome, read
 FOLLOWED = "FOLLOWED"
 
 
-class Run(NamedTuple):
+class RunIdentity(NamedTuple):
     """A message as it runs.
 
     Attributes:
@@ -51,7 +51,7 @@ class Leader(NamedTuple):
     task_id: str
     token: str
     since: float
-    run: Run | None = None
+    run: RunIdentity | None = None
 
     @classmethod
     def of(cls, held: Held) -> Leader | None:
@@ -116,7 +116,7 @@ def recorded(found: Record | None) -> list[Any] | None:
     return cleaned.array(outcome.content) if outcome.state == FOLLOWED and outcome.content is not None else None
 
 
-def run_in(found: Record | None) -> Run | None:
+def run_in(found: Record | None) -> RunIdentity | None:
     """A message's run, as the message has recorded it."""
     return _run(recorded(found))
 
@@ -129,11 +129,11 @@ def may_be_followed(task: Any, settings: Settings, scope: str) -> bool:
     return scope != UNTIL_EXPIRED or not raw_attribute(task, "lock_name")
 
 
-def _run(value: object) -> Run | None:
-    if not isinstance(value, (list, tuple)) or len(value) < len(Run._fields):
+def _run(value: object) -> RunIdentity | None:
+    if not isinstance(value, (list, tuple)) or len(value) < len(RunIdentity._fields):
         return None
-    task, key, joined = value[: len(Run._fields)]
+    task, key, joined = value[: len(RunIdentity._fields)]
     found = Joined.read(joined)
     if found is None or not (isinstance(task, str) and isinstance(key, str) and key == cleaned.key(key)):
         return None
-    return Run(cleaned.text(task), key, found)
+    return RunIdentity(cleaned.text(task), key, found)

@@ -40,7 +40,7 @@ _encode = json.JSONEncoder(default=repr).encode
 _quoted = json.encoder.encode_basestring_ascii
 
 
-class _Sent(NamedTuple):
+class _SentHeader(NamedTuple):
     """The header, parsed."""
 
     random: str
@@ -85,11 +85,11 @@ def header_for(options: Mapping[str, Any], sender: Any) -> str | None:
         return new_owner()
     if nesting and is_own_id:
         random = sent.random if sent is not None else new_owner()
-        return str(_Sent(random, min(nesting, 9999), sending_of(request)))
+        return str(_SentHeader(random, min(nesting, 9999), sending_of(request)))
     if is_own_id and not goes_on:
         # Its handlers send it again as it ends: a new message, but the same one for each copy of this message.
         return _digest("after", sent.random if sent is not None else None, sending_of(request), request.retries or 0)
-    return None if sent is None else str(sent if is_own_id else _Sent(sent.random))
+    return None if sent is None else str(sent if is_own_id else _SentHeader(sent.random))
 
 
 def passed_on(request: RequestLike) -> dict[str, str]:
@@ -148,17 +148,17 @@ def _ids_in(part: Any) -> Iterator[str]:
             yield from _ids_in(value)
 
 
-def _sent(request: RequestLike) -> _Sent | None:
+def _sent(request: RequestLike) -> _SentHeader | None:
     """The header, if this package wrote it; None if there is none, or others wrote it."""
     header = cleaned.headers(request).get(SENT_HEADER, getattr(request, SENT_HEADER, None))
     return _read(header) if isinstance(header, str) else None
 
 
 @lru_cache(maxsize=64)
-def _read(header: str) -> _Sent | None:
+def _read(header: str) -> _SentHeader | None:
     """Parse a header; cached, since each message's header is needed several times in a row."""
     found = _HEADER.fullmatch(header)
-    return None if found is None else _Sent(found[1], int(found[2] or 0), found[3])
+    return None if found is None else _SentHeader(found[1], int(found[2] or 0), found[3])
 
 
 def _digest(*parts: object) -> str:

@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import InvalidOption, LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import Arrival, Held, Superseded, order_of
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.task import journal_entries, requeue
 from celery_singleton_lock.task.execution import Execution
 
@@ -62,7 +62,7 @@ def is_stopped_by_newer(execution: Execution) -> bool:
     return execution.options.on_conflict == REPLACE and not request.is_eager and request.id is not None
 
 
-def tell(execution: Execution, arrival: Arrival | None, found: Held) -> None:
+def order_stop(execution: Execution, arrival: Arrival | None, found: Held) -> None:
     """Have the holder of the lock stop at once, if it is to stop for a message of this order: for this message, or for
     one before it, which may have died before it told the holder.
     """
@@ -70,7 +70,7 @@ def tell(execution: Execution, arrival: Arrival | None, found: Held) -> None:
     if arrival is None or not arrival.stops or holder is None or holder.superseded_by is None:
         return
     if holder.order == arrival.order and holder.process:
-        runtime.store.tell(runtime.settings.prefix, holder.process, Stop(found.owner, holder.superseded_by))
+        runtime.store.tell(runtime.settings.prefix, holder.process, StopOrder(found.owner, holder.superseded_by))
 
 
 def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:

@@ -21,7 +21,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock._celery import queues_reached
 from celery_singleton_lock.task.original import DELAYED, Copy, Original
-from celery_singleton_lock.task.rabbitmq import DELAYS, Connection, Refused
+from celery_singleton_lock.task.rabbitmq import DELAYS, Connection, NoDelayQueue
 
 logger = get_logger(__name__)
 
@@ -77,7 +77,7 @@ class Publisher:
             return
         try:
             self._confirmed(copy_due_in(0.0), queue, delay)
-        except Refused as error:
+        except NoDelayQueue as error:
             self._do_without(error)
             self._confirmed(copy_due_in(delay), queue, None)
         except TimeoutError as error:
@@ -96,7 +96,7 @@ class Publisher:
             with closing(Connection(self._app)) as connection:
                 for seconds in DELAYS:
                     connection.exchange_for(seconds)
-        except Refused as error:
+        except NoDelayQueue as error:
             self._do_without(error)
             return str(error)
         except Exception as error:  # noqa: BLE001 - py-amqp has many; they are declared when needed
@@ -143,7 +143,7 @@ class Publisher:
                 return self._send_on(Connection(self._app), copy, queue, delay)
             try:
                 return self._send_on(connection, copy, queue, delay)
-            except Refused:
+            except NoDelayQueue:
                 raise
             except Exception as error:  # noqa: BLE001 - py-amqp has many
                 logger.debug("the connection to the broker broke since the last copy: %r", error)

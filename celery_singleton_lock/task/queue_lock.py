@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import Holder, is_owner
 from celery_singleton_lock.keys.key import QUEUE, is_key
 from celery_singleton_lock.lease import Hold
@@ -82,7 +82,7 @@ class QueueLock:
 
     def request(self, holder: Holder) -> LockRequest:
         """The request to take it; if it is confirmed afterwards, for no longer than sending takes."""
-        ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(PROVISIONAL, self.seconds)
+        ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(UNCONFIRMED_TTL, self.seconds)
         return LockRequest(self.key, self.owner, ttl=ttl, holder=holder, limit=self.limit)
 
     def hold(self) -> Hold:
@@ -115,7 +115,7 @@ def is_by_time(held: Held) -> bool:
     Such a lock (`until_expired`) is taken for all its time at once, other locks for no longer than sending takes. If
     its own time is that short, it counts as one of the others, and has ended before anybody asks.
     """
-    return held.holder is not None and held.holder.ttl > PROVISIONAL
+    return held.holder is not None and held.holder.ttl > UNCONFIRMED_TTL
 
 
 def lock_of(task: TaskLike, request: RequestLike) -> QueueLock | None:

@@ -25,7 +25,7 @@ DELAYS = tuple(2**power for power in range(9))
 _HANDS_ON = (3, 10)
 
 
-class Refused(Exception):
+class NoDelayQueue(Exception):
     """The broker does not have, or does not give this user, a queue to wait in."""
 
 
@@ -64,18 +64,18 @@ class Connection:
         """The exchange of the queue in which messages wait for at most `delay`, declared if need be.
 
         Raises:
-            Refused: there is none.
+            NoDelayQueue: there is none.
         """
         seconds = next((one for one in DELAYS if one >= delay), DELAYS[-1])
         name = f"{DELAYED}.{seconds}"
         if seconds not in self._declared:
             properties = self._kombu.connection.server_properties
             if properties.get("product") != "RabbitMQ" or _version(properties.get("version")) < _HANDS_ON:
-                raise Refused(f"it takes RabbitMQ {'.'.join(map(str, _HANDS_ON))} or newer")
+                raise NoDelayQueue(f"it takes RabbitMQ {'.'.join(map(str, _HANDS_ON))} or newer")
             try:
                 self._declare(name, seconds)
             except (IrrecoverableChannelError, IrrecoverableConnectionError) as error:
-                raise Refused(str(error)) from error
+                raise NoDelayQueue(str(error)) from error
             self._declared.add(seconds)
         return name
 

@@ -19,7 +19,7 @@ from celery import states
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, cleaned, clock
-from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.errors import LockSuperseded, LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner, stem
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL
@@ -97,7 +97,7 @@ def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[s
     `old` is the hold that the newcomer took over from them, if that is known.
     """
     text = cleaned.text_or_none(task_id)
-    still = UNKNOWN if old is None or old.remaining <= PROVISIONAL else old.remaining
+    still = UNKNOWN if old is None or old.remaining <= UNCONFIRMED_TTL else old.remaining
     seconds = min(max(still, lock.seconds), MAX_QUEUE_TTL)
     ended = Outcome(states.REVOKED, json.dumps([text]).encode(), settled=True)
     has_other_id = old is not None and old.holder is not None and old.holder.task_id != text

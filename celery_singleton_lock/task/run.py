@@ -82,7 +82,7 @@ class Run:
         finally:
             try:
                 it.runtime.heartbeat.stop(lease)
-                it.runtime.stop_calls.forget(lease.owner)
+                it.runtime.stop_listener.forget(lease.owner)
                 self._body.end()
             finally:
                 it.progress.body = None  # Its retry may refer to the request.
@@ -98,7 +98,7 @@ class Run:
             it.runtime.heartbeat.start(lease, self._when_to_stop, linger=in_worker)
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
             if newest.is_stopped_by_newer(it):
-                it.runtime.stop_calls.expect(lease.owner)
+                it.runtime.stop_listener.expect(lease.owner)
             self._record_attempt_before()
             self._send(signals.lock_acquired, lease=lease, waited=self._waited)
             record_started(it.task)

@@ -11,7 +11,7 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis import stops as redis_stops
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.contract.conftest import opened
@@ -38,7 +38,7 @@ def test_each_process_gets_its_calls_in_turn(store: Store) -> None:
     own, other = store.stops(PREFIX, OWN), store.stops(PREFIX, OTHER)
     assert own is not None
     assert other is not None
-    calls = [Stop(new_owner(), f"task {number}") for number in range(3)]
+    calls = [StopOrder(new_owner(), f"task {number}") for number in range(3)]
     store.tell(PREFIX, OTHER, calls[0])
     for call in calls[1:]:
         store.tell(PREFIX, OWN, call)
@@ -48,7 +48,7 @@ def test_each_process_gets_its_calls_in_turn(store: Store) -> None:
 
 
 def test_call_that_comes_before_anybody_listens_is_heard(store: Store) -> None:
-    store.tell(PREFIX, OWN, call := Stop(new_owner(), "task"))
+    store.tell(PREFIX, OWN, call := StopOrder(new_owner(), "task"))
     own = store.stops(PREFIX, OWN)
     assert own is not None
     assert own.wait() == call
@@ -80,11 +80,11 @@ def test_value_of_another_type_is_an_error(redis_server: RedisServer) -> None:
         own = store.stops(PREFIX, OWN)
         assert own is not None
         client.set(key, "of somebody else", ex=60)
-        store.tell(PREFIX, OWN, Stop(new_owner(), "task"))
+        store.tell(PREFIX, OWN, StopOrder(new_owner(), "task"))
         with pytest.raises(LockUnavailable):
             own.wait()
         client.delete(key)
-        store.tell(PREFIX, OWN, call := Stop(new_owner(), "task"))
+        store.tell(PREFIX, OWN, call := StopOrder(new_owner(), "task"))
         assert own.wait() == call
         own.close()
 
@@ -93,7 +93,7 @@ def test_calls_that_nobody_hears_are_forgotten(redis_server: RedisServer) -> Non
     key = keyspace.stops_key(PREFIX, OWN)
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
         for _ in range(redis_stops.KEPT + 1):
-            store.tell(PREFIX, OWN, Stop(new_owner(), "task"))
+            store.tell(PREFIX, OWN, StopOrder(new_owner(), "task"))
         assert client.llen(key) == redis_stops.KEPT
         assert 0 < client.pttl(key) <= redis_stops.KEPT_FOR * 1000
         client.delete(key)
@@ -102,4 +102,4 @@ def test_calls_that_nobody_hears_are_forgotten(redis_server: RedisServer) -> Non
 def test_redlock_has_no_calls(redis_server: RedisServer) -> None:
     with opened(redis_server, 3) as store:
         assert store.stops(PREFIX, OWN) is None
-        store.tell(PREFIX, OWN, Stop(new_owner(), "task"))
+        store.tell(PREFIX, OWN, StopOrder(new_owner(), "task"))

@@ -181,7 +181,7 @@ class TestQuestionAhead:
         self, redis_store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It trusts its lease from the moment it confirms."""
-        monkeypatch.setattr(lock_commands, "PROVISIONAL", TTL / 10)
+        monkeypatch.setattr(lock_commands, "HAND_OVER_TTL", TTL / 10)
         first = taken(redis_store)
         waiter = piped(redis_store)
         redis_store.free(first)
@@ -202,7 +202,7 @@ class TestQuestionAhead:
         self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It was frozen, say, and hears that it got the lock when another already has it."""
-        monkeypatch.setattr(lock_commands, "PROVISIONAL", 0.05)
+        monkeypatch.setattr(lock_commands, "HAND_OVER_TTL", 0.05)
         first = taken(redis_store)
         waiter = piped(redis_store)
         redis_store.free(first)

@@ -240,8 +240,8 @@ class TestWhatIsLeft:
         assert max(lengths) < 24_576
 
     def test_by_a_named_lock(self, store: RedisStore, client: Redis) -> None:
-        store.free(taken(store, key=keyspace.Name("nightly"), holder=ME))
-        shared = keyspace.shared(keyspace.Name("nightly"))
+        store.free(taken(store, key=keyspace.PlainKey("nightly"), holder=ME))
+        shared = keyspace.shared(keyspace.PlainKey("nightly"))
         assert [*client.scan_iter()] == [keyspace.shared_fence_key(shared)]
 
 

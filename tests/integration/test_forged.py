@@ -316,8 +316,8 @@ class TestOthers:
     )
     def test_any_answer_of_a_worker_can_be_judged(self, told: object) -> None:
         own = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
-        standing = peers._known(told)
-        peer = peers.Peer("n", frozenset({"t"}), frozenset(), standing)
+        setup = peers._known(told)
+        peer = peers.Peer("n", frozenset({"t"}), frozenset(), setup)
         for finding in judged(RULES, WorkerContext(f"worker {peer.node}", peer, frozenset({"t"}), own)):
             assert len(finding.text) < 2000
             assert cleaned.printable(finding.text).isprintable()

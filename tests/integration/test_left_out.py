@@ -38,14 +38,14 @@ def client(redis_server: RedisServer) -> Iterator[Redis]:
 
 def acquired(client: Redis, options: dict[str, bool], said: Said, owner: str = OWNER) -> Any:
     """The answer without the fence."""
-    keys, asked = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options), NAME)
-    kind, *rest = run(client, Call(lock_commands.ACQUIRE, keys, said(asked)))
+    keys, args = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options), NAME)
+    kind, *rest = run(client, Call(lock_commands.ACQUIRE, keys, said(args)))
     return [kind, rest[-1] if kind == 1 else None]
 
 
 def freed(client: Redis, record: Record | None, monkeypatch: pytest.MonkeyPatch, said: Said) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(lock_commands, "said", said)
+        patch.setattr(lock_commands, "without_defaults", said)
         return run(client, lock_commands.free(Hold(KEY, OWNER, ttl=30.0), record=record))
 
 
@@ -70,7 +70,7 @@ def left(client: Redis) -> dict[bytes, tuple[object, int]]:
 #: What may be on the server.
 STATES: dict[str, Callable[[Redis], object]] = {
     "free": lambda client: None,
-    "held": lambda client: acquired(client, {}, lock_commands.said, OTHER),
+    "held": lambda client: acquired(client, {}, lock_commands.without_defaults, OTHER),
     "waited for": lambda client: client.zadd(f"{KEY}:waiting", {OTHER: 5}),
     "waited for by itself": lambda client: client.zadd(f"{KEY}:waiting", {OWNER: 5}),
     "of several slots": lambda client: client.set(f"{KEY}:slots", 3),
@@ -89,7 +89,7 @@ NONE_ONCE = {*NONE, "recorded", "noted"}
 @pytest.mark.parametrize("options", PLAIN, ids=str)
 def test_acquire(client: Redis, options: dict[str, bool], state: str) -> None:
     outcomes = []
-    for said in (tuple, lock_commands.said):
+    for said in (tuple, lock_commands.without_defaults):
         client.flushall()
         STATES[state](client)
         answer = acquired(client, options, said)
@@ -102,9 +102,9 @@ def test_acquire(client: Redis, options: dict[str, bool], state: str) -> None:
 @pytest.mark.parametrize("record", RECORDS, ids=["no record", "record", "noted"])
 def test_free(client: Redis, record: Record | None, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = []
-    for said in (tuple, lock_commands.said):
+    for said in (tuple, lock_commands.without_defaults):
         client.flushall()
-        acquired(client, {}, lock_commands.said, OTHER if state == "held" else OWNER)
+        acquired(client, {}, lock_commands.without_defaults, OTHER if state == "held" else OWNER)
         if state == "waited for":
             STATES[state](client)
         answer = freed(client, record, monkeypatch, said)

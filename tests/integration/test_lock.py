@@ -400,7 +400,7 @@ class TestWaiting:
         lock.release()
         for thread in threads:
             thread.join()
-        left = keyspace.shared_fence_key(keyspace.shared(keyspace.Name(NAME)))
+        left = keyspace.shared_fence_key(keyspace.shared(keyspace.PlainKey(NAME)))
         until(lambda: {*client.scan_iter()} <= {left.encode()}, "only the counter is kept, for all locks")
         assert client.info("clients")["blocked_clients"] == 0
 

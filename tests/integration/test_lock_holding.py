@@ -216,7 +216,7 @@ def test_release_does_not_forget_what_another_thread_has_acquired_meanwhile(
 ) -> None:
     lock = make(timeout=60, thread_local=False)
     lock.acquire()
-    store = lock._keeper.store
+    store = lock._shared.store
     release = store.free
 
     def released(*arguments: object, **options: object) -> bool:
@@ -329,7 +329,7 @@ class TestNotGot:
         with lock:
             pass
         abandoned: list[object] = []
-        store: object = lock._keeper.store
+        store: object = lock._shared.store
         monkeypatch.setattr(store, "abandon", abandoned.append)
         own_redis.pause()
         with pytest.raises(Unavailable):
@@ -348,7 +348,7 @@ class TestNotGot:
 
         lock = make(timeout=60)
         with monkeypatch.context() as patch:
-            patch.setattr(lock._keeper.heartbeat, "start", start)
+            patch.setattr(lock._shared.heartbeat, "start", start)
             with pytest.raises(RuntimeError, match="new thread"):
                 lock.acquire()
         assert lock.local.token is None
@@ -411,7 +411,7 @@ class TestClients:
             silent.pause()
             for other in others:
                 assert other.local.held is not None
-                other._keeper.heartbeat.start(other.local.held.lease, other.local.held.when_lost)
+                other._shared.heartbeat.start(other.local.held.lease, other.local.held.when_lost)
             clock.sleep(3.0)
             going.check()
             silent.resume()

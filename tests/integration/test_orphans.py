@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import DuplicateResult, clock
-from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.diagnosis import orphans
 from celery_singleton_lock.diagnosis.doctor import diagnose
 from celery_singleton_lock.keys.key import key_of_queue
@@ -79,7 +79,7 @@ def queued(shop: Shop) -> set[str]:
 def are_confirmed(shop: Shop) -> bool:
     """Whether the locks of all messages last as long as the messages may wait."""
     with shop.locks() as client:
-        return all(client.ttl(f"{key}:run") > PROVISIONAL for key in queued(shop))
+        return all(client.ttl(f"{key}:run") > UNCONFIRMED_TTL for key in queued(shop))
 
 
 def lose(shop: Shop) -> None:

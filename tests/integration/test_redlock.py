@@ -22,7 +22,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.lock_answers import Freed
+from celery_singleton_lock.stores.redis.lock_answers import FreeAnswer
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
@@ -417,7 +417,7 @@ class TestGivenUp:
         assert store.free(first)
         lease = taken_on_all(nodes, store)
         for each in store._nodes.each:
-            assert each.server.run(late) == Freed.NOT_OURS
+            assert each.server.run(late) == FreeAnswer.NOT_OURS
         assert len(nodes.holding(RUN)) == 5
         assert store.renew([lease], timeout=1.0) == [True]
 
@@ -434,7 +434,7 @@ class TestGivenUp:
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, how: str
     ) -> None:
         """Nor does the undoing, which may come even later: another thread has sent it, on its own connection."""
-        ask, tell, late = Conversation.ask, Conversation.tell, []
+        ask, send, late = Conversation.ask, Conversation.send, []
 
         def ask_late(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
             if late:
@@ -442,14 +442,14 @@ class TestGivenUp:
             late.append(call)
             return {}
 
-        def tell_late(it: Conversation, call: Call, *args: Any, **options: Any) -> None:
+        def send_late(it: Conversation, call: Call, *args: Any, **options: Any) -> None:
             if len(late) > 1:
-                tell(it, call, *args, **options)
+                send(it, call, *args, **options)
             else:
                 late.append(call)
 
         monkeypatch.setattr(Conversation, "ask", ask_late)
-        monkeypatch.setattr(Conversation, "tell", tell_late)
+        monkeypatch.setattr(Conversation, "send", send_late)
         if how == "acquire":
             lease = taken(store)
         else:

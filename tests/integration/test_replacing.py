@@ -181,7 +181,7 @@ def test_senders_are_killed_one_after_the_other(shop: Shop, job: Any) -> None:
 def test_sender_that_is_killed_leaves_a_lock_that_is_replaced(shop: Shop, job: Any, step: str) -> None:
     killed(shop, job, step)
     with shop.locks() as locks:
-        assert all(0 < locks.pttl(key) <= confirmations.PROVISIONAL * 1000 for key in queued(shop))
+        assert all(0 < locks.pttl(key) <= confirmations.UNCONFIRMED_TTL * 1000 for key in queued(shop))
     newest = job.delay("report")
     start(shop)
     assert newest.get(timeout=LIMIT) == "report"

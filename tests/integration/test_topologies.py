@@ -22,7 +22,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import AskingWaiter
 from celery_singleton_lock.testing import RedisServer
@@ -447,7 +447,7 @@ class TestCluster:
     def test_stop_requests_follow_a_slot_that_moves(self, cluster: Cluster, store: Store) -> None:
         own = store.stops("followed", PROCESS)
         assert own is not None
-        heard = list[Stop]()
+        heard = list[StopOrder]()
 
         def listen() -> None:
             while len(heard) < 2:
@@ -457,7 +457,7 @@ class TestCluster:
 
         with ThreadPoolExecutor() as threads:
             listening = threads.submit(listen)
-            calls = [Stop(new_owner(), "first"), Stop(new_owner(), "second")]
+            calls = [StopOrder(new_owner(), "first"), StopOrder(new_owner(), "second")]
             store.tell("followed", PROCESS, calls[0])
             until(lambda: heard, "the first call has arrived, and it waits for the next")
             cluster.migrate_slot(keyspace.stops_key("followed", PROCESS))

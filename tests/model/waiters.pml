@@ -16,9 +16,9 @@
 #define SECOND 2
 #endif
 #ifdef HANDED_OVER_FOR_TTL
-#define PROVISIONAL TTL
+#define HAND_OVER_TTL TTL
 #else
-#define PROVISIONAL SECOND
+#define HAND_OVER_TTL SECOND
 #endif
 #define TTL (SECOND + 1)
 /* How long the server knows that somebody waits, and that the lock was freed. */
@@ -112,7 +112,7 @@ inline hand_over(i) {
 #ifndef WAKE_UP_NOT_PASSED_ON
     ringing = 1
 #endif
-  :: !IS_GIVEN_UP(i) && (key == 0 || key == TOKEN(i)) -> give(i, PROVISIONAL); handed_over = 1; said[i] = GIVEN
+  :: !IS_GIVEN_UP(i) && (key == 0 || key == TOKEN(i)) -> give(i, HAND_OVER_TTL); handed_over = 1; said[i] = GIVEN
   :: else -> waiting = WAITING; said[i] = HELD
   fi;
   printf("server: place %d is woken: held by %d, %d left\n", i, key, left);

@@ -28,7 +28,7 @@ class Copies:
 
     def deliver(self, turn: Turn, message: str) -> None:
         """Deliver a copy of a message to a process."""
-        package, store, lock = turn.process.package, turn.lock._keeper.store, turn.lock
+        package, store, lock = turn.process.package, turn.lock._shared.store, turn.lock
         holder = package("holder").Holder(message, process=package("process_identity").own())
         owner = package("holder").new_owner()
         request = package("stores.base").LockRequest(lock._key, owner, ttl=lock._ttl, holder=holder, once=True)
@@ -51,9 +51,9 @@ class Copies:
             self._refuse(turn, message, holder)
 
     def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any) -> None:
-        package, keeper = turn.process.package, turn.lock._keeper
+        package, shared = turn.process.package, turn.lock._shared
         turn.lease = lease
-        keeper.heartbeat.start(lease, turn.lost.clear)
+        shared.heartbeat.start(lease, turn.lost.clear)
         self._checker._holds(turn)
         if self._ends[message] and self._checker._trusts(turn):
             self._fails(f"message {message} is carried out by use {turn.use.number} after its end")
@@ -62,15 +62,15 @@ class Copies:
             self.run.park(min(left, STEP))
             left -= STEP
         was_held = lease.held
-        keeper.heartbeat.stop(lease)
+        shared.heartbeat.stop(lease)
         if turn in self._checker.holding[turn.use.name]:
             self._checker.holding[turn.use.name].remove(turn)
         try:
             if was_held:
-                keeper.store.free(lease, record=self._record(package, holder, DONE))
+                shared.store.free(lease, record=self._record(package, holder, DONE))
                 self._has_ended(message, DONE)
             else:
-                keeper.store.free(lease)
+                shared.store.free(lease)
         except package("errors").LockUnavailable as error:
             self.run.note("has no answer", f"{turn.use.name} use={turn.use.number} {error}")
         else:
@@ -80,7 +80,7 @@ class Copies:
     def _refuse(self, turn: Turn, message: str, holder: Any) -> None:
         package, lock = turn.process.package, turn.lock
         try:
-            found = lock._keeper.store.refuse(lock._key, holder, self._record(package, holder, REFUSED))
+            found = lock._shared.store.refuse(lock._key, holder, self._record(package, holder, REFUSED))
         except package("errors").LockUnavailable as error:
             self._over(turn, f"has no answer: {error}")
             return

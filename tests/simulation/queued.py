@@ -12,7 +12,7 @@ from typing import Any
 
 from celery import states
 
-from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.queued import SOON
@@ -310,7 +310,7 @@ class Queued:
     def _is_only_one(self, claim: Claim, began: float) -> None:
         """Check that the message has its lock when the broker gets it, so that no other message waits."""
         stem, _ = self._hold(claim.key)
-        is_in_time = self.run.now - began < min(PROVISIONAL, claim.seconds) - NEARLY
+        is_in_time = self.run.now - began < min(UNCONFIRMED_TTL, claim.seconds) - NEARLY
         if stem != claim.stem and is_in_time and not self._forgot(began):
             self.run.fail(f"message {claim.task_id} is sent, and its lock is not its")
         for other in self.claims.values():
@@ -419,7 +419,7 @@ class Queued:
             self.run.at(ends_at + NEARLY, lambda: None)  # This triggers a check at that time.
         call, since = self.calls.get(str(task_id)), self._unsent[key, stem]
         # A sender without an answer asks again.
-        longest = PROVISIONAL + (trouble.GIVEN_UP if self._is_excused(since - 1.0) else 0.0)
+        longest = UNCONFIRMED_TTL + (trouble.GIVEN_UP if self._is_excused(since - 1.0) else 0.0)
         if ends_at > since + longest + NEARLY:
             self.run.fail(f"{key} is held for {ends_at - since:.1f} s for {task_id}, which was never sent")
         if call is not None and call.failed_at is not None and self._is_late(call.failed_at, self.run.now):
@@ -492,7 +492,7 @@ class Queued:
 
     def awaits_an_end(self) -> bool:
         """Whether a lock without a message expires within half a minute."""
-        return any(ends_at - self.run.now < PROVISIONAL + NEARLY for _, ends_at, _ in self._found().values())
+        return any(ends_at - self.run.now < UNCONFIRMED_TTL + NEARLY for _, ends_at, _ in self._found().values())
 
     def look_at_the_end(self) -> None:
         """Check, when everything is over, that each lock still held belongs to a lost message."""

@@ -17,7 +17,7 @@ from celery_singleton_lock import DuplicateResult, LockUnavailable, SingletonTas
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Asked, Held, LockRequest, Record
+from celery_singleton_lock.stores.base import Held, LockRequest, PendingAnswer, Record
 from celery_singleton_lock.stores.memory import MemoryStore
 
 
@@ -30,13 +30,13 @@ def steps(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     """The steps of an app whose store can be asked ahead."""
     steps, make, call = Steps(), app.amqp.create_task_message, type(app.backend).on_task_call
 
-    def ask(store: MemoryStore, request: LockRequest) -> Asked:
+    def ask(store: MemoryStore, request: LockRequest) -> PendingAnswer:
         def answer() -> Lease | Held | Record:
             steps.append("answered")
             return store.acquire(request)
 
         steps.append("asked")
-        return Asked(answer, lambda: steps.append("dropped"))
+        return PendingAnswer(answer, lambda: steps.append("dropped"))
 
     def made(*args: Any, **kwargs: Any) -> Any:
         steps.append("made")
@@ -158,7 +158,7 @@ class TestQuestionThatFails:
     def test_leaves_no_lock(
         self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException
     ) -> None:
-        def ask(store: MemoryStore, request: LockRequest) -> Asked:
+        def ask(store: MemoryStore, request: LockRequest) -> PendingAnswer:
             store.acquire(request)
             raise error
 

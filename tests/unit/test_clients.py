@@ -40,20 +40,20 @@ def test_next_object_shares_the_store_of_the_last(make: Made, monkeypatch: pytes
         raise AssertionError("its options were looked at again")
 
     monkeypatch.setattr(clients, "_config", looked_at)
-    assert make()._keeper is first._keeper
+    assert make()._shared is first._shared
 
 
 @pytest.mark.parametrize("name", ["password", "a_new_one"])
 def test_client_that_connects_in_another_way_gets_another_store(make: Made, given: list[Redis], name: str) -> None:
     first = make()
     given[-1].connection_pool.connection_kwargs[name] = "secret"
-    assert make()._keeper is not first._keeper
+    assert make()._shared is not first._shared
 
 
 def test_client_with_another_connection_class_gets_another_store(make: Made, given: list[Redis]) -> None:
     first, pool = make(), given[-1].connection_pool
     pool.connection_class = type("Another", (pool.connection_class,), {})
-    assert make()._keeper is not first._keeper
+    assert make()._shared is not first._shared
 
 
 def test_redlock_does_not_keep_its_other_clients_alive() -> None:
@@ -68,10 +68,10 @@ def test_redlock_does_not_keep_its_other_clients_alive() -> None:
 def test_locks_with_different_clients_or_options_do_not_share() -> None:
     one, two, three_, four = (Redis(port=port) for port in (1, 2, 3, 4))
     first = Redlock([one, two, three_], "x")
-    assert Redlock([one, two, four], "x")._keeper is not first._keeper
-    assert Redlock([one, two, three_], "x", restart_delay=False)._keeper is not first._keeper
-    assert Lock(one, "x")._keeper is not first._keeper
-    assert Lock(one, "x", replicas=1)._keeper is not Lock(one, "x")._keeper
+    assert Redlock([one, two, four], "x")._shared is not first._shared
+    assert Redlock([one, two, three_], "x", restart_delay=False)._shared is not first._shared
+    assert Lock(one, "x")._shared is not first._shared
+    assert Lock(one, "x", replicas=1)._shared is not Lock(one, "x")._shared
 
 
 def test_two_clients_of_one_server_are_refused_later_as_well() -> None:
@@ -84,13 +84,13 @@ def test_two_clients_of_one_server_are_refused_later_as_well() -> None:
 
 @pytest.mark.timeout(30)
 def test_signal_handler_may_take_a_lock_while_the_first_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, keepers = Redis(port=4), []
+    client, shared = Redis(port=4), []
     store = clients.RedisStore
 
     def interrupted(*args: Any, **kwargs: Any) -> RedisStore:
         monkeypatch.setattr(clients, "RedisStore", store)
-        keepers.append(Lock(client, "of the handler")._keeper)
+        shared.append(Lock(client, "of the handler")._shared)
         return store(*args, **kwargs)
 
     monkeypatch.setattr(clients, "RedisStore", interrupted)
-    assert Lock(client, "first")._keeper is keepers[0]
+    assert Lock(client, "first")._shared is shared[0]

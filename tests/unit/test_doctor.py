@@ -237,8 +237,8 @@ class TestWorkers:
     OWN = {"version": "1.0", "enabled": True, "backend": "redis://a", "prefix": "singleton_lock"}
 
     def _found(self, *, plain: str = "", **its: Any) -> list[Finding]:
-        standing = None if its.get("standing", 1) is None else {**self.OWN, **its}
-        peer = Peer("one@host", frozenset({"bill"}), frozenset(plain.split()), standing)
+        setup = None if its.get("setup", 1) is None else {**self.OWN, **its}
+        peer = Peer("one@host", frozenset({"bill"}), frozenset(plain.split()), setup)
         return judged(RULES, WorkerContext(f"worker {peer.node}", peer, frozenset({"bill", "refund"}), self.OWN))
 
     def test_worker_that_locks_the_same_way_gives_no_finding(self) -> None:
@@ -256,7 +256,7 @@ class TestWorkers:
             ({"enabled": False}, "problem", "singleton_lock_enabled is False there"),
             ({"backend": "redis://b"}, "warning", "keeps its locks at redis://b"),
             ({"version": "0.9"}, "warning", "runs celery-singleton-lock 0.9"),
-            ({"standing": None}, "warning", "does not report how it locks"),
+            ({"setup": None}, "warning", "does not report how it locks"),
         ],
     )
     def test_differences_are_reported(self, its: dict[str, Any], severity: str, words: str) -> None:

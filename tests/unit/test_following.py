@@ -455,6 +455,6 @@ def test_attempts_at_a_redlock_have_the_same_token() -> None:
 @pytest.mark.parametrize("run", [None, "run"])
 def test_header_is_read_as_it_was_written(run: str | None) -> None:
     joined = Joined("id", "5" * 32, 0, 0, 0.0)
-    its = Leader("the idé", new_owner(), 5.0, None if run is None else leader.Run("job", "key", joined))
+    its = Leader("the idé", new_owner(), 5.0, None if run is None else leader.RunIdentity("job", "key", joined))
     assert Leader.read(its.header()) == its
     assert "the id" not in str(its.header())

@@ -28,7 +28,7 @@ from tests.patience import LIMIT
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
-@pytest.mark.parametrize("mutex", [Mutex(), _making, _opening], ids=["any", "keepers", "runtime"])
+@pytest.mark.parametrize("mutex", [Mutex(), _making, _opening], ids=["any", "shared stores", "runtime"])
 def test_mutex_is_free_in_a_child(mutex: Mutex) -> None:
     def use() -> None:
         with mutex.lock:

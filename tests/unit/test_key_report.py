@@ -122,7 +122,7 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
     del delivery
     in_child(lambda: send(owner))
     key_report.receive()
-    assert owner not in key_report._expected
+    assert owner not in key_report._reported
 
 
 @pytest.mark.parametrize(

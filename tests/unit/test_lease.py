@@ -8,7 +8,7 @@ from redis.crc import key_slot
 from celery_singleton_lock import LockLost, clock
 from celery_singleton_lock.holder import OWNER_LENGTH, Holder, new_owner
 from celery_singleton_lock.lease import Lease, unheld
-from celery_singleton_lock.stores.redis.keyspace import Name
+from celery_singleton_lock.stores.redis.keyspace import PlainKey
 
 TTL = 10.0
 
@@ -100,11 +100,11 @@ def slot_of(key: str) -> int:
 @example("")
 def test_keys_beside_a_lock_are_in_the_slot_of_its_name(name: str) -> None:
     """By the rule of Redis Cluster: the text between the first brace and the next closing one, unless it is empty."""
-    beside = {slot_of(f"{Name(name).base}:{what}") for what in ("fence", "wake", "over:{a}", "run:1", "done:}{")}
+    beside = {slot_of(f"{PlainKey(name).base}:{what}") for what in ("fence", "wake", "over:{a}", "run:1", "done:}{")}
     assert beside == {slot_of(name)}
 
 
 @given(st.text("{}a0", max_size=8))
 def test_prefix_of_the_keys_beside_a_lock_contains_its_name(name: str) -> None:
     """So no two names share such keys."""
-    assert name in Name(name).base
+    assert name in PlainKey(name).base

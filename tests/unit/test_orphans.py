@@ -12,10 +12,10 @@ from celery import Celery
 from kombu.utils.json import dumps
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.diagnosis import messages, orphans
 from celery_singleton_lock.diagnosis.messages import Look, look_for, name_in_message
-from celery_singleton_lock.diagnosis.orphans import MIN_AGE, Standing, search
+from celery_singleton_lock.diagnosis.orphans import MIN_AGE, MessageState, search
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import is_of_queue, key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease
@@ -59,7 +59,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def sent(
-    store: Store, job: str = "report", *, age: float = 2 * MIN_AGE, ttl: float = PROVISIONAL, lasts: float = A_DAY
+    store: Store, job: str = "report", *, age: float = 2 * MIN_AGE, ttl: float = UNCONFIRMED_TTL, lasts: float = A_DAY
 ) -> Lease:
     """The confirmed lock of a message."""
     holder = Holder(f"id of {job}", node="web", since=clock.wall() - age)
@@ -78,17 +78,17 @@ def runs(store: Store, task_id: str = "id of report", job: str = "report") -> Le
     return lease
 
 
-def judged(app: Celery, store: Store) -> dict[str, Standing | None]:
+def judged(app: Celery, store: Store) -> dict[str, MessageState | None]:
     found = [(key, held) for key, held in store.all_held("orphans") if is_of_queue(key)]
-    return {hold.task_id: hold.standing for hold in search(app, found, timeout=0.1).holds}
+    return {hold.task_id: hold.state for hold in search(app, found, timeout=0.1).holds}
 
 
-class TestStanding:
+class TestMessageState:
     def test_lock_is_orphaned_after_two_looks_that_find_nothing(
         self, app: Celery, store: Store, looks: list[Any]
     ) -> None:
         sent(store)
-        assert judged(app, store) == {"id of report": Standing.ORPHANED}
+        assert judged(app, store) == {"id of report": MessageState.ORPHANED}
 
     @pytest.mark.parametrize("first", [True, False])
     @pytest.mark.parametrize("by", ["task id", "owner"])
@@ -98,7 +98,7 @@ class TestStanding:
         lease = sent(store)
         found = Look(seen={name_in_message("id of report" if by == "task id" else lease.owner)})
         looks += [found] if first else [Look(), found]
-        assert judged(app, store) == {"id of report": Standing.ALIVE}
+        assert judged(app, store) == {"id of report": MessageState.ALIVE}
 
     @pytest.mark.parametrize("first", [True, False])
     def test_lock_is_in_doubt_if_either_look_has_a_doubt(
@@ -107,7 +107,7 @@ class TestStanding:
         sent(store)
         doubtful = Look(doubts=["the broker has gone"])
         looks += [doubtful] if first else [Look(), doubtful]
-        assert judged(app, store) == {"id of report": Standing.IN_DOUBT}
+        assert judged(app, store) == {"id of report": MessageState.IN_DOUBT}
 
     def test_young_locks_and_locks_by_time_are_not_looked_for(
         self, app: Celery, store: Store, looks: list[Any]
@@ -115,7 +115,7 @@ class TestStanding:
         sent(store, "young", age=MIN_AGE - 10)
         sent(store, "by time", ttl=3600.0, lasts=3600.0)
         looks += [Look(doubts=["nobody is to ask"])]
-        assert judged(app, store) == {"id of young": Standing.YOUNG, "id of by time": Standing.BY_TIME}
+        assert judged(app, store) == {"id of young": MessageState.YOUNG, "id of by time": MessageState.BY_TIME}
         assert len(looks) == 1
 
     @pytest.mark.parametrize("look", [0, 1])
@@ -124,7 +124,7 @@ class TestStanding:
     ) -> None:
         lease = sent(store)
         looks += [Look()] * look + [lambda _: Look() if store.free(lease) else None]
-        assert judged(app, store) == {"id of report": Standing.ENDED}
+        assert judged(app, store) == {"id of report": MessageState.ENDED}
 
     def test_lock_that_changed_hands_has_ended(self, app: Celery, store: Store, looks: list[Any]) -> None:
         lease = sent(store)
@@ -135,7 +135,7 @@ class TestStanding:
             return Look()
 
         looks += [Look(), changes_hands]
-        assert judged(app, store) == {"id of report": Standing.ENDED}
+        assert judged(app, store) == {"id of report": MessageState.ENDED}
 
     def test_lock_is_alive_if_its_process_renews_it(self, app: Celery, store: Store, looks: list[Any]) -> None:
         lease = sent(store, lasts=20.0)
@@ -145,17 +145,17 @@ class TestStanding:
             return Look()
 
         looks += [Look(), renews]
-        assert judged(app, store) == {"id of report": Standing.ALIVE}
+        assert judged(app, store) == {"id of report": MessageState.ALIVE}
 
     def test_lock_is_alive_if_its_task_runs(self, app: Celery, store: Store, looks: list[Any]) -> None:
         sent(store)
         runs(store)
-        assert judged(app, store) == {"id of report": Standing.ALIVE}
+        assert judged(app, store) == {"id of report": MessageState.ALIVE}
 
     def test_lock_is_orphaned_even_if_another_task_runs(self, app: Celery, store: Store, looks: list[Any]) -> None:
         sent(store)
         runs(store, "another id")
-        assert judged(app, store) == {"id of report": Standing.ORPHANED}
+        assert judged(app, store) == {"id of report": MessageState.ORPHANED}
 
     def test_lock_is_in_doubt_if_somebody_waits_in_a_slot(
         self, app: Celery, store: Store, looks: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -167,7 +167,7 @@ class TestStanding:
         monkeypatch.setattr(
             store, "held", lambda key, **_: [replace(it, waiters=int(not is_of_queue(key))) for it in held(key)]
         )
-        assert judged(app, store) == {"id of report": Standing.IN_DOUBT}
+        assert judged(app, store) == {"id of report": MessageState.IN_DOUBT}
 
     def test_oldest_locks_are_looked_for_if_there_are_too_many(
         self, app: Celery, store: Store, looks: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -176,9 +176,9 @@ class TestStanding:
         for age in (100, 300, 200):
             sent(store, f"{age}", age=age)
         assert judged(app, store) == {
-            "id of 300": Standing.ORPHANED,
-            "id of 200": Standing.ORPHANED,
-            "id of 100": Standing.IN_DOUBT,
+            "id of 300": MessageState.ORPHANED,
+            "id of 200": MessageState.ORPHANED,
+            "id of 100": MessageState.IN_DOUBT,
         }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from celery_singleton_lock.holder import FENCE, LABEL, NEWER, ORDER, OWNER_LENGTH, Holder
 from celery_singleton_lock.stores.redis.ledger import Claim
-from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
+from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
 
 HOLDER = Holder("id", 1, "node", 2, 3.0, 4, "process", sending="sending", label="label", order="order")
 
@@ -44,7 +44,7 @@ def test_parts_of_a_holder_are_where_python_writes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "answers"), [("lock/answers", Answer), ("lock/end", Freed), ("ledger/claim", Claim)], ids=str
+    ("script", "answers"), [("lock/answers", Answer), ("lock/end", FreeAnswer), ("ledger/claim", Claim)], ids=str
 )
 def test_answers_have_the_same_numbers(script: str, answers: type[IntEnum]) -> None:
     (line,) = re.findall(r"^local ([A-Z_, ]+) = ([0-9, ]+)$", text_of(script), re.MULTILINE)[:1]

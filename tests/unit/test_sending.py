@@ -276,7 +276,7 @@ class TestNothingIsSent:
         job = sent.task()
         job.delay(1)
         (held,) = sent.held(job, 1)
-        assert held.remaining <= confirmations.PROVISIONAL
+        assert held.remaining <= confirmations.UNCONFIRMED_TTL
         sent.confirm()
         (held,) = sent.held(job, 1)
         assert 90 < held.remaining <= 100

@@ -9,9 +9,9 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands, stencil
 from celery_singleton_lock.stores.redis.connection import packed
-from celery_singleton_lock.stores.redis.keyspace import Name
+from celery_singleton_lock.stores.redis.keyspace import PlainKey
 
-KEYS = ["singleton_lock:{task:ab}", "{", "ключ", Name("nightly"), Name("a{b}c"), Name("}x"), Name("ü\x01\x02")]
+KEYS = ["singleton_lock:{task:ab}", "{", "ключ", *map(PlainKey, ["nightly", "a{b}c", "}x", "ü\x01\x02"])]
 RECORDS = [None, Record("m", b"\x01\x02\xff", 60.0), Record("{[", b'["SUCCESS", 3600.0, true]\nnull', 0.5)]
 
 

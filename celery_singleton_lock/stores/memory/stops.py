@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from contextlib import suppress
 
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 
 #: Seconds that one call waits.
 SLICE = 1.0
@@ -15,16 +15,16 @@ KEPT = 1000
 
 
 class MemoryStops:
-    """`Stops` of this process."""
+    """`StopReader` of this process."""
 
     def __init__(self) -> None:
-        self._told: queue.Queue[Stop] = queue.Queue(KEPT)
+        self._told: queue.Queue[StopOrder] = queue.Queue(KEPT)
 
-    def tell(self, stop: Stop) -> None:
+    def tell(self, stop: StopOrder) -> None:
         with suppress(queue.Full):
             self._told.put_nowait(stop)
 
-    def wait(self) -> Stop | None:
+    def wait(self) -> StopOrder | None:
         try:
             return self._told.get(timeout=SLICE)
         except queue.Empty:

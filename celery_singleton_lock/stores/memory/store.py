@@ -20,7 +20,7 @@ from celery_singleton_lock.stores.memory.journal import MemoryJournal
 from celery_singleton_lock.stores.memory.ledger import MemoryLedger
 from celery_singleton_lock.stores.memory.stops import MemoryStops
 from celery_singleton_lock.stores.slots import Occupant, copy_of, free_slot, in_the_way, slot_of
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 #: The least seconds for which it is remembered that an owner was given up.
@@ -241,7 +241,7 @@ class MemoryStore:
         with self._mutex.lock:
             return self._stops.setdefault((prefix, process), MemoryStops())
 
-    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
         self.stops(prefix, process).tell(stop)  # A process that does not listen yet hears of it then.
 
     def journal(self, prefix: str, *, size: int) -> MemoryJournal:

@@ -70,17 +70,17 @@ class Cluster:
                     answers[index] = error
         return [answers[index] for index in range(len(calls))]
 
-    def server_of(self, key: str) -> Part:
-        return Part(self, self._address_of(key))
+    def server_of(self, key: str) -> ClusterPart:
+        return ClusterPart(self, self._address_of(key))
 
     def slot_of(self, key: str) -> int:
         """Keys with the same slot can be named in one call."""
         return key_slot(key.encode())
 
-    def servers(self) -> Sequence[Part]:
+    def servers(self) -> Sequence[ClusterPart]:
         """All masters, as they are now."""
         self._forget()
-        return [Part(self, address) for address in self._masters()]
+        return [ClusterPart(self, address) for address in self._masters()]
 
     def masters(self) -> Sequence[Server]:
         """All masters as single servers, which do not follow moved keys."""
@@ -184,7 +184,7 @@ class Cluster:
         raise error or ConnectionError("the cluster has no nodes")
 
 
-class Part:
+class ClusterPart:
     """What a cluster shows of one key, or of one master: a key that has moved is followed to where it is.
 
     Args:

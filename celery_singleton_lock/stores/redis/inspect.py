@@ -128,7 +128,7 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
             found.append(None)  # It is gone by now, or of another type.
             continue
         (remaining,) = _numbers([pttl])
-        held, fence = lock_answers.held(value, remaining), lock_answers.fence_of(value)
+        held, fence = lock_answers.parse_held(value, remaining), lock_answers.fence_of(value)
         found.append(replace(held, slot=place.slot, waiters=in_line.counted(recent, lines), fence=fence))
     return found
 

@@ -27,7 +27,7 @@ def run_key(key: str, slot: int = 0) -> str:
     """The key of a lock, or of a slot of a semaphore: a semaphore with one slot is a plain lock."""
     if slot:
         return _beside(key, f"run:{slot}")
-    return key if isinstance(key, Name) else _beside(key, "run")
+    return key if isinstance(key, PlainKey) else _beside(key, "run")
 
 
 def wake_key(key: str) -> str:
@@ -44,7 +44,7 @@ def fence_key(key: str) -> str:
 def shared(key: str) -> str:
     """The prefix of the keys that all locks in the same slot of a cluster share."""
     prefix, opened, _ = key.partition("{")
-    if not (prefix and opened) or isinstance(key, Name):
+    if not (prefix and opened) or isinstance(key, PlainKey):
         prefix = SHARED_PREFIX
     return f"{prefix}{{{_tag_of_slot(_slot_of(key))}}}"
 
@@ -143,7 +143,7 @@ def over_key(key: str, name: str) -> str:
 
 
 def _beside(key: str, what: str) -> str:
-    return f"{key.base if isinstance(key, Name) else key}:{what}"
+    return f"{key.base if isinstance(key, PlainKey) else key}:{what}"
 
 
 def _hash_tag(key: str) -> str | None:
@@ -198,12 +198,12 @@ def _steps() -> dict[int, tuple[int, int]]:
 
 
 @lru_cache(maxsize=1024, typed=True)  # A text of another class may read otherwise.
-def name_of(text: str) -> Name:
+def plain_key(text: str) -> PlainKey:
     """The key of a lock with this name; cached, since a program may make a new lock object each time."""
-    return Name(text)
+    return PlainKey(text)
 
 
-class Name(str):
+class PlainKey(str):
     """The key of a lock outside of tasks: the lock is at exactly this key, as for `redis.lock.Lock`.
 
     Attributes:
@@ -214,7 +214,7 @@ class Name(str):
 
     base: str
 
-    def __new__(cls, name: str) -> Name:
+    def __new__(cls, name: str) -> PlainKey:
         made = super().__new__(cls, name)
         if _hash_tag(name) is not None:
             made.base = name

@@ -77,7 +77,7 @@ def answers_renewal(answer: Any) -> bool:
     return isinstance(answer, list) and all(isinstance(one, (int, bytes)) for one in answer)
 
 
-class Freed(IntEnum):
+class FreeAnswer(IntEnum):
     """The answers to freeing."""
 
     NOT_OURS = 0
@@ -115,7 +115,7 @@ def with_all_slots(slots: int, ask: Callable[[int], T]) -> T:
     raise TimeoutError("the number of slots in use changes too often")
 
 
-def acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lease | Held | Record:
+def parse_acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lease | Held | Record:
     """What an acquire has got.
 
     Raises:
@@ -130,15 +130,15 @@ def acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lea
     return _in_the_way(answer, request.holder.message)
 
 
-def handed_over(answer: Sequence[Any], request: LockRequest) -> Lease | Held | Record | None:
-    """As `acquired`, for a `hand_over`; None if the answer says nothing: ask.
+def parse_handed_over(answer: Sequence[Any], request: LockRequest) -> Lease | Held | Record | None:
+    """As `parse_acquired`, for a `hand_over`; None if the answer says nothing: ask.
 
     A lease must be confirmed: nobody knows when it was asked for.
     """
-    return None if answer[0] in (Answer.GIVEN_UP, Answer.MORE_SLOTS) else acquired(answer, request, 0.0)
+    return None if answer[0] in (Answer.GIVEN_UP, Answer.MORE_SLOTS) else parse_acquired(answer, request, 0.0)
 
 
-def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
+def parse_refusal(answer: Sequence[Any], message: str) -> Held | Record | None:
     """What a `refuse` has found; None if the message is refused.
 
     Raises:
@@ -147,7 +147,7 @@ def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
     return None if answer[0] == Answer.GRANTED else _in_the_way(answer, message)
 
 
-def recorded(answer: Sequence[Any], message: str) -> Record | None:
+def parse_record(answer: Sequence[Any], message: str) -> Record | None:
     """What a `recorded` has found."""
     kind, *rest = answer
     return record(message, *rest) if kind == Answer.RECORD else None
@@ -165,7 +165,7 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
         raise MoreSlots(*rest)
     if kind in (Answer.HELD, Answer.NEWEST, Answer.SUPERSEDED):
         value, pttl, slot, *about = rest
-        found = replace(held(value, pttl), slot=slot)
+        found = replace(parse_held(value, pttl), slot=slot)
         if kind == Answer.SUPERSEDED:
             return Superseded(found.holder, found.owner, found.remaining, slot, by=task_arriving_as(*about))
         return replace(found, arrived=about[0]) if about else found
@@ -183,7 +183,7 @@ def record(message: str, content: bytes, pttl: int) -> Record:
     return Record(message, content, max(pttl, 0) / 1000)
 
 
-def held(value: bytes, pttl: int) -> Held:
+def parse_held(value: bytes, pttl: int) -> Held:
     """What a lock's value and its remaining milliseconds say."""
     owner, holder = value[:OWNER_LENGTH].decode(errors="replace"), Holder.loads(value[OWNER_LENGTH:])
     return Held(holder, owner, float("inf") if pttl == -1 else max(pttl, 0) / 1000)

@@ -35,7 +35,7 @@ FENCE_TTL = 3600.0
 
 #: Seconds that a lock that was handed to a waiter is held for it, until the waiter confirms: what a frozen or
 #: unreachable waiter costs the others.
-PROVISIONAL = 1.0
+HAND_OVER_TTL = 1.0
 
 #: Arguments of `replace_records.lua` for each record.
 _OF_RECORD = 4
@@ -54,7 +54,7 @@ REPLACE = Script(
 )
 
 
-class Asked(NamedTuple):
+class AcquireArgs(NamedTuple):
     """ARGV of `request.lua`."""
 
     owner: str
@@ -81,7 +81,7 @@ class Asked(NamedTuple):
     stops: str = ""
 
 
-class Ending(NamedTuple):
+class EndArgs(NamedTuple):
     """ARGV of `end.lua`."""
 
     owner: str
@@ -99,7 +99,7 @@ class Ending(NamedTuple):
     locks: int = 1
 
 
-def said(args: Asked | Ending) -> Sequence[object]:
+def without_defaults(args: AcquireArgs | EndArgs) -> Sequence[object]:
     """The arguments, without the defaults at the end, which the script assumes."""
     count = len(args)
     for default in reversed(args._field_defaults.values()):
@@ -126,20 +126,20 @@ def acquire(
         late: questions of the same owner that were not answered. They come too late from now on.
         replicas: see `Call`.
     """
-    keys, asked = question(request, name, slots=slots, late=late)
-    return Call(ACQUIRE, keys, said(asked), replicas)
+    keys, args = question(request, name, slots=slots, late=late)
+    return Call(ACQUIRE, keys, without_defaults(args), replicas)
 
 
 def hand_over(request: LockRequest, place: str) -> Call:
     """As `acquire`, to be carried out when the waiter at this place is woken; its lease must be confirmed."""
-    keys, asked = question(replace(request, waiting=True, given_up=()), place)
-    asked = asked._replace(ttl_ms=ms(min(request.ttl, PROVISIONAL)), wake_ms=ms(WAKE_TTL), woken=1)
-    return Call(HAND_OVER, keys, said(asked))
+    keys, args = question(replace(request, waiting=True, given_up=()), place)
+    args = args._replace(ttl_ms=ms(min(request.ttl, HAND_OVER_TTL)), wake_ms=ms(WAKE_TTL), woken=1)
+    return Call(HAND_OVER, keys, without_defaults(args))
 
 
 def question(
     request: LockRequest, name: str, *, slots: int = 0, late: Sequence[str] = (), shared: str | None = None
-) -> tuple[list[str], Asked]:
+) -> tuple[list[str], AcquireArgs]:
     """KEYS and ARGV of `request.lua`; see `acquire`, and `keyspace.shared`."""
     key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
     arrival = request.arrival
@@ -153,7 +153,7 @@ def question(
     keys += [keyspace.order_key(key, arrival.order)] if arrival else []
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
-    return keys, Asked(
+    return keys, AcquireArgs(
         owner=request.owner,
         holder=holder.around_fence(request.ttl),
         ttl_ms=ms(request.ttl),
@@ -241,8 +241,8 @@ def ending(
         keys += [keyspace.slots_key(key), keyspace.done_key(key, reservation.holder.message)]
         keys.append(keyspace.ended_keys(shared, name_of_next)[1])
     keys += [*places, *(keyspace.over_key(key, each) for each in over)]
-    args = said(
-        Ending(
+    args = without_defaults(
+        EndArgs(
             value,
             ms(WAKE_TTL) if wakes else 0,
             record=record.content if record else b"",

@@ -26,8 +26,8 @@ MOST = 10_000
 BATCH = 50
 
 
-#: What has ended, the lock's key, and whose it was.
-Name = tuple[str, str, str]
+#: Identifies a call: what it ends, the key of the lock, and the owner.
+CallId = tuple[str, str, str]
 
 
 class _Pending(NamedTuple):
@@ -49,7 +49,7 @@ class PendingCalls:
         self._run_each = run_each
         self._server = server
         self._mutex: threading.Lock
-        self._calls: dict[Name, _Pending]
+        self._calls: dict[CallId, _Pending]
         self._repeater: Repeater
         self.start_anew()
         forks.start_anew_in_child(self)
@@ -64,15 +64,15 @@ class PendingCalls:
         """Whether there are any: the server did not answer a moment ago."""
         return bool(self._calls)
 
-    def names(self) -> list[Name]:
-        """The names of those that are not answered yet, including those that are under way."""
+    def ids(self) -> list[CallId]:
+        """The ids of those that are not answered yet, including those that are under way."""
         with self._mutex:
             return list(self._calls)
 
-    def add(self, name: Name, call: Call | Ready, *, seconds: float) -> None:
-        """Repeat it until it is answered, for that many seconds; it replaces what was added under this name."""
+    def add(self, call_id: CallId, call: Call | Ready, *, seconds: float) -> None:
+        """Repeat it until it is answered, for that many seconds; it replaces what was added under this id."""
         with self._mutex:
-            self._calls.pop(name, None)
+            self._calls.pop(call_id, None)
             if len(self._calls) >= MOST:
                 self._calls.pop(next(iter(self._calls)))
                 logger.warning(
@@ -80,7 +80,7 @@ class PendingCalls:
                     self._server,
                     MOST,
                 )
-            self._calls[name] = _Pending(call, clock.now() + seconds)
+            self._calls[call_id] = _Pending(call, clock.now() + seconds)
         self._repeater.start()
 
     def _repeat(self) -> bool:
@@ -92,18 +92,18 @@ class PendingCalls:
                 logger.debug("%s: releases or ends of messages are pending: %s", self._server, error)
                 break  # The rest would not be answered either. In a cluster some masters may answer.
             with self._mutex:
-                for (name, it), answer in zip(batch, answers, strict=True):
+                for (call_id, it), answer in zip(batch, answers, strict=True):
                     if isinstance(answer, Exception):
                         logger.debug("%s: a release or the end of a message is pending: %s", self._server, answer)
-                    elif self._calls.get(name) is it:
-                        del self._calls[name]
+                    elif self._calls.get(call_id) is it:
+                        del self._calls[call_id]
         return bool(self._calls)
 
-    def _due(self) -> list[tuple[Name, _Pending]]:
+    def _due(self) -> list[tuple[CallId, _Pending]]:
         with self._mutex:
             now = clock.now()
-            for name in [name for name, it in self._calls.items() if now > it.until]:
-                del self._calls[name]
+            for call_id in [call_id for call_id, it in self._calls.items() if now > it.until]:
+                del self._calls[call_id]
                 logger.warning(
                     "%s: a release or the end of a message was never answered, and is given up (a lock has "
                     "expired since)",

@@ -20,7 +20,7 @@ from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.redis import address, inspect
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.lock_answers import held
+from celery_singleton_lock.stores.redis.lock_answers import parse_held
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Server, words_of
 
@@ -277,7 +277,7 @@ def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
         yield Key(
             name.decode(errors="replace"),
             remaining=None if pttl == -1 else pttl / 1000,
-            held=held(value, pttl) if isinstance(value, bytes) else None,
+            held=parse_held(value, pttl) if isinstance(value, bytes) else None,
             foreign_type=server.command("TYPE", name).decode() if isinstance(value, ResponseError) else None,
         )
 

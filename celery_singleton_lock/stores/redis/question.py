@@ -123,7 +123,7 @@ class Question:
             self._unanswered.clear()
             return granted(answer, self._request, sent_at)
         try:
-            found = lock_answers.acquired(answer, self._request, sent_at)
+            found = lock_answers.parse_acquired(answer, self._request, sent_at)
         except lock_answers.MoreSlots:
             self._unanswered.pop()  # It was answered, and took nothing.
             raise

@@ -17,7 +17,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.connection import packed
-from celery_singleton_lock.stores.redis.keyspace import Name
+from celery_singleton_lock.stores.redis.keyspace import PlainKey
 from celery_singleton_lock.stores.redis.script import Call, Ready
 
 #: Stencils that are kept: one for each combination of lengths, of which a task has a few.
@@ -106,8 +106,8 @@ def _for_acquire(kind: type[str], ttl: float, waiting: bool, once: bool, lengths
     message, *ended = rest or [""]
     marked = _MarkedHolder(record=message, process=holder)
     request = LockRequest(_marked_key(kind, key, base), owner, ttl, marked, waiting=waiting, once=once)
-    keys, asked = lock_commands.question(request, name, shared=shared)
-    call = Call(lock_commands.ACQUIRE, keys, lock_commands.said(asked._replace(asked_at_ms=asked_at)))
+    keys, args = lock_commands.question(request, name, shared=shared)
+    call = Call(lock_commands.ACQUIRE, keys, lock_commands.without_defaults(args._replace(asked_at_ms=asked_at)))
     return _Stencil(_with_ended(call, request.key, message, shared, *ended) if ended else call)
 
 
@@ -148,7 +148,7 @@ def _bulk(text: bytes) -> bytes:
 def _of_key(key: str) -> tuple[bytes, bytes, bytes]:
     """A key, the prefix of the keys beside it, and the prefix of the keys that it shares."""
     own = key.encode()
-    return own, key.base.encode() if isinstance(key, Name) else own, keyspace.shared(key).encode()
+    return own, key.base.encode() if isinstance(key, PlainKey) else own, keyspace.shared(key).encode()
 
 
 @lru_cache(maxsize=_LATEST)
@@ -159,8 +159,8 @@ def _of_message(key: str, message: str) -> tuple[bytes, bytes, bytes]:
 
 
 def _marked_key(kind: type[str], key: str, base: str) -> str:
-    if kind is not Name:
+    if kind is not PlainKey:
         return key
-    marked = Name(key)
+    marked = PlainKey(key)
     marked.base = base
     return marked

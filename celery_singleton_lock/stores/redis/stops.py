@@ -15,7 +15,7 @@ from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Call, Script, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 
 #: In one step, so that no list is ever without a time to live.
 TELL = Script("lock/tell")
@@ -28,7 +28,7 @@ KEPT_FOR, KEPT = 10.0, 1000
 
 
 class RedisStops:
-    """`Stops` of one process.
+    """`StopReader` of one process.
 
     Args:
         servers: where the locks are.
@@ -50,7 +50,7 @@ class RedisStops:
         if connection is not None:
             connection.forsake()
 
-    def wait(self) -> Stop | None:
+    def wait(self) -> StopOrder | None:
         try:
             if self._connection is None:
                 self._connection = self._exits.enter_context(self._servers.server_of(self._key).connection())
@@ -72,7 +72,7 @@ class RedisStops:
             self._exits.__exit__(type(error), error, error.__traceback__)
 
 
-def tell(servers: Server | Cluster, prefix: str, process: str, stop: Stop) -> None:
+def tell(servers: Server | Cluster, prefix: str, process: str, stop: StopOrder) -> None:
     """Notify a process.
 
     Raises:
@@ -81,11 +81,11 @@ def tell(servers: Server | Cluster, prefix: str, process: str, stop: Stop) -> No
     servers.run(Call(TELL, [keyspace.stops_key(prefix, process)], [json.dumps(stop), KEPT, ms(KEPT_FOR)]))
 
 
-def _stop(answer: object) -> Stop | None:
+def _stop(answer: object) -> StopOrder | None:
     """What was read from the list; None if somebody else has written it."""
     if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[1], bytes):
         return None
     fields = cleaned.array(answer[1])
     if fields is None or len(fields) < 2 or not is_owner(fields[0]):
         return None
-    return Stop(fields[0], cleaned.text(fields[1]))
+    return StopOrder(fields[0], cleaned.text(fields[1]))

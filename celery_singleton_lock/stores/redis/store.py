@@ -31,21 +31,21 @@ from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Asked, Freeing, Held, LockRequest, Record, Reservation, Waiter
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, PendingAnswer, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands, stencil
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
+from celery_singleton_lock.stores.redis.pending_calls import CallId, PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Ready, batches
 from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
 from celery_singleton_lock.stores.redis.stops import RedisStops, tell
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
 from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 Item = TypeVar("Item")
@@ -92,11 +92,11 @@ class RedisStore:
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         return self._acquired(Question(self._run, request, self._replicas), request)
 
-    def ask(self, request: LockRequest) -> Asked:
+    def ask(self, request: LockRequest) -> PendingAnswer:
         question = Question(self._run, request, self._replicas)
         if isinstance(self._servers, Server):
             question.send_ahead(self._servers)
-        return Asked(partial(self._acquired, question, request), question.drop)
+        return PendingAnswer(partial(self._acquired, question, request), question.drop)
 
     def _acquired(self, question: Question, request: LockRequest) -> Lease | Held | Record:
         try:
@@ -108,8 +108,8 @@ class RedisStore:
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
-            name = "acquire", request.key, request.owner
-            self._end(name, question.undone(), request.ttl, at_once=answers)
+            call_id = "acquire", request.key, request.owner
+            self._end(call_id, question.undone(), request.ttl, at_once=answers)
             raise
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
@@ -155,8 +155,8 @@ class RedisStore:
             raise
 
     def abandon(self, hold: Hold) -> bool | None:
-        name = "acquire", hold.key, hold.owner
-        answer = self._end(name, lock_commands.abandon(hold), hold.ttl, at_once=not self._pending)
+        call_id = "acquire", hold.key, hold.owner
+        answer = self._end(call_id, lock_commands.abandon(hold), hold.ttl, at_once=not self._pending)
         return None if answer is None else bool(answer)
 
     def remember(self, key: str, record: Record) -> None:
@@ -167,12 +167,12 @@ class RedisStore:
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         def ask(slots: int) -> Held | Record | None:
             answer = self._run_end(self._replicated(lock_commands.refuse(key, holder, record, slots=slots), record))
-            return lock_answers.refused(answer, record.message)
+            return lock_answers.parse_refusal(answer, record.message)
 
         return self._patiently(lambda: lock_answers.with_all_slots(limit, ask))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
-        unsaid = {key for what, key, _ in self._pending.names() if what == "free"} if self._pending else ()
+        unsaid = {key for what, key, _ in self._pending.ids() if what == "free"} if self._pending else ()
         there = [record for record in records if record[0] not in unsaid]
         batches = [lock_commands.replace_records(batch) for batch in self._batches(there, lambda it: it[0])]
 
@@ -230,7 +230,7 @@ class RedisStore:
 
     def recorded(self, key: str, message: str) -> Record | None:
         call = lock_commands.recorded(key, message)
-        return self._patiently(lambda: lock_answers.recorded(self._servers.run(call), message))
+        return self._patiently(lambda: lock_answers.parse_record(self._servers.run(call), message))
 
     def wake(self, key: str) -> None:
         try:
@@ -253,7 +253,7 @@ class RedisStore:
     def stops(self, prefix: str, process: str) -> RedisStops:
         return RedisStops(self._servers, self.server, keyspace.stops_key(prefix, process))
 
-    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
         try:
             tell(self._servers, prefix, process, stop)
         except (RedisError, OSError) as error:
@@ -280,17 +280,17 @@ class RedisStore:
         # Gone when the call is repeated: the first one has worked, and only its reply was lost.
         return Freeing.NOW if self._run_end(call.again(repeated=False)) else Freeing.UNCLEAR
 
-    def _end(self, name: tuple[str, str, str], call: Call | Ready, seconds: float, *, at_once: bool) -> Any:
+    def _end(self, call_id: CallId, call: Call | Ready, seconds: float, *, at_once: bool) -> Any:
         """Send the end of a lock, a question, or a message; its answer, or None if there is none yet. Never raises an
         error.
 
         Args:
-            name: the name of what has ended.
+            call_id: identifies `call`.
             call: the call that ends it.
             seconds: for how long it is worth repeating, if that is more than `OVER_TTL`.
             at_once: try it now; if False, only in the background.
         """
-        repeat = partial(self._pending.add, name, call, seconds=max(seconds, OVER_TTL))
+        repeat = partial(self._pending.add, call_id, call, seconds=max(seconds, OVER_TTL))
         try:
             if at_once:
                 return self._servers.run(call)

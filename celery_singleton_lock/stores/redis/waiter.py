@@ -76,7 +76,7 @@ class PipedWaiter(AskingWaiter):
         if answer is None or answer is True:
             self._rang |= answer is True
             return None
-        found = lock_answers.handed_over(answer, self._request)
+        found = lock_answers.parse_handed_over(answer, self._request)
         return None if isinstance(found, Lease) and not self._confirm(found) else found
 
 

@@ -42,7 +42,7 @@ def _holder(choices: Choices) -> None:
         return
     assert all(map(is_clean, (holder.task_id or "", holder.node or "", holder.process, holder.sending)))
     assert Holder.loads(holder.dumps(holder.ttl)) == holder
-    lock_answers.held(b"0" * 32 + content, choices.below(9) - 2)
+    lock_answers.parse_held(b"0" * 32 + content, choices.below(9) - 2)
 
 
 def _entry(choices: Choices) -> None:

@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     _store(
         "an abandoned acquire is not undone",
-        old="            self._end(name, question.undone(), request.ttl, at_once=answers)\n",
+        old="            self._end(call_id, question.undone(), request.ttl, at_once=answers)\n",
         new="",
         breaks="what was given up is taken back",
         kind="locks",
@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "what is handed over lasts",
         "stores/redis/lock_commands.py",
-        "PROVISIONAL = 1.0",
-        "PROVISIONAL = 60.0",
+        "HAND_OVER_TTL = 1.0",
+        "HAND_OVER_TTL = 60.0",
         "a waiter that is frozen costs the others a second",
         kind="locks",
     ),

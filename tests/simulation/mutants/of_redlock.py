@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     _redlock(
         "a failed attempt is not undone",
-        old="        conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))\n",
+        old="        conversation.send(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))\n",
         new="",
         breaks="a failed attempt is taken back",
     ),
@@ -135,8 +135,8 @@ MUTANTS = (
     ),
     _redlock(
         "nobody is woken by a majority",
-        old="if Freed.SOMEBODY_WAITS in answers.values():",
-        new="if Freed.SOMEBODY_WAITS not in (2,):",
+        old="if FreeAnswer.SOMEBODY_WAITS in answers.values():",
+        new="if FreeAnswer.SOMEBODY_WAITS not in (2,):",
         breaks="the end of a hold wakes a waiter",
     ),
     _redlock(

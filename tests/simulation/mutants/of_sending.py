@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     _lock(
         "an unconfirmed lock lasts for a day",
-        old="        ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(PROVISIONAL, self.seconds)\n",
+        old="        ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(UNCONFIRMED_TTL, self.seconds)\n",
         new="        ttl = self.seconds\n",
         breaks="a sender that dies first keeps others out for 30 s",
     ),

@@ -69,14 +69,14 @@ MUTANTS = (
     ),
     _joining(
         "an end that is not stored yet is none",
-        old="        return Later(chance.spread(SOON)) if is_settling else None\n",
+        old="        return NotYet(chance.spread(SOON)) if is_settling else None\n",
         new="        return None\n",
         breaks="a joined copy ends as the holder",
     ),
     _joining(
         "what the result backend has is not looked at",
         old="        if stored is not None:\n"
-        "            return stored if isinstance(stored, Later) else as_end(stored)\n"
+        "            return stored if isinstance(stored, NotYet) else as_end(stored)\n"
         "        if self.joined",
         new="        if self.joined",
         breaks="a joined copy ends as the holder",
@@ -144,7 +144,7 @@ MUTANTS = (
         "a leader that runs is gone",
         old="            if any(held.holder and held.holder.sending == run.joined.sending for held in "
         "self._held(run.key)):\n"
-        "                return Later(key=run.key)\n",
+        "                return NotYet(key=run.key)\n",
         new="",
         breaks="a follower waits for the end of the leader",
     ),

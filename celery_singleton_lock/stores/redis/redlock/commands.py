@@ -72,18 +72,18 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0,
             them may be on another connection, behind this.
     """
     of_all = request.named(stem(request.owner), [stem(owner) for owner in request.given_up])
-    keys, asked = lock_commands.question(of_all, request.owner, slots=slots, late=late)
+    keys, args = lock_commands.question(of_all, request.owner, slots=slots, late=late)
     # Not a shared counter: fences begin with the client's time, and those of other locks would set the nodes apart.
     keys[0] = keyspace.fence_key(request.key)
-    asked = asked._replace(
-        reserved_as=stem(asked.reserved_as),
-        holder=request.owner[STEM_LENGTH:] + asked.holder,
+    args = args._replace(
+        reserved_as=stem(args.reserved_as),
+        holder=request.owner[STEM_LENGTH:] + args.holder,
         slot=slot,
         # One for all nodes, or their counters would differ, and have to be made equal before a token is given out.
         fence_seed=round(clock.wall() * 1_000_000),
         memory_ms=ms(MEMORY_TTL) if memory else 0,
     )
-    return Call(VOTE, [*keys, memory] if memory else keys, lock_commands.said(asked))
+    return Call(VOTE, [*keys, memory] if memory else keys, lock_commands.without_defaults(args))
 
 
 def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:

@@ -47,8 +47,8 @@ class NotAsked(ConnectionError):
 
 # Nobody changes a call once it is sent, as for `Holder`.
 @dataclass(slots=True)
-class _Sent:
-    """A call that a node was sent.
+class _Request:
+    """A call to a node.
 
     Attributes:
         call: what it was.
@@ -75,7 +75,7 @@ class Conversation:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
         self._connections: list[Connection | None] = [None] * len(nodes)
-        self._unanswered: list[deque[_Sent]] = [deque() for _ in nodes]
+        self._unanswered: list[deque[_Request]] = [deque() for _ in nodes]
         #: The number of the last round.
         self._round = 0
         #: Whether a round ended before it was decided, or a node had to be asked twice, since the last time that there
@@ -108,7 +108,7 @@ class Conversation:
         for index, node in enumerate(self._nodes):
             if node.owes and self._connections[index] is not None:
                 for repeated_until, call in node.take_pending():
-                    self._send(index, _Sent(call, self._round, None, repeated_until))
+                    self._send(index, _Request(call, self._round, None, repeated_until))
 
     def ask(
         self,
@@ -148,13 +148,13 @@ class Conversation:
         until = clock.now() + seconds
         repeated_until = clock.now() + repeat_for if repeat_for else 0.0
         for call, answers in zip(calls, each, strict=True):
-            command, sent = packed(call.by_digest), _Sent(call, self._round, answers, repeated_until, settled)
+            command, request = packed(call.by_digest), _Request(call, self._round, answers, repeated_until, settled)
             for index in range(len(self._nodes)):
                 is_silent = self._is_silent(index)
                 if is_silent:
                     answers[index] = NotAsked("it has not answered for some time")
                 if not is_silent or repeated_until:
-                    self._send(index, sent, command)
+                    self._send(index, request, command)
         asked = len(self._nodes) * len(calls)
         while sum(map(len, each)) < asked and not enough(each):
             if (left := until - clock.now()) <= 0:
@@ -164,7 +164,7 @@ class Conversation:
         # As they are now: nobody waits for a later answer.
         return [dict(answers) for answers in each]
 
-    def tell(self, call: Call, indexes: Collection[int], *, repeat_for: float = 0.0) -> None:
+    def send(self, call: Call, indexes: Collection[int], *, repeat_for: float = 0.0) -> None:
         """Send a call to some nodes, behind what they have not answered yet, and wait for nothing.
 
         Args:
@@ -175,7 +175,7 @@ class Conversation:
         command = packed(call.by_digest)
         until = clock.now() + repeat_for if repeat_for else 0.0
         for index in indexes:
-            self._send(index, _Sent(call, self._round, None, until), command)
+            self._send(index, _Request(call, self._round, None, until), command)
 
     def collect(self) -> None:
         """Take note of what has arrived meanwhile, and of connections that are gone."""
@@ -186,7 +186,7 @@ class Conversation:
 
     def put_away(self) -> bool:
         """Put it aside for now; whether a node `is_behind`."""
-        if any(sent.until for unanswered in self._unanswered for sent in unanswered):
+        if any(request.until for unanswered in self._unanswered for request in unanswered):
             self.collect()  # What else has arrived meanwhile can wait until it is used again.
         self._unused_since = clock.now()
         return self.is_behind
@@ -199,9 +199,9 @@ class Conversation:
     def is_behind(self) -> bool:
         """Whether a node has left a call that is to be repeated unanswered for longer than the others."""
         return any(
-            sent.until > clock.now() and (self._is_late or sent.number < self._round)
+            request.until > clock.now() and (self._is_late or request.number < self._round)
             for unanswered in self._unanswered
-            for sent in unanswered
+            for request in unanswered
         )
 
     def close(self) -> None:
@@ -224,20 +224,20 @@ class Conversation:
         node.connected()
         # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
         for script in (*commands.SCRIPTS, *ledger.SCRIPTS):
-            loading = _Sent(Call(script, (), ()), self._round, None, 0.0)
+            loading = _Request(Call(script, (), ()), self._round, None, 0.0)
             self._send(index, loading, packed(script.load))
 
-    def _send(self, index: int, sent: _Sent, command: bytes | None = None) -> None:
+    def _send(self, index: int, request: _Request, command: bytes | None = None) -> None:
         """Send a call to a node, behind what it was sent before, or have it repeated."""
         if len(self._unanswered[index]) >= MUTE:
             self._break_off(index, TimeoutError("it has not answered for long"))
         connection = self._connections[index]
         if connection is None:
-            self._note(index, sent, NotAsked(self._nodes[index].reason))
+            self._note(index, request, NotAsked(self._nodes[index].reason))
             return
         # Before it is sent: an interruption may come between any two lines.
-        self._unanswered[index].append(sent)
-        connection.push(command or packed(sent.call.by_digest))
+        self._unanswered[index].append(request)
+        connection.push(command or packed(request.call.by_digest))
         self._flush(index)
 
     def _hear(self, seconds: float) -> bool:
@@ -273,35 +273,35 @@ class Conversation:
             for answer in connection.arrived():
                 if not self._unanswered[index]:
                     raise ConnectionError("it sent an answer that nobody asked for")
-                sent = self._unanswered[index].popleft()
+                request = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
                     # Even if nobody waits for it any more: it may end a hold.
-                    self._send(index, sent, packed(sent.call.by_text))
+                    self._send(index, request, packed(request.call.by_text))
                     self._is_late = True
                     if self._connections[index] is None:
                         return
                 else:
-                    self._note(index, sent, self._understood(index, sent, answer))
+                    self._note(index, request, self._understood(index, request, answer))
         except (RedisError, OSError) as error:
             self._break_off(index, error)
 
-    def _understood(self, index: int, sent: _Sent, answer: Any) -> Any:
-        if not sent.call.keys:
+    def _understood(self, index: int, request: _Request, answer: Any) -> Any:
+        if not request.call.keys:
             return answer  # The script was only loaded.
         try:
-            return sent.call.understood(answer)
+            return request.call.understood(answer)
         except InvalidResponse as error:
-            self._note(index, sent, error)
+            self._note(index, request, error)
             raise
 
-    def _note(self, index: int, sent: _Sent, answer: Any) -> None:
+    def _note(self, index: int, request: _Request, answer: Any) -> None:
         """Take note of a node's answer, or of why there is none."""
-        if sent.until:
-            self._nodes[index].note(sent.call, sent.until, answer)
-        if sent.answers is not None:
-            sent.answers.setdefault(index, answer)
-        if sent.settled is not None and (not isinstance(answer, Exception) or isinstance(answer, ResponseError)):
-            sent.settled.add(index)
+        if request.until:
+            self._nodes[index].note(request.call, request.until, answer)
+        if request.answers is not None:
+            request.answers.setdefault(index, answer)
+        if request.settled is not None and (not isinstance(answer, Exception) or isinstance(answer, ResponseError)):
+            request.settled.add(index)
 
     def _break_off(self, index: int, error: Exception) -> None:
         """Give up a connection; what the node was asked will not be answered any more."""
@@ -315,5 +315,5 @@ class Conversation:
                 connection.drop()
             else:
                 connection.close()
-        for sent in unanswered:
-            self._note(index, sent, error)
+        for request in unanswered:
+            self._note(index, request, error)

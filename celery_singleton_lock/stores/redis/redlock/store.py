@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
+from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
 from celery_singleton_lock.stores.redis.redlock.majority import agreed, merged
@@ -42,7 +42,7 @@ from celery_singleton_lock.stores.redis.redlock.votes import Votes
 from celery_singleton_lock.stores.redis.script import Call, batches
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 logger = get_logger(__name__)
@@ -177,7 +177,9 @@ class RedlockStore:
     def recorded(self, key: str, message: str) -> Record | None:
         """See `Store.recorded`. What one node remembers has happened, as for an acquire."""
         call = lock_commands.recorded(key, message)
-        each = self._nodes.read(lambda it: lock_answers.recorded(it.run(call), message), at_least=self._nodes.quorum)
+        each = self._nodes.read(
+            lambda it: lock_answers.parse_record(it.run(call), message), at_least=self._nodes.quorum
+        )
         return next((found for found in each if found is not None), None)
 
     def wake(self, key: str) -> None:
@@ -195,7 +197,7 @@ class RedlockStore:
     def stops(self, prefix: str, process: str) -> None:
         """None: a Redlock does not know which message is the newest."""
 
-    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
         pass
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
@@ -250,7 +252,7 @@ class RedlockStore:
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
         settled |= votes.unasked
         wanted.attempts[attempt] = settled
-        conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
+        conversation.send(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
 
     def _is_decided(self, answers: Answers) -> bool:
@@ -309,10 +311,10 @@ class RedlockStore:
                 answers = conversation.ask(
                     call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for, settled=settled
                 )
-                if Freed.SOMEBODY_WAITS in answers.values():
+                if FreeAnswer.SOMEBODY_WAITS in answers.values():
                     # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
                     wake = lock_commands.wake(hold.key, limit=hold.limit)
-                    conversation.tell(wake, range(len(self._nodes.each)))
+                    conversation.send(wake, range(len(self._nodes.each)))
         except BaseException:
             if repeats:  # Interrupted, maybe before it was sent.
                 hold.ending = True
@@ -342,9 +344,9 @@ class RedlockStore:
                     continue
                 for each in () if Answer.MORE_SLOTS in kinds else (promise, record):
                     everywhere = range(len(self._nodes.each))
-                    conversation.tell(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
+                    conversation.send(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
             # Outside the conversation, which `MoreSlots` would end as an error does.
-            found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
+            found = [lock_answers.parse_refusal(answer, record.message) for answer in given(answers)]
             against = [it for it in found if it is not None and not _is_promise(it)]
             if against:
                 return next((it for it in against if isinstance(it, Record)), against[0])
@@ -386,7 +388,7 @@ def _put_back(
             if not ours and renewed.get(hold) and hold.slot is not None
         ]
         if lost:
-            conversation.tell(commands.put_back(lost), [index])
+            conversation.send(commands.put_back(lost), [index])
 
 
 def _kind(answer: Any) -> Any:
@@ -397,7 +399,7 @@ def _kind(answer: Any) -> Any:
 def _freed_on(answers: Answers) -> tuple[int, int]:
     """On how many nodes the lock was held, and on how many it was not."""
     each = given(answers)
-    gone = each.count(Freed.NOT_OURS)
+    gone = each.count(FreeAnswer.NOT_OURS)
     return len(each) - gone, gone
 
 

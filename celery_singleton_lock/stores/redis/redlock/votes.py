@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.stores.redis.lock_answers import MAX_SLOTS, Answer, held, record
+from celery_singleton_lock.stores.redis.lock_answers import MAX_SLOTS, Answer, parse_held, record
 from celery_singleton_lock.stores.redis.redlock.commands import PROMISE, attempt_of
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, NotAsked
 from celery_singleton_lock.stores.redis.server import words_of
@@ -88,7 +88,7 @@ class Votes:
         if kind == Answer.GRANTED:
             self.granted.append(rest[0])
         elif kind == Answer.HELD:
-            found = held(rest[0], rest[1])
+            found = parse_held(rest[0], rest[1])
             self.held[index] = replace(found, owner=attempt_of(found.owner, 0))
         elif kind == Answer.RECORD and rest[0].startswith(PROMISE):
             self.withheld[index] = "the message is being refused"

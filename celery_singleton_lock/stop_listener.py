@@ -14,26 +14,26 @@ from celery_singleton_lock import chance, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.later import Later
-from celery_singleton_lock.stores.stops import Stop, Stops
+from celery_singleton_lock.stores.stops import StopOrder, StopReader
 
 logger = get_logger(__name__)
 
 #: Seconds until the next try if the lock server has not answered: at first, and at most.
 PAUSE, MAX_PAUSE = 0.05, 2.0
 
-#: How many calls are kept for runs that are not expected yet: the latest.
+#: How many orders are kept for runs that are not expected yet: the latest.
 EARLY = 100
 
 
-class StopCalls:
+class StopListener:
     """Listens for the runs of one app in this process.
 
     Args:
-        listen: opens the channel of this process's calls; returns None if the store has no such channel.
+        listen: opens the channel of this process's orders; returns None if the store has no such channel.
         heartbeat: watches the leases of the runs, and stops them.
     """
 
-    def __init__(self, listen: Callable[[], Stops | None], heartbeat: Heartbeat) -> None:
+    def __init__(self, listen: Callable[[], StopReader | None], heartbeat: Heartbeat) -> None:
         self._listen = listen
         self._heartbeat = heartbeat
         self._later = Later("singleton-lock-stops", self._hear)
@@ -43,18 +43,18 @@ class StopCalls:
     def start_anew(self) -> None:
         self._mutex = threading.Lock()
         self._owners: set[str] = set()
-        #: The newer task by owner token: a call may come as soon as a run has its lock, a moment before it is expected
-        #: here.
+        #: The newer task by owner token: an order may come as soon as a run has its lock, a moment before it is
+        #: expected here.
         self._early: dict[str, str] = {}
-        self._stops: Stops | None = None
+        self._stops: StopReader | None = None
         self._failures = 0
 
     def expect(self, owner: str) -> None:
-        """Listen, from now on, for calls to stop the run under this owner token."""
+        """Listen, from now on, for orders to stop the run under this owner token."""
         with self._mutex:
             self._owners.add(owner)
             newer = self._early.pop(owner, None)
-            if self._stops is None:  # Not in the thread, which may start after a call has come.
+            if self._stops is None:  # Not in the thread, which may start after an order has come.
                 self._stops = self._listen()
         self._later.want()
         if newer is not None:
@@ -65,7 +65,7 @@ class StopCalls:
         self._owners.discard(owner)
 
     def _hear(self) -> float | None:
-        """Wait for the next call; None if no run is left to listen for, or the store has no channel."""
+        """Wait for the next order; None if no run is left to listen for, or the store has no channel."""
         with self._mutex:
             stops, is_wanted = self._stops, bool(self._owners)
             if not is_wanted:
@@ -82,13 +82,13 @@ class StopCalls:
             self._failures += 1
             return chance.back_off(self._failures, PAUSE, MAX_PAUSE)
         self._failures = 0
-        # A call must not stop anything else under the same watch.
+        # An order must not stop anything else under the same watch.
         if stop is not None and self._is_expected(stop):
             self._heartbeat.supersede(stop.owner, stop.by)
         return 0.0
 
-    def _is_expected(self, stop: Stop) -> bool:
-        """Whether the run of this call is expected; if not, keeps the call for later."""
+    def _is_expected(self, stop: StopOrder) -> bool:
+        """Whether the run of this order is expected; if not, keeps the order for later."""
         with self._mutex:
             if stop.owner in self._owners:
                 return True

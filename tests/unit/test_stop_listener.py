@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import LockUnavailable, stop_calls
-from celery_singleton_lock.stop_calls import StopCalls
-from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock import LockUnavailable, stop_listener
+from celery_singleton_lock.stop_listener import StopListener
+from celery_singleton_lock.stores.stops import StopOrder
 from tests.patience import LIMIT
 from tests.servers import until
 
 
 class Heard:
-    """What a process hears, as the test decides: a call, nothing for now, or an error."""
+    """What a process hears, as the test decides: an order, nothing for now, or an error."""
 
     def __init__(self) -> None:
-        self.says: queue.Queue[Stop | Exception | None] = queue.Queue()
+        self.says: queue.Queue[StopOrder | Exception | None] = queue.Queue()
         self.closed = threading.Event()
 
-    def wait(self) -> Stop | None:
+    def wait(self) -> StopOrder | None:
         said = self.says.get(timeout=LIMIT)
         if isinstance(said, Exception):
             raise said
@@ -59,64 +59,66 @@ def threads() -> int:
     return sum(thread.name == "singleton-lock-stops" for thread in threading.enumerate())
 
 
-def test_run_gets_its_call_and_the_thread_ends_with_the_last_run(heard: Heard, runs: Any) -> None:
-    calls = StopCalls(lambda: heard, runs)
+def test_run_gets_its_order_and_the_thread_ends_with_the_last_run(heard: Heard, runs: Any) -> None:
+    listener = StopListener(lambda: heard, runs)
     for owner in ("one", "two"):
-        calls.expect(owner)
+        listener.expect(owner)
     assert threads() == 1
-    heard.says.put(Stop("of another policy", "newer"))
-    heard.says.put(Stop("one", "newer"))
-    until(lambda: runs.superseded == [("one", "newer")], "called")
-    calls.forget("one")
+    heard.says.put(StopOrder("of another policy", "newer"))
+    heard.says.put(StopOrder("one", "newer"))
+    until(lambda: runs.superseded == [("one", "newer")], "stopped")
+    listener.forget("one")
     heard.says.put(None)
-    heard.says.put(Stop("two", "newest"))
-    until(lambda: len(runs.superseded) == 2, "called")
-    calls.forget("two")
+    heard.says.put(StopOrder("two", "newest"))
+    until(lambda: len(runs.superseded) == 2, "stopped")
+    listener.forget("two")
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
 
 
-def test_call_that_comes_before_its_run_is_kept(heard: Heard, runs: Any) -> None:
+def test_order_that_comes_before_its_run_is_kept(heard: Heard, runs: Any) -> None:
     """The lock server knows of the run before this process expects it."""
-    calls = StopCalls(lambda: heard, runs)
-    calls.expect("another")
-    heard.says.put(Stop("one", "newer"))
-    heard.says.put(Stop("another", "newest"))
+    listener = StopListener(lambda: heard, runs)
+    listener.expect("another")
+    heard.says.put(StopOrder("one", "newer"))
+    heard.says.put(StopOrder("another", "newest"))
     until(lambda: runs.superseded == [("another", "newest")], "both were read")
-    calls.expect("one")
+    listener.expect("one")
     assert runs.superseded[1:] == [("one", "newer")]
-    calls.forget("one")
-    calls.expect("one")
+    listener.forget("one")
+    listener.expect("one")
     assert len(runs.superseded) == 2
     for owner in ("one", "another"):
-        calls.forget(owner)
+        listener.forget(owner)
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
 
 
-def test_calls_for_runs_that_never_come_are_forgotten(heard: Heard, runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_calls, "EARLY", 2)
-    calls = StopCalls(lambda: heard, runs)
-    calls.expect("one")
+def test_orders_for_runs_that_never_come_are_forgotten(
+    heard: Heard, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_listener, "EARLY", 2)
+    listener = StopListener(lambda: heard, runs)
+    listener.expect("one")
     for owner in ("oldest", "older", "latest", "one"):
-        heard.says.put(Stop(owner, "newer"))
+        heard.says.put(StopOrder(owner, "newer"))
     until(lambda: runs.superseded, "all were read")
     for owner in ("oldest", "older", "latest"):
-        calls.expect(owner)
+        listener.expect(owner)
     assert [owner for owner, _ in runs.superseded] == ["one", "older", "latest"]
     for owner in ("one", "oldest", "older", "latest"):
-        calls.forget(owner)
+        listener.forget(owner)
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
 
 
 def test_run_that_comes_after_the_thread_has_ended_starts_another(heard: Heard, runs: Any) -> None:
-    calls = StopCalls(lambda: heard, runs)
+    listener = StopListener(lambda: heard, runs)
     for owner in ("one", "two"):
-        calls.expect(owner)
-        heard.says.put(Stop(owner, "newer"))
-        until(lambda owner=owner: (owner, "newer") in runs.superseded, "called")
-        calls.forget(owner)
+        listener.expect(owner)
+        heard.says.put(StopOrder(owner, "newer"))
+        until(lambda owner=owner: (owner, "newer") in runs.superseded, "stopped")
+        listener.forget(owner)
         heard.says.put(None)
         until(lambda: threads() == 0, "the thread has ended")
 
@@ -124,32 +126,32 @@ def test_run_that_comes_after_the_thread_has_ended_starts_another(heard: Heard, 
 def test_lock_server_that_does_not_answer_is_asked_again(
     heard: Heard, runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_calls, "PAUSE", 0.001)
-    calls = StopCalls(lambda: heard, runs)
-    calls.expect("one")
+    monkeypatch.setattr(stop_listener, "PAUSE", 0.001)
+    listener = StopListener(lambda: heard, runs)
+    listener.expect("one")
     for _ in range(3):
         heard.says.put(LockUnavailable("test"))
-    heard.says.put(Stop("one", "newer"))
-    until(lambda: runs.superseded == [("one", "newer")], "called")
-    calls.forget("one")
+    heard.says.put(StopOrder("one", "newer"))
+    until(lambda: runs.superseded == [("one", "newer")], "stopped")
+    listener.forget("one")
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
 
 
-def test_thread_ends_soon_on_a_store_without_calls(runs: Any) -> None:
-    calls = StopCalls(lambda: None, runs)
-    calls.expect("one")
+def test_thread_ends_soon_on_a_store_without_orders(runs: Any) -> None:
+    listener = StopListener(lambda: None, runs)
+    listener.expect("one")
     until(lambda: threads() == 0, "the thread has ended")
 
 
 def test_forked_child_starts_anew(heard: Heard, runs: Any) -> None:
-    calls = StopCalls(lambda: heard, runs)
-    calls.expect("one")
-    calls.start_anew()
-    calls._later.start_anew()
-    calls.expect("two")
+    listener = StopListener(lambda: heard, runs)
+    listener.expect("one")
+    listener.start_anew()
+    listener._later.start_anew()
+    listener.expect("two")
     until(lambda: threads() == 2, "it has its own thread")
-    calls.forget("two")
+    listener.forget("two")
     for _ in range(2):
         heard.says.put(None)
     until(lambda: threads() == 0, "both have ended")
