@@ -51,6 +51,7 @@ class Report(NamedTuple):
         ttl: seconds that each renewal is good for.
         limit: how many may hold the key at once.
         asks_as: the owner under which it asks: the same, or another if that was given up.
+        label: a few words about what the digest in the key was made from; empty if unknown.
     """
 
     owner: str
@@ -58,10 +59,12 @@ class Report(NamedTuple):
     ttl: float
     limit: int
     asks_as: str
+    label: str = ""
 
     def dumps(self) -> bytes:
         # As a JSON encoder would write it, in a third of the time.
-        return f'["{self.owner}", {_quoted(self.key)}, {self.ttl}, {self.limit}, "{self.asks_as}"]\n'.encode()
+        rest = f'{self.ttl}, {self.limit}, "{self.asks_as}", {_quoted(self.label)}'
+        return f'["{self.owner}", {_quoted(self.key)}, {rest}]\n'.encode()
 
     @classmethod
     def loads(cls, line: bytes) -> Report | None:
@@ -70,7 +73,8 @@ class Report(NamedTuple):
         if fields is None or len(fields) != len(cls._fields):
             return None
         report = cls(*fields)
-        named = is_owner(report.owner) and is_owner(report.asks_as) and isinstance(report.key, str)
+        texts = isinstance(report.key, str) and isinstance(report.label, str)
+        named = texts and is_owner(report.owner) and is_owner(report.asks_as)
         return report if named and TTL.allows(report.ttl) and is_whole(report.limit, 1, MAX_LIMIT) else None
 
     def hold(self) -> Hold:

@@ -112,7 +112,7 @@ class Run:
                 raise self._body.sent from None
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
-            _fail_for_loss(it, LockLost(lease.key, self._why_lost()))
+            _fail_for_loss(it, LockLost(lease.key, self._why_lost(), label=it.holder.label))
 
     def _record_attempt_before(self) -> None:
         """Record that this message's previous attempt is over. That attempt has sent this one, and may have died before

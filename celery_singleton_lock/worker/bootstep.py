@@ -38,6 +38,7 @@ from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of
+from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
 
@@ -206,7 +207,8 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
             holder = held.holder
             if holder is not None and holder.node == node and process_identity.is_over(holder.process):
                 left += 1
-                free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.journal)
+                hold = held.hold(key, ttl=runtime.settings.defaults["ttl"])
+                free(runtime.store, RunHold(hold, holder), runtime.journal)
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
         # The worker starts all the same: servers and workers may be started together, in any order.

@@ -22,15 +22,16 @@ from typing import Protocol
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, with_label
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.journal.crashes import crash, is_of_run
 from celery_singleton_lock.journal.writer import JournalWriter
-from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MIN_TTL
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.worker.nudge import Nudge
+from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
 
@@ -292,9 +293,11 @@ def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
     if freed is None:
         logger.warning("%s could not be freed yet: no answer from %s; trying again", hold.key, store.server)
     elif freed:
-        now = clock.now()
-        journal.add(Entry("free", name_in(hold.key), hold.key, None, None, os.getpid(), now, now))
-        logger.warning("%s: freed for a process that ended without freeing it", hold.key)
+        run = hold if isinstance(hold, RunHold) else RunHold(hold, Holder())
+        journal.add(crash(run.task, hold.key, run.holder, limit=hold.limit))
+        whose = f": {run}" if is_of_run(run.holder) else ""
+        key = with_label(hold.key, run.holder.label)
+        logger.warning("%s: freed for a process that ended without freeing it%s", key, whose)
 
 
 def _open(pid: int) -> int | None:

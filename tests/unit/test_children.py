@@ -17,11 +17,13 @@ from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import JournalWriter
+from celery_singleton_lock.journal_entry import CRASHED
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.worker import children
 from celery_singleton_lock.worker.children import Children
+from celery_singleton_lock.worker.run_hold import RunHold
 from tests.patience import LIMIT, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")
@@ -223,6 +225,32 @@ def test_lock_of_a_dead_child_is_freed_at_once(store: Store, family: Children, f
     family.assign(child.pid, delivery)
     child.kill()
     until(lambda: not is_held(store))
+
+
+def test_freed_lock_is_reported_with_the_run_that_died(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    journal = store.journal("p", size=10)
+    writer, since = JournalWriter(journal, Alerts(lambda: None, 0)), clock.wall() - 30
+    holder = Holder("the-id", node="one@web", pid=7, since=since, ttl=600, label="tenant=7")
+    children.free(store, RunHold(Delivery(store, ttl=600).hold(), holder, "shop.report"), writer)
+    assert (
+        "k (tenant=7): freed for a process that ended without freeing it: "
+        "task shop.report[the-id] on one@web (pid 7)" in caplog.text
+    )
+    writer.write()
+    (entry,) = journal.entries(since=0.0)
+    assert (entry.kind, entry.outcome, entry.task, entry.key) == ("free", CRASHED, "shop.report", "k")
+    assert (entry.task_id, entry.node, entry.pid, entry.label) == ("the-id", "one@web", 7, "tenant=7")
+    assert entry.ended - entry.began == pytest.approx(30.0, abs=LIMIT)
+
+
+def test_freed_lock_without_a_known_run_is_no_crash_of_one(store: Store) -> None:
+    """It may have been kept for a retry that was revoked."""
+    journal = store.journal("p", size=10)
+    writer = JournalWriter(journal, Alerts(lambda: None, 0))
+    children.free(store, Delivery(store, ttl=600).hold(), writer)
+    writer.write()
+    (entry,) = journal.entries(since=0.0)
+    assert (entry.kind, entry.outcome, entry.ran, entry.task_id) == ("free", "", False, None)
 
 
 def test_lock_of_a_child_that_died_before_it_was_assigned_is_freed(

@@ -24,7 +24,7 @@ class Delivery:
 
 
 def send(owner: str, key: str = "k") -> None:
-    key_report.send(Report(owner, key, 30.0, 2, owner))
+    key_report.send(Report(owner, key, 30.0, 2, owner, "tenant=é"))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_child_reports_its_key(channel: None) -> None:
     first, second = Delivery(), Delivery()
     in_child(lambda: send(second.owner, "kéy"))
     key_report.receive()
-    assert second.report == Report(second.owner, "kéy", 30.0, 2, second.owner)
+    assert second.report == Report(second.owner, "kéy", 30.0, 2, second.owner, "tenant=é")
     assert first.report is None
 
 
@@ -68,7 +68,7 @@ def test_execution_in_the_main_process_needs_no_pipe(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(key_report, "_channel", None)
     delivery = Delivery()
     send(delivery.owner)
-    assert delivery.report == Report(delivery.owner, "k", 30.0, 2, delivery.owner)
+    assert delivery.report == Report(delivery.owner, "k", 30.0, 2, delivery.owner, "tenant=é")
 
 
 def test_full_pipe_blocks_nobody(channel: None) -> None:
@@ -107,7 +107,7 @@ def test_too_long_report_is_left_out(channel: None) -> None:
 
 def test_cut_lines_are_joined(channel: None) -> None:
     delivery = Delivery()
-    line = Report(delivery.owner, "k", 30.0, 2, delivery.owner).dumps()
+    line = Report(delivery.owner, "k", 30.0, 2, delivery.owner, "").dumps()
     os.write(key_report._channel._writer, b"nonsense\n[1]\n\xff\n" + line[:20])
     key_report.receive()
     assert delivery.report is None
@@ -128,13 +128,13 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        [new_owner(), "k", 10**400, 1, new_owner()],
-        [new_owner(), "k", 0.0, 1, new_owner()],
-        [new_owner(), "k", 30.0, float("inf"), new_owner()],
-        [new_owner(), "k", 30.0, 10**9, new_owner()],
-        ["owner", "k", 30.0, 1, new_owner()],
-        [new_owner(), 7, 30.0, 1, new_owner()],
-        [new_owner(), "k", 30.0, 1],
+        [new_owner(), "k", 10**400, 1, new_owner(), ""],
+        [new_owner(), "k", 0.0, 1, new_owner(), ""],
+        [new_owner(), "k", 30.0, float("inf"), new_owner(), ""],
+        [new_owner(), "k", 30.0, 10**9, new_owner(), ""],
+        ["owner", "k", 30.0, 1, new_owner(), ""],
+        [new_owner(), 7, 30.0, 1, new_owner(), ""],
+        [new_owner(), "k", 30.0, 1, new_owner()],
     ],
     ids=["ttl beyond floats", "no ttl", "no end of slots", "too many slots", "no owner", "no key", "too short"],
 )

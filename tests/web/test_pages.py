@@ -16,7 +16,7 @@ from starlette.routing import Mount
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.journal_entry import KINDS
+from celery_singleton_lock.journal_entry import CRASHED, KINDS
 from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
@@ -354,6 +354,16 @@ class TestChart:
         assert [bar.row for bar in lane.bars] == [0, 1, 0]
         assert lane.rows == 2
         assert lane.summary == "3 runs"
+
+    def test_crashed_run_is_a_bar_with_a_mark_at_its_end(self, app: Celery) -> None:
+        """The wait of the run before it is not known: it asked for the lock while that ran."""
+        write(app, entry(app, "a", ago=40, lasted=20), entry(app, "a", "free", ago=30, lasted=25, outcome=CRASHED))
+        (lane,) = lanes(Watch(app).look(), 10)
+        assert [(bar.kind, bar.row) for bar in lane.bars] == [("ran", 0), ("wait", 0), ("lost", 0)]
+        (mark,) = lane.marks
+        assert (mark.kind, mark.x) == ("freed", pytest.approx(lane.bars[-1].x + lane.bars[-1].width, abs=0.02))
+        assert lane.label == "tenant=a"
+        assert lane.summary == "2 runs, 1 of these died"
 
     def test_bar_of_a_running_task_reaches_beyond_now(self, app: Celery) -> None:
         hold(app, "a")
