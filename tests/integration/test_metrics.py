@@ -111,7 +111,11 @@ def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Cal
     said = rf"{TASK} was refused 3 times in a row: \S+ \(job='report'\) has been held by task {running.id} on one@test"
     assert re.search(said, worker.log)
     shown = of_shop(shop, "stats").stdout
-    assert "job  refused 4 times since a run under this key ended" in shown
+    *_, heading, titles, row = shown.splitlines()
+    assert heading == "Copies refused in a row, since the last run under the key ended:"
+    assert titles.split() == ["KEY", "TIMES", "LABEL"]
+    (key,) = shop.held()
+    assert row.split() == [key.removesuffix(":run"), "4", "job='report'"]
 
 
 def test_overlapping_runs_are_found_whatever_the_cause(shop: Shop) -> None:

@@ -14,7 +14,8 @@ from celery import Celery
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import CRASHED, KINDS
 from celery_singleton_lock.keys.key import key_of_beat
@@ -28,7 +29,7 @@ from celery_singleton_lock.web.snapshot import Snapshot
 from celery_singleton_lock.web.watch import Watch
 from tests.web.client import Client
 from tests.web.reading import Page
-from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, with_task, write
+from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, over, with_task, write
 
 #: A URL where nobody answers.
 NOBODY = "redis://127.0.0.1:1/0"
@@ -63,6 +64,14 @@ def test_locks_are_shown_with_holder_and_place(app: Celery, client: Client) -> N
     assert "message id-of-other" in queued
     Runtime.of(app).store.free(lease)
     assert not [row for row in page(client, "/locks").rows() if "tenant=acme" in row]
+
+
+def test_lock_whose_process_is_gone_is_marked(app: Celery, client: Client) -> None:
+    hold(app, "acme", process=over())
+    hold(app, "other", process=process_identity.own())
+    hold(app, "queued", queued=True, process=over())
+    shown = page(client, "/locks").rows()
+    assert [row for row in shown if GONE in row] == [row for row in shown if "id-of-acme" in row]
 
 
 def test_page_says_so_if_no_lock_is_held(client: Client) -> None:
@@ -217,6 +226,11 @@ class TestHosts:
         client = client_of(app, hosts=["Ops.example"])
         assert client.get("/", headers={"host": "ops.example:80"}).status_code == 200
         assert client.get("/").status_code == 421
+
+    def test_pattern_is_not_a_name(self, app: Celery) -> None:
+        for name in ("*", "*.example"):
+            with pytest.raises(ValueError, match=r"is not a host name; allowed: .* such as 'locks.example.com'"):
+                app_of(app, hosts=["localhost", name])
 
     def test_one_name_is_not_a_list_of_names(self, app: Celery) -> None:
         with pytest.raises(TypeError, match=r"\['ops.example'\]"):
