@@ -1,13 +1,13 @@
-# Everything runs from .venv, which is made here: Python 3.10-3.13 and a C compiler are enough. No Redis, no Docker.
+# Everything runs from .venv, which this file creates. You need Python 3.10-3.13 and a C compiler, but no Redis and no Docker.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Most tests wait for something most of the time.
 JOBS ?= 8
-# Tests that share a server which takes long to start run in one process, see tests/conftest.py.
+# Tests that share a slow-starting server run in one process, see tests/conftest.py.
 PARALLEL := -n $(JOBS) --dist loadgroup --ignore tests/smoke
-# Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
+# Tests start hundreds of programs: compiling everything anew in each would take longer than the tests.
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos flood soak celery-suite versions docs bench bench-compare model fuzz coverage clean
@@ -17,23 +17,23 @@ help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
 	@echo "make compose-demo  two workers and two beats in containers; one of each is killed (Docker; about 1 min)"
 	@echo "make test      unit, contract and integration tests on a real Redis and real workers"
-	@echo "make test-slow those that take long"
+	@echo "make test-slow the slow tests"
 	@echo "make test-all  both"
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make chaos     a storm: everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--report storm.md')"
-	@echo "make flood     10,000 sends of 100 jobs for each lock_scope, counted; and while all are killed (FLOOD='--seed 1'; about 10 min)"
-	@echo "make soak      an hour of work, and what it leaves behind, as a picture (MINUTES=60 SOAK='--picture soak.svg')"
-	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
+	@echo "make flood     10,000 sends of 100 jobs for each lock_scope, counted, without and with kills (FLOOD='--seed 1'; about 10 min)"
+	@echo "make soak      an hour of work, and a plot of what it leaves behind (MINUTES=60 SOAK='--picture soak.svg')"
+	@echo "make celery-suite  Celery's own tests, with its Task and with SingletonTask, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 20 min)"
-	@echo "make mutants   faults put into the package, and how soon the simulator finds each (SEEDS=400; about 15 min)"
-	@echo "make mutation  the share of random changes that the simulator, unit and contract tests see (COUNT=150; about 1 h)"
-	@echo "make fuzz      messages, settings, stored values, answers, by the 100,000 (CASES=500000; about 10 min)"
-	@echo "make versions  make test on every Celery that is supported (about 40 min)"
+	@echo "make mutants   deliberate faults in the package, and how soon the simulator finds each (SEEDS=400; about 15 min)"
+	@echo "make mutation  the share of random changes that the simulator, unit and contract tests detect (COUNT=150; about 1 h)"
+	@echo "make fuzz      hundreds of thousands of messages, settings, stored values and answers (CASES=500000; about 10 min)"
+	@echo "make versions  make test on every supported Celery (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      build the documentation as a site, check its links, and run its code blocks"
-	@echo "make bench     what a lock costs, beside other libraries (about 17 min; BENCH=--quick: 4 min)"
-	@echo "make bench-compare  what it costs beside another commit, in turns (BASE=commit; COMPARE=--quick: 1 min)"
+	@echo "make bench     what a lock costs, compared with other libraries (about 17 min; BENCH=--quick: 4 min)"
+	@echo "make bench-compare  what it costs, compared with another commit (BASE=commit; COMPARE=--quick: 1 min)"
 
 setup: .venv/.dev
 
@@ -54,7 +54,7 @@ setup: .venv/.dev
 demo: .venv/.demo
 	@$(BIN)/python -m examples.demo
 
-# COMPOSE_DEMO="rabbitmq redlock": with these files of docker/ as well.
+# COMPOSE_DEMO="rabbitmq redlock" also uses these files of docker/.
 compose-demo: .venv/.demo
 	@$(BIN)/python -m examples.containers $(COMPOSE_DEMO)
 
@@ -66,7 +66,7 @@ test-slow: .venv/.compiled
 
 test-all: test test-slow
 
-# SEEDS=7000..7999: those. SIMULATE="--shrink --report FILE": see `python -m tests.simulation --help`.
+# SEEDS=7000..7999 runs these seeds. SIMULATE="--shrink --report FILE": see `python -m tests.simulation --help`.
 SEEDS ?= 10000
 simulate: .venv/.dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(MINUTES),--minutes $(MINUTES)) $(SIMULATE)
@@ -78,19 +78,19 @@ simulate: .venv/.dev
 smoke: .venv/.smoke
 	$(PYTEST) tests/smoke
 
-# SEED=…: what is sent and what goes wrong is the same again; what comes of it is up to the machine.
-# Its own tests, with broken builds that a storm has to find: pytest tests/storm
+# SEED=… repeats what is sent and what goes wrong; the outcome depends on the machine.
+# The storm's own tests, with broken builds that it has to find: pytest tests/storm
 chaos: .venv/.dev
 	$(BIN)/python -m tests.storm --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(STORM)
 
-# One of it: FLOOD="--scope until_executed --only calm", see `python -m tests.storm.flood --help`.
+# A part of it: FLOOD="--scope until_executed --only calm", see `python -m tests.storm.flood --help`.
 flood: .venv/.dev
 	$(BIN)/python -m tests.storm.flood $(FLOOD)
 
 soak: .venv/.dev
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(SOAK)
 
-# Slow, and so not in CI: what came of it is in tests/celery_suite/README.md.
+# Slow, and so not in CI: the results are in tests/celery_suite/README.md.
 celery-suite: .venv/.dev
 	$(BIN)/python -m tests.celery_suite $(CELERY_SUITE)
 
@@ -121,7 +121,7 @@ docs: .venv/.dev
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# BASE: the commit at which this branch has left main, or the one before. A table, and no judgement.
+# BASE is by default the commit where this branch left main, or the previous commit. Prints a table; never fails.
 bench-compare: .venv/.dev
 	$(BIN)/python -m benchmarks.compare $(BASE) $(COMPARE)
 
@@ -135,7 +135,7 @@ mutation: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group fuzz
 	@touch $@
 
-# A fault is printed with what shows it again; without end, and guided by what is covered:
+# A fault is printed with the command that repeats it. To run without end, guided by coverage:
 # .venv/bin/python -m tests.fuzz.guided parsers
 fuzz: .venv/.fuzz
 	$(BIN)/python -m tests.fuzz --cases $(or $(CASES),500000)

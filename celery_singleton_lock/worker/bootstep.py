@@ -119,7 +119,16 @@ class LockStep(bootsteps.StartStopStep):
 
         Raises:
             InvalidOption: one of them is wrong, or does not suit the pool.
+            ClickException: the same on the command line, which then shows this error alone.
         """
+        try:
+            self._check(parent)
+        except InvalidOption as error:
+            if click.get_current_context(silent=True) is None:
+                raise
+            raise click.ClickException(str(error)) from error
+
+    def _check(self, parent: Any) -> None:
         # Imported here, where there is a worker: registers the command that asks it how it locks.
         from celery_singleton_lock.diagnosis import peers  # noqa: F401
 

@@ -91,6 +91,7 @@ def test_worker_with_wrong_settings_does_not_start(tmp_path: Path, conf: dict[st
     assert done.returncode != 0
     for word in words:
         assert word in done.stderr
+    assert "Traceback" not in done.stderr
     assert PASSWORD not in done.stderr + done.stdout
 
 

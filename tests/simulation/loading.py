@@ -275,6 +275,10 @@ _NEEDED = (
 )
 
 
+#: What is the same in each process, and takes thousands of statements to make, in which nothing can happen.
+_TABLES = ("_changes", "_steps")
+
+
 class Package:
     """A copy of the package."""
 
@@ -295,9 +299,11 @@ class Package:
         self._caches = [
             part
             for module in self._modules.values()
-            for part in vars(module).values()
+            for part_name, part in vars(module).items()
             if hasattr(part, "cache_clear") and getattr(part, "__module__", "") == module.__name__
+            if part_name not in _TABLES
         ]
+        self("stores.redis.keyspace")._changes()
         self._globals = [
             (vars(module), {name: vars(module)[name] for name in names if name in vars(module)})
             for module in self._modules.values()

@@ -253,7 +253,7 @@ MUTANTS = (
     ),
     _order(
         "the holder is not told to stop",
-        old="  if not fields[13] then\n",
+        old="  if not fields[NEWER] then\n",
         new="  if false then\n",
         breaks="a newer message stops an older one that runs",
     ),
@@ -279,14 +279,14 @@ MUTANTS = (
     ),
     _acquire(
         "a repeated acquire forgets that it is to stop",
-        old="      if number and fields[13] then\n",
+        old="      if number and fields[NEWER] then\n",
         new="      if false then\n",
         breaks="a newer message stops an older one that runs",
         unseen="its process is told at once, in another way",
     ),
     _order(
         "a holder of any order is stopped",
-        old=" or fields[12] ~= stops then",
+        old=" or fields[ORDER] ~= stops then",
         new=" then",
         breaks="only an older message of the same order stops",
         unseen="all tasks that share a lock in a plan have one order",

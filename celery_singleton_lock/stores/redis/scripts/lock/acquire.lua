@@ -5,6 +5,7 @@
 --  | {NEWEST, value, pttl, slot, number} held, and this message is the newest of an order of which only the newest runs; with its number there
 --  | {SUPERSEDED, value, pttl, slot, newest} this message is not the newest
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
+local OWNER_LENGTH, FENCE = 32, 10
 if redis.call('EXISTS', over, request, in_use) ~= 0 then
   if redis.call('EXISTS', over, request) ~= 0 then
     return {GIVEN_UP}
@@ -64,8 +65,8 @@ for slot = 0, slots - 1 do
     if token == owner and asked_for then
       -- Its own fence: the highest one is another's if several hold the lock, or is not known any more.
       local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
-      local number = readable and type(fields) == 'table' and tonumber(fields[10])
-      if number and fields[13] then
+      local number = readable and type(fields) == 'table' and tonumber(fields[FENCE])
+      if number and fields[NEWER] then
         redis.call('PEXPIRE', lock, ttl) -- It is to stop, which is not to be forgotten.
       elseif number then
         redis.call('SET', lock, owner .. string.gsub(holder, '\n', ',' .. string.format('%.0f', number), 1), 'PX', ttl)
@@ -82,7 +83,7 @@ for slot = 0, slots - 1 do
       kept = slot
     else
       local pttl = redis.call('PTTL', lock)
-      if token == owner or sending ~= '' and string.sub(value, 33, 32 + #sending) == sending then
+      if token == owner or sending ~= '' and string.sub(value, OWNER_LENGTH + 1, OWNER_LENGTH + #sending) == sending then
         copy = {HELD, value, pttl, slot}
       elseif not first or first_pttl < 0 or pttl >= 0 and pttl < first_pttl then
         first, first_pttl, first_slot = value, pttl, slot

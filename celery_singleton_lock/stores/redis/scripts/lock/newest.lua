@@ -3,6 +3,7 @@
 -- Follows request.lua, now.lua and places.lua. KNOWN: the most messages that an order has, the newest ones.
 -- -> the number of this message in the order; the newest of all, if that is another one; the newest before this one, if this one has just come
 local KNOWN = 1000
+local TTL, ORDER, NEWER = 9, 12, 13
 local function arrive()
   local number = redis.pcall('ZSCORE', order, arrives_as)
   if type(number) == 'table' then
@@ -30,13 +31,13 @@ end
 -- -> the value; whether nobody runs under it: the lock is kept for the next attempt of an older message
 local function stop(lock, value)
   local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
-  if not readable or type(fields) ~= 'table' or fields[12] ~= stops then
+  if not readable or type(fields) ~= 'table' or fields[ORDER] ~= stops then
     return value, false
   end
-  if fields[9] == 0 then
+  if fields[TTL] == 0 then
     return value, true
   end
-  if not fields[13] then
+  if not fields[NEWER] then
     value = string.sub(value, 1, -2) .. ',' .. string.sub(arrives_as, 1, -2) .. ']]'
     redis.call('SET', lock, value, 'KEEPTTL')
   end

@@ -10,6 +10,7 @@
 -- Redlock: it keeps others from recording anything, and the record that it promises replaces it.
 local done, in_use, ended, more, aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local FIRST = 6
+local OWNER_LENGTH, RETRIES, REPLACED = 32, 3, 7
 local record, record_ms, reserved_as, sending, retries, replaced, name, ended_ms = unpack(ARGV)
 
 local known = redis.pcall('GET', done)
@@ -32,9 +33,9 @@ for slot = 0, slots - 1 do
   local value = redis.pcall('GET', lock)
   if type(value) == 'string' then
     local is_copy = reserved_as ~= '' and string.sub(value, 1, #reserved_as) == reserved_as
-    if sending ~= '' and string.sub(value, 33, 32 + #sending) == sending then
-      local readable, fields = pcall(cjson.decode, string.sub(value, 33))
-      is_copy = is_copy or readable and fields[3] == tonumber(retries) and fields[7] == tonumber(replaced)
+    if sending ~= '' and string.sub(value, OWNER_LENGTH + 1, OWNER_LENGTH + #sending) == sending then
+      local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
+      is_copy = is_copy or readable and fields[RETRIES] == tonumber(retries) and fields[REPLACED] == tonumber(replaced)
     end
     if is_copy then
       return {HELD, value, redis.call('PTTL', lock), slot}

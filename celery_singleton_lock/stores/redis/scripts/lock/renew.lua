@@ -3,7 +3,7 @@
 -- An owner may be a stem: the hold is its own, whichever attempt took it, and names no attempt from then on. A call that
 -- takes an attempt back may come late, and must not touch what was counted here.
 -- Never creates a key. pcall: a foreign value of another type is "not held", and must not fail the others.
-local OWNER_LENGTH = 32
+local OWNER_LENGTH, NEWER = 32, 13
 local renewed = {}
 for i, lock in ipairs(KEYS) do
   local owner, ttl = ARGV[2 * i - 1], ARGV[2 * i]
@@ -21,7 +21,7 @@ for i, lock in ipairs(KEYS) do
       local of_none = owner .. string.rep('0', OWNER_LENGTH - #owner)
       if string.sub(value, -2) == ']]' then
         local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
-        local newer = readable and type(fields) == 'table' and fields[13]
+        local newer = readable and type(fields) == 'table' and fields[NEWER]
         if type(newer) == 'table' and type(newer[2]) == 'string' then
           renewed[i] = newer[2]
         end
