@@ -44,7 +44,7 @@ class Entry(NamedTuple):
         node, pid: where it was: the worker's node name, and the process.
         began, ended: when the body ran; for a copy that did not run, when it asked for the lock and when it had its
             answer. Seconds on one clock: this host's until the entry is written, then the server's.
-        waited: seconds of waiting for the lock.
+        waited: seconds of waiting for the lock; for a run, since its message first met a conflict.
         outcome: for a run: Celery's state for it, LOST, STOPPED or SUPERSEDED; for a "free" entry CRASHED, or '' if
             nothing is known about the run that died, as in the entries of older versions.
         fence, renewals: the fence of a run's lease, and how often it was renewed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-#: The execution holds its lock and is about to run. `lease`, `waited` (seconds until the lock was free).
+#: The execution holds its lock and is about to run. `lease`, `waited` (seconds that its message waited for it).
 lock_acquired = Signal(name="lock_acquired", providing_args=["task_id", "key", "lease", "waited"])
 
 #: The execution met a held lock. `conflict` (a `LockConflict`), `policy` (what was done about it).

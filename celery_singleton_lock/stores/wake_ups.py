@@ -6,7 +6,7 @@ Protocol: `docs/protocol.md`, section 11.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -43,11 +43,17 @@ class WakeUps(Protocol):
 
     most: int
 
-    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Freed]:
+    def wait(self, places: Mapping[str, Place], interrupt: int, copies: Callable[[str], int]) -> Sequence[Freed]:
         """Wait until one of these locks may be free, and nobody is known to have waited longer for it. Return nothing
         now and then, and when there is something to read from the descriptor `interrupt`.
 
         A lock whose release nobody reports is found free in the end.
+
+        Args:
+            places: the first place in the line of each lock.
+            interrupt: the descriptor to watch.
+            copies: how many copies wait for a lock in this process; asked when its place is taken, and then every few
+                seconds.
 
         Raises:
             LockUnavailable: no answer, or an error; all places are to be taken anew, which the next call does.

@@ -16,12 +16,14 @@ from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import Outcome
 
 
-def ran(execution: Execution, lease: Lease, outcome: Outcome | None, *, began: float, ended: float) -> None:
+def ran(
+    execution: Execution, lease: Lease, outcome: Outcome | None, *, waited: float, began: float, ended: float
+) -> None:
     """Its body ran. Only the body is timed: the lock is asked for before it, and freed after it."""
     state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
     if lease.superseded_by is not None and state == states.REVOKED:
         state = SUPERSEDED
-    _add(execution, "run", began, ended, began, outcome=state, fence=lease.fence, renewals=lease.renewals)
+    _add(execution, "run", began, ended, waited, outcome=state, fence=lease.fence, renewals=lease.renewals)
 
 
 def did_not_run(execution: Execution, kind: Kind, holder: Holder | None) -> None:
@@ -30,7 +32,7 @@ def did_not_run(execution: Execution, kind: Kind, holder: Holder | None) -> None
     of_copy: dict[str, Any] = {"scheduled": cleaned.text(scheduled) if scheduled else ""}
     if holder is not None:
         of_copy |= {"holder": holder.task_id, "holder_node": holder.node, "holder_since": holder.since}
-    _add(execution, kind, execution.began, now, now, **of_copy)
+    _add(execution, kind, execution.began, now, now - execution.began, **of_copy)
 
 
 def died(execution: Execution, found: Held) -> None:
@@ -40,7 +42,7 @@ def died(execution: Execution, found: Held) -> None:
     it.runtime.journal.add(entry, at_once=it.request.is_eager)
 
 
-def _add(execution: Execution, kind: Kind, began: float, ended: float, waited_until: float, **of_kind: Any) -> None:
+def _add(execution: Execution, kind: Kind, began: float, ended: float, waited: float, **of_kind: Any) -> None:
     own = execution.holder
     entry = Entry(
         kind,
@@ -51,7 +53,7 @@ def _add(execution: Execution, kind: Kind, began: float, ended: float, waited_un
         own.pid,
         began,
         ended,
-        waited_until - execution.began,
+        waited,
         limit=execution.options.limit,
         label=own.label,
         **of_kind,

@@ -138,12 +138,14 @@ def try_to_put_back(
     if delay is None:
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
+    header = _header(request, reason, carried)
+    begins = "waits for the lock" if _is_woken(task, header) else f"due in {delay:.1f} s"
     try:
-        _send(task, reason, delay, _header(request, reason, carried))
+        _send(task, reason, delay, header)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
-    raise GoesOn(f"put back, due in {delay:.1f} s")
+    raise GoesOn(f"put back, {begins}")
 
 
 def put_back_count(request: RequestLike, reason: Reason) -> int:
@@ -205,6 +207,12 @@ def was_untold(request: RequestLike) -> bool:
     return put_back_count(request, "untold") > 0
 
 
+def seconds_in_line(request: RequestLike, now: float) -> float:
+    """Seconds since this attempt first met a conflict; `now` in seconds since the epoch. 0 if it met none."""
+    since = cleaned.seconds(_header_of(request).get("since"))
+    return max(now - since, 0.0) if since else 0.0
+
+
 def waits_for(request: RequestLike, prefix: str) -> tuple[str, Place] | None:
     """The lock that this copy waits for, and its place in the line of that lock; None if it waits for none."""
     header = _header_of(request)
@@ -246,6 +254,13 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
         copy.set(expires=None)
     headers = {**(copy.options.get("headers") or {}), **message_identity.passed_on(request), PUT_BACK_HEADER: header}
     copy.set(headers=headers).apply_async()
+
+
+def _is_woken(task: TaskLike, header: Mapping[str, Any]) -> bool:
+    """Whether the copy begins when its lock is free, wherever a worker can be woken, and not when it is due."""
+    is_kept = delivery.original_of(task.request) is not None
+    looks = "joins" in header or "arrived" in header
+    return "waits" in header and is_kept and not looks and Runtime.of(task.app).store.wake_ups() is not None
 
 
 def _header(request: RequestLike, reason: Reason, carried: Carried) -> dict[str, Any]:

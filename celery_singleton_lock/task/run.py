@@ -26,7 +26,7 @@ from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, Lock
 from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Reservation
-from celery_singleton_lock.task import journal_entries, newest, outcome, settling
+from celery_singleton_lock.task import journal_entries, newest, outcome, requeue, settling
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.outcome import Outcome
@@ -55,6 +55,9 @@ class Run:
         self._is_loss_said = False
         # Not the lease's own beginning: from then on it is trusted, which for a waiter is its last look.
         self._began = clock.now()
+        self._waited = (
+            self._began - execution.began + requeue.seconds_in_line(execution.request, execution.holder.since)
+        )
 
     def carry_out(self, body: Callable[[], Any]) -> Any:
         """Run `body`; return or raise what it does."""
@@ -93,12 +96,11 @@ class Run:
             # In a worker, one task follows another; a direct caller may look for leftover threads afterwards.
             in_worker = not (it.request.is_eager or it.request.called_directly)
             it.runtime.heartbeat.start(lease, self._when_to_stop, linger=in_worker)
-            waited = self._began - it.began
-            logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, waited, lease.fence)
+            logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
             if newest.is_stopped_by_newer(it):
                 it.runtime.stop_calls.expect(lease.owner)
             self._record_attempt_before()
-            self._send(signals.lock_acquired, lease=lease, waited=waited)
+            self._send(signals.lock_acquired, lease=lease, waited=self._waited)
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
                 lease.check()  # The receivers and the result backend may have taken long.
@@ -181,7 +183,7 @@ class Run:
         elif freed is not None and not self._is_loss_said:
             lease.lose("it was no longer held when the task ended")
             self._say_loss()
-        journal_entries.ran(it, lease, ended, began=self._began, ended=now)
+        journal_entries.ran(it, lease, ended, waited=self._waited, began=self._began, ended=now)
 
     def _send(self, signal: Signal, **details: Any) -> None:
         if not signal.receivers:

@@ -38,6 +38,15 @@ class Bar:
     row: int
     title: str
 
+    @property
+    def top(self) -> float:
+        """Where it is in its row. A wait is a line below the bars: another run is in the same row meanwhile."""
+        return HEIGHT - 0.8 if self.kind == "wait" else 2.0
+
+    @property
+    def height(self) -> float:
+        return 0.4 if self.kind == "wait" else HEIGHT - 4.0
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:

@@ -249,10 +249,15 @@ def id_of(region: str, name: str) -> str:
 
 def _tiles(snapshot: Snapshot, held: Sequence[HeldLock], render: Renderer) -> Region:
     queued = len(snapshot.locks) - len(held)
+    waiting = {it.key: it.held.waiters for it in snapshot.locks}  # Each holder of a semaphore has the same waiters.
     tiles = (
         (len(held), "held", render.address("locks")),
         (queued, "queued", render.address("locks")),
-        (sum(it.held.waiters for it in snapshot.locks), "waiting", render.address("locks", sort=SORTS[2])),
+        (
+            sum(waiting.values()),
+            "waiting",
+            render.address("locks", sort=SORTS[2]),
+        ),
         (len(snapshot.refused), "keys that refuse copies", render.address("refused")),
     )
     rows = [(caption, {"value": value, "caption": caption, "to": to}) for value, caption, to in tiles]

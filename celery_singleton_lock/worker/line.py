@@ -163,7 +163,7 @@ class Line:
             self._wake_ups.leave()
             self._wait(None)
         else:
-            for freed in self._wake_ups.wait(places, self._news.descriptor):
+            for freed in self._wake_ups.wait(places, self._news.descriptor, self._waiting):
                 self._answer(freed)
 
     def _answer(self, freed: Freed) -> None:
@@ -183,6 +183,12 @@ class Line:
             for key in [key for key, copies in self._copies.items() if not copies.first()]:
                 del self._copies[key]
             return {key: copies.place for key, copies in islice(self._copies.items(), self._wake_ups.most)}
+
+    def _waiting(self, key: str) -> int:
+        """How many copies wait for this lock here."""
+        with self._mutex.lock:
+            copies = self._copies.get(key)
+            return 0 if copies is None else copies.count()
 
     def _begins(self, request: Any) -> bool:
         request.is_woken = True  # Before it begins: it gives back a lock that it has no use for.
@@ -232,11 +238,17 @@ class _Copies:
         self.limit = place.limit
         heapq.heappush(self._heap, (place.since, order, place.limit, ref(request)))
 
+    def count(self) -> int:
+        """How many have not begun; the others are forgotten, wherever they are."""
+        self._heap = [waiting for waiting in self._heap if _waits(waiting[-1]())]
+        heapq.heapify(self._heap)
+        return len(self._heap)
+
     def first(self) -> Any:
         """The first request that has not begun; None if none is left."""
         while self._heap:
             request = self._heap[0][-1]()
-            if request is not None and not request.has_begun:
+            if _waits(request):
                 return request
             heapq.heappop(self._heap)
         return None
@@ -245,3 +257,8 @@ class _Copies:
         if (request := self.first()) is not None:
             self.called = heapq.heappop(self._heap)[-1]
         return request
+
+
+def _waits(request: Any) -> bool:
+    """Whether the timer still has the request."""
+    return request is not None and not request.has_begun

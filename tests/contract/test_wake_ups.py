@@ -18,6 +18,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import keyspace, wake_ups
+from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, RedisWakeUps
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.wake_ups import Freed, Place, WakeUps
@@ -66,6 +67,7 @@ class Process:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._stopped = False
+        self.copies = {KEY: 1, OTHER: 1}
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Process:
@@ -92,7 +94,7 @@ class Process:
     def _run(self) -> None:
         while not self._stopped:
             try:
-                freed = self.wake_ups.wait(self.places, self._reader)
+                freed = self.wake_ups.wait(self.places, self._reader, self.copies.__getitem__)
             except LockUnavailable as error:
                 self.errors.append(error)
                 clock.sleep(0.02)
@@ -100,6 +102,10 @@ class Process:
             self.heard += [one.key for one in freed]
             with suppress(BlockingIOError):
                 os.read(self._reader, 100)
+
+
+def one_copy(key: str) -> int:
+    return 1
 
 
 def blocked(server: RedisServer, many: int = 1) -> Callable[[], bool]:
@@ -113,6 +119,60 @@ def blocked(server: RedisServer, many: int = 1) -> Callable[[], bool]:
 def waits(server: RedisServer, key: str = KEY) -> int:
     with server.client() as client:
         return int(client.zcard(keyspace.waiting_key(key)))
+
+
+def test_each_copy_in_line_counts(store: Store, server: RedisServer) -> None:
+    """However long its process has been in line; the copies that came last count a moment later."""
+    _ = taken(store), taken(store, OTHER)
+    young = Place(clock.wall(), 1)
+    with Process(store, one=FIRST, two=young) as process, Process(store, one=SECOND) as another:
+        process.copies = {KEY: 3, OTHER: 2}
+        another.copies = {KEY: 4}
+        until(lambda: [held.waiters for _, held in store.all_held("contract")].count(7) == 1)
+        until(lambda: store.inspect(OTHER).waiters == 2)
+        process.stand(two=young)
+        until(lambda: store.inspect(KEY).waiters == 4)
+        process.copies = {OTHER: 1}
+        until(lambda: store.inspect(OTHER).waiters == 1)
+        assert [held.waiters for held in store.held(OTHER)] == [1]
+    assert (store.inspect(KEY).waiters, store.inspect(OTHER).waiters) == (0, 0)
+
+
+def test_dead_process_stops_counting(store: Store, server: RedisServer) -> None:
+    """At once if its place is found to be that of a dead process; otherwise within seconds."""
+    lease, other = taken(store), taken(store, OTHER)
+    with Process(store, one=SECOND) as process, server.client() as client:
+        until(blocked(server))
+        for name, at in (("alive", clock.wall()), ("dead", clock.wall() - WAITING_TTL)):
+            client.zadd(keyspace.waiting_key(OTHER), {name: 1})
+            client.hset(keyspace.line_key(OTHER), name, f"5:1:{round(at * 1000)}")
+        assert store.inspect(OTHER).waiters == 5
+        client.zadd(keyspace.waiting_key(KEY), {"dead": 1})
+        client.hset(keyspace.line_key(KEY), "dead", f"5:1:{round(clock.wall() * 1000)}")
+        assert store.inspect(KEY).waiters == 6
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY])
+        assert store.inspect(KEY).waiters == 1
+    store.free(other)
+
+
+@pytest.mark.parametrize("value", ["", "x", "1", "-5:1:{now}", "1:1:-{now}", "9" * 5000, ":::", "1:2:3:4", "\udc80"])
+def test_forged_number_of_copies_counts_for_nothing(store: Store, server: RedisServer, value: str) -> None:
+    taken(store)
+    with server.client() as client:
+        text = value.replace("{now}", str(round(clock.wall() * 1000))).encode(errors="surrogateescape")
+        client.hset(keyspace.line_key(KEY), "forged", text)
+        assert store.inspect(KEY).waiters == 0
+        client.delete(keyspace.line_key(KEY))
+        client.set(keyspace.line_key(KEY), "a stranger's")
+        assert store.inspect(KEY).waiters == 0
+
+
+def test_number_of_copies_may_be_followed_by_what_a_later_version_adds(store: Store, server: RedisServer) -> None:
+    taken(store)
+    with server.client() as client:
+        client.hset(keyspace.line_key(KEY), "later", f"3:1:{round(clock.wall() * 1000)}:more:[]")
+        assert store.inspect(KEY).waiters == 3
 
 
 def test_release_wakes_the_process(store: Store, server: RedisServer) -> None:
@@ -259,7 +319,7 @@ def test_doubt_wakes_a_process_only_if_the_lock_is_free(store: Store, server: Re
         until(lambda: process.heard == [KEY])
 
 
-@pytest.mark.parametrize("name", [keyspace.wake_key, keyspace.waiting_key])
+@pytest.mark.parametrize("name", [keyspace.wake_key, keyspace.waiting_key, keyspace.line_key])
 def test_foreign_value_does_not_hold_up_other_locks(
     store: Store, server: RedisServer, name: Callable[[str], str]
 ) -> None:
@@ -315,7 +375,7 @@ def test_locks_take_turns(store: Store, server: RedisServer) -> None:
         for key in (KEY, OTHER):
             client.rpush(keyspace.wake_key(key), *[1] * 3)
         while len(heard) < 6:
-            heard += [freed.key for freed in wake_ups.wait({KEY: FIRST, OTHER: FIRST}, reader)]
+            heard += [freed.key for freed in wake_ups.wait({KEY: FIRST, OTHER: FIRST}, reader, one_copy)]
     assert heard == [KEY, OTHER] * 3
     wake_ups.leave()
     os.close(reader)
@@ -362,7 +422,7 @@ def test_process_that_leaves_passes_on_its_wake_ups(store: Store, server: RedisS
     assert wake_ups is not None
     with os.fdopen(reader), os.fdopen(writer, "wb", 0) as interrupts, server.client() as client:
         interrupts.write(b".")
-        assert not wake_ups.wait({KEY: FIRST}, reader)
+        assert not wake_ups.wait({KEY: FIRST}, reader, one_copy)
         until(blocked(server))
         client.rpush(keyspace.wake_key(KEY), passed_on + 1)
         client.pexpire(keyspace.wake_key(KEY), 60_000)
@@ -403,7 +463,7 @@ def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: Redi
     assert wake_ups is not None
     reader, writer = os.pipe()
     os.write(writer, b".")
-    wake_ups.wait({KEY: FIRST}, reader)
+    wake_ups.wait({KEY: FIRST}, reader, one_copy)
     until(blocked(server))
     inherited = _sockets(server)
     child = os.fork()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from celery.result import AsyncResult
 from redis import Redis
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
 from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, redelivering, until
+from tests.integration.operators import EXCLUSIVE, ask
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import overlaps
@@ -36,6 +39,24 @@ def in_line(shop: Shop) -> int:
     """How many processes wait for locks."""
     with shop.locks() as client:
         return sum(client.zcard(key) for key in client.scan_iter("*:waiting"))
+
+
+def waiting(shop: Shop) -> list[int]:
+    """How many wait for each lock that is held, according to `celery locks list --json`."""
+    return [json.loads(line)["waiters"] for line in ask(shop, "list", "--json").stdout.splitlines()]
+
+
+def waited(shop: Shop) -> float:
+    """How many seconds the copies have waited that have run, according to `celery locks stats --json`."""
+    each = map(json.loads, ask(shop, "stats", "--json").stdout.splitlines())
+    return sum(of_task["waited"] for of_task in each if of_task.get("task", "").endswith("patient"))
+
+
+def are_older_than(shop: Shop, seconds: float) -> bool:
+    """Whether each place in line is that of a copy that met its first conflict so long ago."""
+    with shop.locks() as client:
+        places = [client.zrange(key, 0, -1, withscores=True) for key in client.scan_iter("*:waiting")]
+    return all(clock.wall() - since / 1000 > seconds for places_of in places for _, since in places_of)
 
 
 def delivered(shop: Shop) -> int:
@@ -82,6 +103,33 @@ def test_first_come_first_served(shop: Shop) -> None:
     check(shop, [holder, *results])
     begun = sorted(shop.record.runs("report"), key=lambda run: run.start)
     assert [run.task_id for run in begun] == [holder.id, *(result.id for result in results)]
+
+
+def test_each_waiting_copy_counts_for_as_long_as_it_waits(shop: Shop) -> None:
+    shop.start("one", "two")
+    holder = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    began = clock.now()
+    results = send(shop, 5)
+    until(lambda: are_older_than(shop, WAITING_TTL) and waiting(shop) == [5])
+    assert json.loads(ask(shop, "show", "--json", EXCLUSIVE, "report").stdout)["waiters"] == 5
+    assert shop.log.count("put back, waits for the lock") == 5
+    shop.record.let_end("report")
+    check(shop, [holder, *results])
+    until(lambda: waited(shop) >= 5 * WAITING_TTL)
+    assert waited(shop) < 5 * (clock.now() - began)
+
+
+def test_copies_of_a_killed_process_stop_counting(shop: Shop) -> None:
+    shop.start("holding", arguments=("-Q", "held"))
+    (killed,) = shop.start("killed")
+    shop.send("exclusive", "report", LONG, queue="held")
+    shop.record.wait_for(starts=1)
+    send(shop, 3)
+    until(lambda: waiting(shop) == [3])
+    killed.kill()
+    until(lambda: waiting(shop) == [0])
+    shop.record.let_end("report")
 
 
 def test_copy_that_was_revoked_does_not_keep_the_next_one_waiting(shop: Shop) -> None:

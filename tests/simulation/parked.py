@@ -195,7 +195,7 @@ class Parked:
             return
         for server in self.world.servers:
             for key, value, _ in server.living():
-                if key.endswith(":waiting") and name in value:
+                if key.endswith((":waiting", ":line")) and name in value:
                     self.run.fail(f"{process.name} ends, and stays in line: {key}")
 
     def look(self) -> None:

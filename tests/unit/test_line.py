@@ -41,9 +41,11 @@ class WakeUps:
         self.takes_back = True
         self.failures: list[Exception] = []
         self.waited = self.left = 0
+        self.copies: dict[str, int] = {}
 
-    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Freed]:
+    def wait(self, places: Mapping[str, Place], interrupt: int, copies: Callable[[str], int]) -> Sequence[Freed]:
         self.places, self.waited = dict(places), self.waited + 1
+        self.copies = {key: copies(key) for key in places}
         if self.failures:
             raise self.failures.pop()
         select.select([interrupt], [], [], 0.01)
@@ -153,6 +155,24 @@ def test_copies_of_the_same_moment_keep_their_order(worker: Worker) -> None:
     for begun in ("a", "ab", "abc"):
         worker.frees()
         worker.begins(*begun)
+
+
+def test_waiting_copies_are_counted(worker: Worker) -> None:
+    """Those that the timer has begun, or has no more, do not count, wherever they are in the line."""
+    first, due = worker.park("first", 1.0), worker.park("due", 2.0)
+    worker.park("gone", 3.0)
+    worker.park("last", 4.0)
+    worker.park("there", 1.0, "other")
+    until(lambda: worker.wake_ups.copies == {"key": 4, "other": 1})
+    due.has_begun = True
+    del worker.timer[2]
+    until(lambda: worker.wake_ups.copies == {"key": 2, "other": 1})
+    worker.frees()
+    worker.begins("first")
+    assert first.has_begun
+    until(lambda: worker.wake_ups.copies == {"key": 1, "other": 1})
+    worker.frees()
+    worker.begins("first", "last")
 
 
 def test_copy_begins_in_the_loop(worker: Worker) -> None:

@@ -15,7 +15,7 @@ from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.stores.wake_ups import Place
-from celery_singleton_lock.task import requeue
+from celery_singleton_lock.task import delivery, requeue
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.requeue import (
     MAX_GIVEN_UP,
@@ -112,6 +112,16 @@ def test_place_in_line_is_kept_whatever_the_reason_to_put_back(monkeypatch: pyte
     assert waits_for(request, "app") == (KEY, Place(1000.0, 1))
 
 
+def test_seconds_in_line_count_from_the_first_conflict_of_this_attempt() -> None:
+    header = {"retries": 0, "conflict": 3, "since": 1000.5}
+    assert requeue.seconds_in_line(request_with(header), 1003.0) == 2.5
+    assert requeue.seconds_in_line(request_with(header), 1000.0) == 0, "the clock of another host is ahead"
+    assert requeue.seconds_in_line(request_with(header, retries=1), 1003.0) == 0
+    for since in (None, "x", -1, 0, float("nan"), float("inf"), True):
+        assert requeue.seconds_in_line(request_with({**header, "since": since}), 1003.0) == 0
+    assert requeue.seconds_in_line(request_with(None), 1003.0) == 0
+
+
 def test_back_off_doubles_up_to_its_bound() -> None:
     for count, most in enumerate((1, 2, 4, 8, 8, 8)):
         assert most / 2 <= back_off(count, at_most=8) <= most
@@ -142,6 +152,33 @@ def test_message_is_sent_again_after_any_error(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(Ignore, match="put back"):
         put_back(task, reason="unavailable")
     assert sent == [{"id": "the id", "retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]
+
+
+@pytest.mark.parametrize(
+    ("backend", "carried", "logged"),
+    [
+        ("redis://localhost", requeue.Carried(requeue.Waits(KEY, 1)), "put back, waits for the lock"),
+        ("redis://localhost", requeue.Carried(requeue.Waits(KEY, 1), arrived=1), "put back, due in 3.0 s"),
+        ("redis://localhost", requeue.AS_BEFORE, "put back, due in 3.0 s"),
+        ("memory://", requeue.Carried(requeue.Waits(KEY, 1)), "put back, due in 3.0 s"),
+    ],
+)
+def test_log_says_when_the_copy_begins(
+    monkeypatch: pytest.MonkeyPatch, backend: str, carried: requeue.Carried, logged: str
+) -> None:
+    """When its lock is free; or when it is due, if it looks by itself, or nobody can be woken."""
+    app = Celery(f"requeue{next(_numbers)}", set_as_current=False, broker="memory://")
+    app.conf.singleton_lock_backend = backend
+
+    @app.task(base=SingletonTask, shared=False, name="job")
+    def task() -> None: ...
+
+    monkeypatch.setattr(delivery, "original_of", lambda request: request)
+    monkeypatch.setattr(requeue, "_send", lambda *_: None)
+    task.push_request(id="the id")
+    with pytest.raises(requeue.GoesOn) as caught:
+        put_back(task, reason="conflict", delay=3.0, carried=carried)
+    assert requeue.GoesOn.read(repr(caught.value)) == logged
 
 
 def test_copy_of_a_message_that_may_have_begun_says_so(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import CRASHED, KINDS
 from celery_singleton_lock.keys.key import key_of_beat
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.web import app_of, chart, pages, watch, words
@@ -27,6 +29,7 @@ from celery_singleton_lock.web.asked import Asked
 from celery_singleton_lock.web.schedule import planned
 from celery_singleton_lock.web.snapshot import Snapshot
 from celery_singleton_lock.web.watch import Watch
+from tests.patience import LIMIT, until
 from tests.web.client import Client
 from tests.web.reading import Page
 from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, over, with_task, write
@@ -72,6 +75,24 @@ def test_lock_whose_process_is_gone_is_marked(app: Celery, client: Client) -> No
     hold(app, "queued", queued=True, process=over())
     shown = page(client, "/locks").rows()
     assert [row for row in shown if GONE in row] == [row for row in shown if "id-of-acme" in row]
+
+
+def test_waiter_for_several_holders_is_counted_once(app: Celery, client: Client) -> None:
+    store, key = Runtime.of(app).store, key_of(app, "acme")
+
+    def request(name: str) -> LockRequest:
+        return LockRequest(key, new_owner(), ttl=600.0, holder=Holder(name), limit=2, waiting=True)
+
+    lease, _ = (store.acquire(request(name)) for name in "ab")
+    with store.waiter(request("c")) as waiter:
+        waiting = threading.Thread(target=waiter.wait, args=(LIMIT,))
+        waiting.start()
+        until(lambda: store.inspect(key).waiters == 1)
+        tiles = [it.text for it in page(client, "").elements if it.tag == "li" and it.text.endswith(" waiting")]
+        assert isinstance(lease, Lease)
+        store.free(lease)
+        waiting.join(LIMIT)
+    assert tiles == ["1 waiting"]
 
 
 def test_page_says_so_if_no_lock_is_held(client: Client) -> None:
@@ -397,6 +418,15 @@ class TestChart:
         write(app, entry(app, "a", ago=4000))
         assert lanes(Watch(app).look(), 10) == []
         assert len(lanes(Watch(app).look(), 100)) == 1
+
+    def test_wait_is_drawn_below_the_run_that_it_waited_for(self, app: Celery) -> None:
+        write(app, entry(app, "a", ago=100, lasted=50.0), entry(app, "a", ago=50, lasted=10.0, waited=40.0))
+        (lane,) = lanes(Watch(app).look(), 10)
+        first, wait, _ = lane.bars
+        assert (first.kind, wait.kind, wait.row) == ("ran", "wait", first.row)
+        assert first.x < wait.x < wait.x + wait.width <= first.x + first.width + 0.1
+        assert first.top + first.height < wait.top
+        assert wait.top + wait.height < chart.HEIGHT
 
     def test_number_of_rows_in_a_lane_is_limited(self, app: Celery) -> None:
         write(app, *(entry(app, "a", ago=100 - number, lasted=90.0) for number in range(50)))

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
-from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
+from celery_singleton_lock.stores.redis import in_line, keyspace, lock_answers
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Endpoint
 
@@ -55,16 +55,13 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     shown = tuple(it for it in held if it is not None)
-    about: list[Command] = [
-        ("GET", keyspace.fence_key(key)),
-        ("ZCOUNT", keyspace.waiting_key(key), *lock_commands.waiting_since()),
-    ]
+    about: list[Command] = [("GET", keyspace.fence_key(key)), *in_line.asked(key)]
     # A record may hold a return value of some KiB.
-    fence, waiters, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
+    fence, recent, lines, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return KeyState(
         shown,
         max((it for it in (cleaned.whole(fence), *(each.fence for each in shown)) if it is not None), default=None),
-        _count(waiters),
+        in_line.counted(recent, lines),
         tuple(
             Record(name.removeprefix(done), record, remaining[name] / 1000)
             for name, record in zip(latest, records, strict=True)
@@ -120,11 +117,11 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
         others: whether values of another type may be there, which are nobody's lock; if not, they are an error.
     """
     ways = [(place, keyspace.run_key(place.key, place.slot)) for place in places]
-    since = lock_commands.waiting_since()
-    asked = [(("GET", name), ("PTTL", name), ("ZCOUNT", keyspace.waiting_key(it.key), *since)) for it, name in ways]
+    asked: list[Sequence[Command]] = [(("GET", name), ("PTTL", name), *in_line.asked(it.key)) for it, name in ways]
     answers = server.command_each([*chain.from_iterable(asked)])
+    by_question = (answers[question::4] for question in range(4))
     found: list[Held | None] = []
-    for (place, name), value, pttl, waiters in zip(ways, answers[::3], answers[1::3], answers[2::3], strict=True):
+    for (place, name), value, pttl, recent, lines in zip(ways, *by_question, strict=True):
         if isinstance(value, Exception) and not others:
             raise ResponseError(f"the value at {name} is not a lock: {value}")
         if not isinstance(value, bytes):
@@ -132,7 +129,7 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
             continue
         (remaining,) = _numbers([pttl])
         held, fence = lock_answers.held(value, remaining), lock_answers.fence_of(value)
-        found.append(replace(held, slot=place.slot, waiters=_count(waiters), fence=fence))
+        found.append(replace(held, slot=place.slot, waiters=in_line.counted(recent, lines), fence=fence))
     return found
 
 
@@ -143,10 +140,6 @@ def _numbers(answers: Iterable[Any]) -> list[int]:
         if isinstance(answer, Exception):
             raise answer
     return found
-
-
-def _count(answer: object) -> int:
-    return answer if isinstance(answer, int) else 0
 
 
 def _literally(text: str) -> str:

@@ -64,6 +64,11 @@ def waiting_key(key: str) -> str:
     return _beside(key, "waiting")
 
 
+def line_key(key: str) -> str:
+    """How many copies wait in the main processes: a hash, by the names that these have in `waiting_key`."""
+    return _beside(key, "line")
+
+
 def order_key(key: str, order: str) -> str:
     """The messages of an order (see `Arrival`), of which only the newest runs: a sorted set, by when they came."""
     return _beside(key, f"order:{order}")

@@ -20,7 +20,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal, answers_renewal
-from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Command, Script, are_whole, ms
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, are_whole, ms
 
 #: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.SLICE`, so that it is never missed.
 #: It holds the names of those that asked, and when they did by their host's clock, which is for people.
@@ -107,11 +107,6 @@ def said(args: Asked | Ending) -> Sequence[object]:
             break
         count -= 1
     return args[:count]
-
-
-def waiting_since() -> Command:
-    """The range of `:waiting` with those that still wait."""
-    return ms(clock.wall() - WAITING_TTL), "+inf"
 
 
 def acquire(

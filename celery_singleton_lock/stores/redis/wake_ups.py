@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import select
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError, TimeoutError
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis import in_line, keyspace
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL, WAKE_TTL
@@ -71,10 +71,10 @@ class RedisWakeUps:
         for line in lines.values():
             line.forsake()
 
-    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Freed]:
+    def wait(self, places: Mapping[str, Place], interrupt: int, copies: Callable[[str], int]) -> Sequence[Freed]:
         """See `WakeUps.wait`."""
         try:
-            return self._wait(places, interrupt)
+            return self._wait(places, interrupt, copies)
         except (RedisError, OSError) as error:
             self._drop(error)
             raise LockUnavailable(self._server, words_of(error)) from error
@@ -111,7 +111,7 @@ class RedisWakeUps:
             except (RedisError, OSError) as error:
                 line.drop(error)
 
-    def _wait(self, places: Mapping[str, Place], interrupt: int) -> list[Freed]:
+    def _wait(self, places: Mapping[str, Place], interrupt: int, copies: Callable[[str], int]) -> list[Freed]:
         by_slot: defaultdict[int, dict[str, Place]] = defaultdict(dict)
         for key, place in places.items():
             by_slot[self._servers.slot_of(keyspace.wake_key(key))][key] = place
@@ -121,7 +121,7 @@ class RedisWakeUps:
         freed: list[Freed] = []
         for slot in [*self._lines]:
             if slot in by_slot:
-                freed += self._lines[slot].stand(by_slot[slot])
+                freed += self._lines[slot].stand(by_slot[slot], copies)
             else:
                 freed += self._lines.pop(slot).leave()
         if not freed:
@@ -157,7 +157,7 @@ class RedisWakeUps:
         if freed.passed_on < MAX_PASSED_ON:
             return self.pass_on(freed)
         # Nobody has taken it; a process that is there, and was busy with another lock, will take its place again.
-        endpoint.command("ZADD", waiting, "XX", 0, older[0])
+        endpoint.command_each([("ZADD", waiting, "XX", 0, older[0]), ("HDEL", keyspace.line_key(freed.key), older[0])])
         return False
 
     def _push(self, key: str, passed_on: int) -> None:
@@ -201,8 +201,11 @@ class _Line:
         """The descriptors to watch."""
         return [] if self._connection is None else [self._connection.fileno()]
 
-    def stand(self, places: dict[str, Place]) -> list[Freed]:
-        """Block for these places; the locks that are free already, or were heard of meanwhile."""
+    def stand(self, places: dict[str, Place], copies: Callable[[str], int]) -> list[Freed]:
+        """Block for these places; the locks that are free already, or were heard of meanwhile.
+
+        How many copies wait is written together with the places, and never causes a command alone.
+        """
         is_blocked = self._connection is not None and self._connection.unanswered
         is_due = clock.now() >= self.due
         if is_blocked and places == self._places and not is_due:
@@ -215,7 +218,7 @@ class _Line:
         came = [key for key in places if key not in known]
         left = [key for key in self._places if key not in places]
         moved = {key: place for key, place in places.items() if is_due or place != self._places.get(key)}
-        commands = [*self._registered(moved), *self._left(left)]
+        commands = [*self._registered(moved, copies), *self._left(left)]
         looks = [("EXISTS", *(keyspace.run_key(key, slot) for slot in range(places[key].limit))) for key in came]
         if is_due:  # Not whenever it blocks anew: there may always be another lock to block for.
             self._strange, self.due = set(), clock.now() + REFRESH
@@ -316,18 +319,27 @@ class _Line:
             self._connection = self._exits.enter_context(self._servers.server_of(self._nudge).connection())
         return self._connection
 
-    def _registered(self, places: Mapping[str, Place]) -> list[Command]:
+    def _registered(self, places: Mapping[str, Place], copies: Callable[[str], int]) -> list[Command]:
         return [
             command
             for key, place in places.items()
             for command in (
                 ("ZADD", keyspace.waiting_key(key), ms(place.since), self._name),
                 ("PEXPIRE", keyspace.waiting_key(key), ms(WAITING_TTL)),
+                ("HSET", keyspace.line_key(key), self._name, in_line.written(copies(key), place.since)),
+                ("PEXPIRE", keyspace.line_key(key), ms(WAITING_TTL)),
             )
         ]
 
     def _left(self, keys: Mapping[str, Place] | Sequence[str]) -> list[Command]:
-        return [("ZREM", keyspace.waiting_key(key), self._name) for key in keys]
+        return [
+            command
+            for key in keys
+            for command in (
+                ("ZREM", keyspace.waiting_key(key), self._name),
+                ("HDEL", keyspace.line_key(key), self._name),
+            )
+        ]
 
 
 def _read(connection: Connection) -> Any:

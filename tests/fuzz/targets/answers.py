@@ -89,6 +89,7 @@ _PLAIN: dict[bytes, tuple[Any, ...]] = {
     b"SCAN": (["0", [f"{KEY}:run", f"{KEY}:run:1", f"{KEY}:done:x", "other"]], ["0", []]),
     b"HSCAN": (["0", ["entry", "5"]], ["0", []]),
     b"HGETALL": (['["runs","t","SUCCESS"]', "5", "x", "y"], []),
+    b"HVALS": (["3:1:99999999999999", "x"], []),
     b"XRANGE": ([["1-0", ["e", '["run","t","k","id","n",1,2.0,3.0]']], ["2-0", ["x", "y"]]], []),
     b"SCRIPT": ("f" * 40,),
 }

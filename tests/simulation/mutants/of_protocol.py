@@ -265,7 +265,7 @@ MUTANTS = (
     Mutant(
         "a put-back copy is another attempt",
         "task/requeue.py",
-        '    raise GoesOn(f"put back, due in {delay:.1f} s")\n',
+        '    raise GoesOn(f"put back, {begins}")\n',
         "    return\n",
         "a message is put back once",
     ),

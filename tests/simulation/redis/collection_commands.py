@@ -95,6 +95,11 @@ def hgetall(server: Any, args: list[bytes]) -> Any:
     return Pairs(part for pair in (server.typed(args[0], dict) or {}).items() for part in pair)
 
 
+@command("HVALS", 2)
+def hvals(server: Any, args: list[bytes]) -> Any:
+    return [*(server.typed(args[0], dict) or {}).values()]
+
+
 @command("HDEL", -3, writes=True)
 def hdel(server: Any, args: list[bytes]) -> Any:
     found = server.typed(args[0], dict)

@@ -290,6 +290,7 @@ PLAIN = st.one_of(
     _words("HSET", HASHES, VALUES, VALUES, VALUES, VALUES),
     _words("HGET", HASHES, VALUES),
     _words("HGETALL", HASHES),
+    _words("HVALS", HASHES),
     _words("HDEL", HASHES, VALUES, VALUES),
     _words("HINCRBY", HASHES, VALUES, NUMBERS),
     _words("HLEN", HASHES),
