@@ -1,1 +1,1 @@
-"""What the locks cost, beside what else there is: every figure is a ratio within one run. `make bench`."""
+"""What the locks cost, compared with other locks: every figure is a ratio within one run. `make bench`."""

@@ -14,10 +14,10 @@ from benchmarks import measure, report
 def main() -> None:
     """Run the benchmarks one after another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=report.ORDER, action="append", help="one of them; may be repeated")
+    parser.add_argument("--only", choices=report.ORDER, action="append", help="only this benchmark; may be repeated")
     parser.add_argument("--quick", action="store_true", help="short runs, for a first look (about 4 minutes)")
     options = parser.parse_args()
-    # The peers log each error of a server that we break on purpose; they shall, but not here.
+    # The other libraries log each error of a server that is broken on purpose; do not show that here.
     logging.getLogger().addHandler(logging.NullHandler())
     version = measure.server_version()
     for name in options.only or report.ORDER:

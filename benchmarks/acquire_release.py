@@ -11,7 +11,7 @@ from benchmarks.contestants import BARE, ONE_SERVER, OVER_SOCKET, Maker
 from benchmarks.measure import OWN, Result, Rounds, Table, apart, measured
 from celery_singleton_lock.testing import RedisServer
 
-#: What each holds back from, or does more, than the bare one.
+#: What each lock gives, or lacks, compared with the bare one.
 GIVES: Mapping[str, str] = {
     OVER_SOCKET: "owner, expiry; no library: the least that two round trips cost",
     f"{OWN}: as a task locks": "owner, expiry, holder, fence, record of the message, wake-up",
@@ -31,7 +31,7 @@ ON_CORES: Mapping[str, Callable[[RedisServer], AbstractContextManager[None]]] = 
 
 
 def run(*, quick: bool = False) -> Result:
-    """Each contestant makes a new lock object per pair, on connections that stay open."""
+    """Measure pairs; each contestant makes a new lock object per pair, on connections that stay open."""
     rounds, budget = (15, 0.02) if quick else (60, 0.04)
     tables: list[Table] = []
     for where, placed in ON_CORES.items():
@@ -39,8 +39,8 @@ def run(*, quick: bool = False) -> Result:
             tables += _measure(server, where, rounds, budget)
     notes = [
         f"{rounds} rounds; each contestant {budget * 1000:.0f} ms per round, a new lock object per pair.",
-        "Most of the time is that of waking each other. Nobody looks for an answer before going to sleep, which would"
-        " cost CPU time.",
+        "Client and server spend most of the time waking each other. No contestant polls for an answer before it"
+        " sleeps, which would cost CPU time.",
     ]
     return Result("acquire_release", "Acquire and release, uncontended", tables, notes)
 
@@ -61,7 +61,7 @@ def _measure(server: RedisServer, where: str, rounds: int, budget: float) -> lis
 
 
 def seconds_per_pair(maker: Maker, name: str, budget: float) -> tuple[float, float]:
-    """Acquire and release again and again for that many seconds; the mean, and that of the CPU time of this process."""
+    """Acquire and release over and over for that many seconds; the mean time, and the mean CPU time of this process."""
     count, begun, begun_cpu = 0, time.perf_counter(), time.process_time()
     while (passed := time.perf_counter() - begun) < budget or not count:
         lock = maker(name)

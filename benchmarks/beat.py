@@ -1,4 +1,4 @@
-"""What an exclusive schedule costs beat: to send what is due, and to stand by."""
+"""What an exclusive schedule costs beat: sending due entries, and standing by."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STOCK, OVER_STOCK, REDBEAT = "Celery's Scheduler", f"{OWN}: over Scheduler", "Re
 #: Entries that are due at once.
 FEW, MANY, VERY_MANY = 100, 1_000, 10_000
 
-#: Seconds between two runs of an entry; and for all entries to be sent.
+#: Seconds between two runs of an entry; and seconds in which all entries must be sent.
 INTERVAL, LIMIT = 3600.0, 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A scheduler's name, what keeps the last runs, and what it is set to."""
+    """A scheduler's name, what keeps the last runs, and its settings."""
 
     scheduler: str
     keeps: str
@@ -54,7 +54,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
 
 
 def run(*, quick: bool = False) -> Result:
-    """Sending in this process, with contestants in turns; standing by in real beats, side by side."""
+    """Measure sending in this process, with contestants in turns, and standing by in real beats, side by side."""
     rounds, seconds, sizes = (2, 5.0, (MANY,)) if quick else (10, 20.0, (MANY, FEW))
     tables = [_sending(STOCK, CONTESTANTS, size, rounds) for size in sizes]
     if not quick:
@@ -63,18 +63,18 @@ def run(*, quick: bool = False) -> Result:
         )
     notes = [
         f"{rounds} rounds per size ({rounds // 3} for {VERY_MANY:,}). Every entry runs once an hour, all at the same"
-        " moment; the scheduler runs already, and knows that moment before it comes. The time is from the first"
-        " `tick()` to the one that has nothing more to send, divided by the entries.",
+        " moment; the scheduler is already running, and knows that moment beforehand. The time is from the first"
+        " `tick()` to the one that has nothing more to send, divided by the number of entries.",
         "In each round the broker must have one message per entry, no more and no less.",
         "Broker and locks are on one Redis, on another core than the scheduler; server commands include those within"
-        " scripts, and the message's own.",
-        "Celery compares the whole schedule with a copy on each tick, for one message: with 1,000 entries about half of"
-        f" the time is that, and {VERY_MANY:,} would take it two minutes a round, so that it is left out there. RedBeat"
-        " sends all that is due in one tick, and has no such copy. Ours compares all after each pause and once in a"
-        " second, and in between only the entry that is next.",
+        " scripts, and those that send the message.",
+        "Celery compares the whole schedule with a copy on each tick, for one message: with 1,000 entries this takes"
+        f" about half of the time. With {VERY_MANY:,} a round would take two minutes, so it is left out there. RedBeat"
+        " sends all due entries in one tick, and has no such copy. This package compares all entries after each pause"
+        " and once a second, and in between only the next entry.",
         *standing_by.notes(seconds),
     ]
-    return Result("beat", "Beat that can be started twice", [*tables, standing_by.table(seconds)], notes)
+    return Result("beat", "Beat on several hosts", [*tables, standing_by.table(seconds)], notes)
 
 
 def _sending(baseline: str, contestants: Mapping[str, Contestant], entries: int, rounds: int) -> Table:
@@ -101,7 +101,7 @@ def _sending(baseline: str, contestants: Mapping[str, Contestant], entries: int,
 
 @contextmanager
 def _beat(server: RedisServer, database: int, contestant: Contestant, entries: int) -> Iterator[_Beat]:
-    """A beat with a database and a file of its own."""
+    """A beat with its own database and file."""
     with tempfile.TemporaryDirectory() as directory, server.client(database) as client:
         kind = _RedBeat if contestant.scheduler.startswith("redbeat") else _Beat
         beat = kind(server.url_of(database), client, Path(directory) / "schedule", contestant, entries)
@@ -112,7 +112,7 @@ def _beat(server: RedisServer, database: int, contestant: Contestant, entries: i
 
 
 class _Beat:
-    """What beat's service does, without its sleep; `client` is of the database of the broker and the locks."""
+    """What beat's service does, without its sleep; `client` uses the database of the broker and the locks."""
 
     def __init__(self, url: str, client: Redis, file: Path, contestant: Contestant, entries: int) -> None:
         #: Commands of the server per entry, in the last turn.
@@ -144,7 +144,7 @@ class _Beat:
         return (passed / self._entries,)
 
     def _prepared(self) -> float:
-        """When all entries will be due; 0 where that came before the scheduler knew."""
+        """When all entries will be due; 0 if that came before the scheduler knew."""
         self._client.delete(QUEUE)
         due_at = time.time() + self._ahead
         self.scheduler.tick()  # A leader's lease may have ended between two turns.
@@ -153,7 +153,7 @@ class _Beat:
         return due_at if time.time() < due_at else 0.0
 
     def _send(self) -> None:
-        """Until all is sent and the scheduler wants to sleep."""
+        """Tick until all entries are sent and the scheduler wants to sleep."""
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
             if (seconds := self.scheduler.tick()) > 0:
@@ -163,20 +163,20 @@ class _Beat:
         raise TimeoutError(f"the entries were not sent in {LIMIT:g} s")
 
     def _start(self) -> None:
-        """Up to the loop; a leader leads then."""
+        """Start the scheduler, up to its loop; a leader leads by then."""
         self.scheduler.tick()
 
     def _set_last_runs(self, last: datetime) -> None:
-        """As if the scheduler had started anew, with this for the last run of all."""
+        """Act as if the scheduler had started afresh, with this last run for all entries."""
         wrapped = getattr(self.scheduler, "_inner", self.scheduler)
         for entry in wrapped.schedule.values():
             entry.last_run_at = last
         for ledger in self._client.scan_iter("*:ledger"):
-            self._client.delete(ledger)  # It knows better.
-        wrapped.old_schedulers = None  # The order of the entries is made anew.
+            self._client.delete(ledger)  # It would overrule the last runs that are set here.
+        wrapped.old_schedulers = None  # So the entries are sorted afresh.
 
     def _check_sent(self, expected: int) -> None:
-        """Whether there is exactly one message per entry."""
+        """Check that there is exactly one message per entry."""
         messages = [json.loads(message)["headers"]["argsrepr"] for message in self._client.lrange(QUEUE, 0, -1)]
         if not len(messages) == len({*messages}) == expected:
             name = type(self.scheduler).__name__
@@ -184,7 +184,7 @@ class _Beat:
 
 
 class _RedBeat(_Beat):
-    """RedBeat has its entries in Redis, and takes its lock when the service says that it starts."""
+    """RedBeat has its entries in Redis, and takes its lock when the service announces its start."""
 
     def _start(self) -> None:
         beat_init.send(sender=self._service)

@@ -8,8 +8,8 @@ from typing import Any
 
 from celery import Celery
 
-#: URLs of the broker and of the locks, which have a server of their own, for the real beats; and the seconds between
-#: two looks at the schedule, where that is not the default.
+#: For the real beats: URLs of the broker and of the locks, which have their own server; and the seconds between two
+#: looks at the schedule, if that is not the default.
 BROKER, LOCKS, LOOP = "BENCHMARK_BROKER", "BENCHMARK_LOCKS", "BENCHMARK_LOOP"
 
 #: Where the messages go.

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.beat_race`: several ways to run beat twice, in one storm; the table of docs/beat.md.
+"""`python -m benchmarks.beat_race`: several ways to run beat twice, in the same storm; the table of docs/beat.md.
 
-What happens is in tests/chaos/beats.py: leaders are killed, stopped and resumed, ended in order, and the server of the
-locks restarts. A supervisor starts what has ended.
+tests/chaos/beats.py has the events: leaders are killed, stopped and resumed, or shut down, and the lock server
+restarts. A supervisor restarts beats that have ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.chaos.beats import SCHEDULE, TTL, weather
 
-#: How many beats, of which scheduler, with which settings.
+#: How many beats, with which scheduler and which settings.
 CONTESTANTS: Mapping[str, tuple[int, str, Mapping[str, Any]]] = {
     "Celery's beat": (2, "celery.beat:PersistentScheduler", {}),
     "RedBeat": (2, "redbeat.RedBeatScheduler", {"beat_max_loop_interval": 1, "redbeat_lock_timeout": int(TTL)}),
@@ -26,7 +26,7 @@ HEAD = "| | beats | ended by themselves | runs of the 1 s job | of the 0.5 s job
 
 
 def cells_of(beats: int, scheduler: str, conf: Mapping[str, Any]) -> list[str]:
-    """What one of them went through."""
+    """The cells of one contestant."""
     with tempfile.TemporaryDirectory() as directory:
         outcome = weather(
             Path(directory), lambda name: ("beat", "-S", scheduler, "-s", f"{directory}/{name}.schedule"), beats, **conf

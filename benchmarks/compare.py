@@ -1,7 +1,7 @@
-"""`python -m benchmarks.compare [BASE] [--quick]`: what another commit costs, and what this tree does beside it.
+"""`python -m benchmarks.compare [BASE] [--quick]`: what this tree costs, compared with another commit.
 
-Both are measured by the same code (`probe.py`), in a process each, in turns in short rounds; see `measure.py`. Without
-BASE it is the commit at which this branch has left main, or else the one before. Nothing is asserted: the reader of the
+The same code (`probe.py`) measures both, in a process each, in turns in short rounds; see `measure.py`. Without
+BASE, the other commit is where this branch left main, or else the previous one. Nothing is asserted: the reader of the
 table decides.
 """
 
@@ -31,14 +31,14 @@ ROOT, PACKAGE, PROBE = Path(__file__).parents[1], "celery_singleton_lock", Path(
 #: How both are named in the table.
 BASE, THIS = "base", "this"
 
-#: Rounds, in each of which the base is measured twice, and the seconds after which no other one begins.
+#: Rounds, in each of which the base is measured twice, and the seconds after which no further round begins.
 ROUNDS, SECONDS = 60, 600.0
 QUICK_ROUNDS, QUICK_SECONDS = 12, 45.0
 
-#: Fewer rounds than these say nothing about chance.
+#: With fewer rounds than this, chance cannot be judged.
 ENOUGH = 5
 
-#: By how much a median has to differ from its base to be named, beyond all that noise explains.
+#: By how much a median has to differ from its base to be reported, beyond what noise explains.
 MATTERS = 0.03
 
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def compared(base: Probe, this: Probe, rounds: int, *, until: float = math.inf) -> Mapping[str, Rounds]:
-    """The figures that both have."""
+    """The figures that both sides have."""
     also = this.costs()
     names = [name for name in base.costs() if name in also]
     turns = {BASE: lambda: _in_order(base, names), THIS: lambda: _in_order(this, names)}
@@ -81,7 +81,7 @@ def table(figures: Mapping[str, Rounds]) -> str:
     lines = [("", BASE, THIS, f"× {BASE}", "10 % – 90 %", f"{BASE} to itself", "")]
     for name, found in figures.items():
         ratio, noise, rounds = found.ratio(THIS), found.ratio(BASE), len(found.figures[BASE])
-        said = judged(ratio, noise) if rounds >= ENOUGH else f"{rounds} of {ENOUGH} rounds that it takes"
+        said = judged(ratio, noise) if rounds >= ENOUGH else f"{rounds} of the {ENOUGH} rounds needed"
         medians = (
             f"{found.median(side):.3g}" if found.median(side) < 100 else f"{found.median(side):.0f}"
             for side in (BASE, THIS)
@@ -95,7 +95,7 @@ def table(figures: Mapping[str, Rounds]) -> str:
 
 
 def judged(ratio: Spread, noise: Spread) -> str:
-    """Whether this is slower or faster by more than chance explains; else nothing."""
+    """Whether this side is slower or faster by more than chance explains; otherwise an empty text."""
     if ratio.median > 1 + MATTERS and ratio.low > 1 and ratio.median > noise.high:
         return "slower"
     if ratio.median < 1 - MATTERS and ratio.high < 1 and ratio.median < noise.low:
@@ -108,11 +108,11 @@ class Probe:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        #: What it cannot measure, and why.
+        #: What this side cannot measure, and why.
         self.failed: Mapping[str, str] = self._heard()["failed"]
 
     def costs(self) -> Mapping[str, float]:
-        """Measured now."""
+        """Measure now."""
         assert self._process.stdin is not None
         print(file=self._process.stdin, flush=True)
         return self._heard()
@@ -126,7 +126,7 @@ class Probe:
 
 @contextmanager
 def _probe(tree: Path) -> Iterator[Probe]:
-    """A probe of the package in this directory, on a server of its own."""
+    """A probe of the package in this directory, on its own server."""
     with RedisServer() as server:
         process = subprocess.Popen(
             [sys.executable, str(PROBE), server.url],
@@ -144,7 +144,7 @@ def _probe(tree: Path) -> Iterator[Probe]:
 
 @contextmanager
 def _checked_out(commit: str) -> Iterator[Path]:
-    """The package as it was."""
+    """The package as it was at that commit."""
     packed = subprocess.run(["git", "archive", commit, PACKAGE], cwd=ROOT, check=True, capture_output=True).stdout
     with tempfile.TemporaryDirectory() as directory, tarfile.open(fileobj=io.BytesIO(packed)) as files:
         files.extractall(directory, filter="data")
@@ -152,7 +152,7 @@ def _checked_out(commit: str) -> Iterator[Path]:
 
 
 def _commit(base: str) -> str:
-    """Which one is compared with."""
+    """The commit to compare with."""
     head = _git("rev-parse", "HEAD")
     if base:
         return _git("rev-parse", "--verify", "--quiet", f"{base}^{{commit}}")
@@ -163,12 +163,12 @@ def _commit(base: str) -> str:
             continue
         if left != head:
             return left
-    # Nothing but main itself: what is not committed is compared with the last commit, and that with the one before.
+    # This is main itself: compare uncommitted changes with the last commit, or the last commit with the previous one.
     return head if _git("status", "--porcelain", "--", PACKAGE) else _git("rev-parse", "--verify", "--quiet", "HEAD~1")
 
 
 def _this() -> str:
-    changed = " and what is not committed" if _git("status", "--porcelain", "--", PACKAGE) else ""
+    changed = " and uncommitted changes" if _git("status", "--porcelain", "--", PACKAGE) else ""
     return _git("log", "-1", "--format=%h %s") + changed
 
 

@@ -1,7 +1,7 @@
-"""The locks that are timed: of other libraries, by hand, and this package's, as for any program and as for a task.
+"""The locks that are timed: those of other libraries, locks by hand, and this package's, for programs and for tasks.
 
 A contestant is opened with the URLs of its servers (one, or several for a Redlock), and then makes a lock for each
-name, on connections that stay.
+name, on connections that stay open.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record
 
-#: Seconds that every lock here is good for.
+#: Seconds that every lock here lasts.
 TTL = 30.0
 
-#: Seconds after which the Redlocks of others give up a silent server: redis-py's own patience would be minutes.
+#: Seconds after which the other Redlocks give up a silent server: by default redis-py would wait for minutes.
 GIVE_UP = 0.1
 
 Maker = Callable[[str], Lock]
@@ -41,7 +41,7 @@ Opener = Callable[[Sequence[str]], Maker]
 
 
 def opened(scheme: Scheme, **options: Any) -> Opener:
-    """The contestant with this way to lock; `options` of its clients."""
+    """The contestant with this way to lock; `options` are those of its clients."""
 
     def opener(urls: Sequence[str]) -> Maker:
         clients = [Redis.from_url(url, **options) for url in urls]
@@ -51,7 +51,7 @@ def opened(scheme: Scheme, **options: Any) -> Opener:
 
 
 class _Functions:
-    """A lock of two functions; the second gets what the first returned, which is false if the lock was taken."""
+    """A lock made of two functions; the second gets what the first returned, which is false if the lock was taken."""
 
     def __init__(self, acquire: Callable[[float], Any], release: Callable[[Any], object]) -> None:
         self._acquire, self._release = acquire, release
@@ -84,7 +84,7 @@ _pottery = _of_library(
 
 
 def _redlock_py(clients: Sequence[Redis], name: str, ttl: float) -> Lock:
-    # It pauses after its last try too; 0 would be taken for "default".
+    # It also pauses after its last try; 0 would be taken for "default".
     made = redlock.Redlock(clients, retry_count=1, retry_delay=0.0001)
     return _Functions(lambda wait: made.lock(name, int(ttl * 1000)), made.unlock)
 
@@ -103,7 +103,7 @@ def _list_token(clients: Sequence[Redis], name: str, ttl: float) -> Lock:
 
 
 class _OverSocket:
-    """The bare lock as bytes that are written down once: what two round trips cost without any library."""
+    """The bare lock, as bytes that are prepared once: what two round trips cost without any library."""
 
     def __init__(self, server: socket.socket, take: bytes, free: bytes) -> None:
         self._server, self._take, self._free, self._token = server, take, free, b""
@@ -132,7 +132,7 @@ def _over_socket(urls: Sequence[str]) -> Maker:
 
     @cache
     def commands(name: str) -> tuple[bytes, bytes]:
-        no_token = "%b".ljust(32)  # As long as a token: its length is written before it.
+        no_token = "%b".ljust(32)  # As long as a token, because the length comes first.
         take = ("SET", name, no_token, "NX", "PX", round(TTL * 1000))
         free = ("EVALSHA", digest, 1, name, no_token)
         packed = (b"".join(packer.pack_command(*command)) for command in (take, free))
@@ -143,12 +143,12 @@ def _over_socket(urls: Sequence[str]) -> Maker:
 
 
 def holder() -> Holder:
-    """Of another message each time."""
+    """The holder of a new message."""
     return Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
 
 
 class _OfTask:
-    """As a task does: each message has another id, gives an owner and a holder, and leaves a record."""
+    """A lock as a task takes it: each message has another id, an owner and a holder, and leaves a record."""
 
     def __init__(self, store: LockStore, key: str) -> None:
         self._store, self._key, self._holder = store, f"bench:{{{key}}}", holder()
@@ -180,11 +180,11 @@ BARE, TOKEN, ON_ONE_NODE = "bare SET NX PX + EVALSHA", "bare BLPOP of a token", 
 OVER_SOCKET = "the same, as prepared bytes over a socket"
 
 _bare = opened(one_key("SET NX PX", "EVALSHA"))
-# A client that waits by BLPOP must say so: with redis-py 8's 5 s, a longer wait ends in a TimeoutError.
+# A client that waits with BLPOP needs this: with the 5 s of redis-py 8, a longer wait ends in a TimeoutError.
 _patient = {"socket_timeout": None}
 _tuned = {"socket_timeout": GIVE_UP, "socket_connect_timeout": GIVE_UP, "retry": Retry(NoBackoff(), 0)}
 
-#: Those of which one waits for another.
+#: The locks of the hand-over benchmark, for which one process waits while another holds them.
 WAITING: Mapping[str, Opener] = {
     TOKEN: opened(_list_token, **_patient),
     f"{OWN}: as a task locks": _as_task,
@@ -193,7 +193,7 @@ WAITING: Mapping[str, Opener] = {
     "python-redis-lock": opened(_waking, **_patient),
 }
 
-#: What is timed on one server.
+#: Timed on one server.
 ONE_SERVER: Mapping[str, Opener] = {
     BARE: _bare,
     OVER_SOCKET: _over_socket,
@@ -206,7 +206,7 @@ ONE_SERVER: Mapping[str, Opener] = {
     "SET NX PX + EVAL": opened(one_key("SET NX PX", "EVAL")),
 }
 
-#: On several servers.
+#: Timed on several servers.
 NODES: Mapping[str, Opener] = {
     ON_ONE_NODE: lambda urls: _bare(urls[:1]),
     f"{OWN}: Redlock": opened(_our_redlock),
@@ -216,5 +216,5 @@ NODES: Mapping[str, Opener] = {
 
 
 def is_lock(key: str) -> bool:
-    """Whether a key on a server is a lock, not what stays beside it."""
+    """Whether a key on a server is a lock, and not one of the keys that belong to a lock."""
     return not key.endswith((":fence", ":waiting", ":wake", ":memory")) and ":done:" not in key and ":over:" not in key

@@ -18,11 +18,11 @@ from benchmarks.processes import Child, cpu_of
 from benchmarks.schemes import Lock
 from celery_singleton_lock.testing import RedisServer
 
-#: Seconds that a waiter waits at most: no less than any of these takes.
+#: Seconds that a waiter waits at most: longer than any of these benchmarks takes.
 WAIT = 25.0
 
-#: Seconds until a single waiter waits, and until a crowd does; and over which the releases are spread, for those that
-#: look every 0.1 s.
+#: Seconds until a single waiter waits, and until a crowd does; and seconds over which the releases are spread, for
+#: locks that look every 0.1 s.
 ONE_BLOCKED, CROWD_BLOCKED, PHASE = 0.04, 0.5, 0.1
 
 PROCESSES, THREADS = 5, 10
@@ -30,7 +30,7 @@ CROWD = PROCESSES * THREADS
 
 
 class Seen(NamedTuple):
-    """Commands, and share of a core, while all wait; seconds, and commands, from the release until each has had it."""
+    """Commands and CPU seconds while all wait; seconds and commands from the release until each has had the lock."""
 
     waiting: int
     cpu: float
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 
 def run(*, quick: bool = False) -> Result:
-    """One waiter in another process; then 50 waiters in five."""
+    """Measure one waiter in another process; then 50 waiters in five processes."""
     (rounds, each), (crowds, seconds) = ((4, 4), (3, 5.0)) if quick else ((10, 7), (7, 8.0))
     with RedisServer() as server, ExitStack() as exits:
         waiters = [exits.enter_context(Child(wait_when_told, server.url)) for _ in range(PROCESSES)]
@@ -87,11 +87,12 @@ def run(*, quick: bool = False) -> Result:
         ),
     ]
     notes = [
-        f'"{TOKEN}" is what a wake-up through Redis costs at least; it is no lock.',
+        f'"{TOKEN}" is the least that a wake-up through Redis costs; it is not a lock.',
         "The time is from before the release in one process to after the acquire in another (CLOCK_MONOTONIC).",
         f"The crowd: {CROWD} threads in {PROCESSES} processes, each taking the lock once and freeing it at once.",
         "Server commands include those within scripts.",
-        "python-redis-lock has a client without socket_timeout: with redis-py 8's 5 s, waiting ends in a TimeoutError.",
+        "python-redis-lock gets a client without socket_timeout: with the 5 s of redis-py 8, waiting ends in a"
+        " TimeoutError.",
     ]
     return Result("hand_over", "Hand-over to a waiter", tables, notes)
 
@@ -119,12 +120,12 @@ def see(
         lock.release()
         acquired_at = [at for waiter in waiters for at in waiter.pipe.recv()]
         assert len(acquired_at) == len(waiters) * threads, name
-        # One of the commands was our own look.
+        # One of the commands was the look itself.
         return Seen(before - begun - 1, used, max(acquired_at) - released_at, commands(client) - before - 1)
 
 
 def wait_when_told(orders: Connection, url: str) -> None:
-    """In a waiter's process: threads acquire what is asked for, release it, and say when they had it."""
+    """In a waiter's process: threads acquire the requested lock, release it, and report when they had it."""
     makers = {name: opener([url]) for name, opener in WAITING.items()}
     while True:
         name, key, count = orders.recv()

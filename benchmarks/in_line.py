@@ -1,4 +1,4 @@
-"""How soon messages for one lock are through, in which order, and what other work notices of it."""
+"""How soon messages for one lock are done, in which order, and how this affects other work."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from celery_singleton_lock.testing import RedisServer
 
 WORKERS, CHILDREN = 2, 2
 
-#: Messages for one lock, and seconds that each holds it.
+#: How many messages for one lock, and seconds that each holds it.
 MESSAGES, SECONDS = 60, 0.05
 
-#: Messages for one lock beside other work; seconds for which that is watched, and between two of its messages.
+#: How many messages for one lock beside other work; seconds for which that work is watched, and between its messages.
 MANY, WATCHED, EVERY = 1000, 8.0, 0.05
 
-#: Seconds for workers to start, or to be through.
+#: Seconds for workers to start, or to finish.
 LIMIT = 300.0
 
 IDEAL = "one after the other"
 
 
 class Drained(NamedTuple):
-    """Seconds from the first run to the last one's end; those between two runs; the share of pairs out of order."""
+    """Seconds from the first run to the end of the last; seconds between two runs; the share of pairs out of order."""
 
     seconds: float
     gaps: Sequence[float]
@@ -65,15 +65,15 @@ def run(*, quick: bool = False) -> Result:
         Table("Other work", "", [Row("alone", None, alone), Row(f"beside {MANY:,} messages for one lock", None, many)]),
     ]
     notes = [
-        f"{WORKERS} prefork workers of {CHILDREN} processes; each copy that waits by `lock_wait` has one of them.",
-        f"Other work: a message each {EVERY * 1000:g} ms for {WATCHED:g} s, from sending to its body.",
+        f"{WORKERS} prefork workers with {CHILDREN} processes each; a copy that waits with `lock_wait` occupies one.",
+        f"Other work: a message every {EVERY * 1000:g} ms for {WATCHED:g} s, timed from sending to its body.",
     ]
     return Result("in_line", "Waiting in line", tables, notes)
 
 
 @contextmanager
 def _workers() -> Iterator[Path]:
-    """Two workers that are ready, and the file to which their tasks write."""
+    """Two ready workers, and the file to which their tasks write."""
     with RedisServer() as server, tempfile.TemporaryDirectory() as directory, ExitStack() as exits:
         file = Path(directory) / "ran"
         file.touch()
@@ -82,7 +82,7 @@ def _workers() -> Iterator[Path]:
             command = ("worker", "-n", f"{number}@benchmark", "-c", str(CHILDREN), *QUIET)
             log = Path(directory) / f"log{number}"
             exits.enter_context(celery("benchmarks.in_line_app", *command, log=log, environment={}))
-        from benchmarks.in_line_app import app  # With the broker that is known only now.
+        from benchmarks.in_line_app import app  # Imported only now, when the broker is known.
 
         wait_until(lambda: len(app.control.ping(timeout=1)) == WORKERS, LIMIT, "the workers do not answer")
         yield file
@@ -102,7 +102,7 @@ def _drain(file: Path, name: str) -> Drained:
 
 
 def _beside(file: Path, many: int) -> dict[str, str]:
-    """How late other work is beside that many messages for one lock."""
+    """How late other work is, beside `many` messages for one lock."""
     from benchmarks.in_line_app import TASKS, app, beside
 
     os.truncate(file, 0)
@@ -131,7 +131,7 @@ def _are_first_tries_over(app: Any) -> bool:
     with app.connection_for_read() as connection:
         try:
             return int(connection.default_channel.queue_declare("celery", passive=True).message_count) == 0
-        except connection.channel_errors:  # On Redis, a queue that is empty does not exist.
+        except connection.channel_errors:  # On Redis, an empty queue does not exist.
             return True
 
 

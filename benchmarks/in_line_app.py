@@ -1,4 +1,4 @@
-"""The app of the benchmark of lines: tasks with one lock, which write down when they ran, and one without."""
+"""The app of the benchmark `in_line`: tasks with one lock, which write down when they ran, and one task without."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How the benchmarks measure: contestants take turns in short rounds, and each is compared within its round.
+"""How the benchmarks measure: contestants take turns in short rounds, and are compared within each round.
 
-A ratio is made per round, to the baseline of that same round, so that what the machine does meanwhile hits both; what
-is reported is the median of the ratios, and between which values 10 % to 90 % of them lie: that is the noise. Each
-round measures the baseline twice: its own ratio says how far apart two equals are here.
+A ratio is computed per round, to the baseline of the same round, so that other work on the machine affects both. The
+result is the median of the ratios, with the range from 10 % to 90 % of them: that is the noise. Each
+round measures the baseline twice: its ratio to itself shows how far apart two equal runs are on this machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 #: How the names of this package's contestants begin.
 OWN = "celery-singleton-lock"
 
-#: Packages whose version a figure depends on.
+#: Packages on whose version a figure depends.
 PACKAGES = (
     "celery",
     "redis",
@@ -45,7 +45,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median, and between which values 10 % to 90 % of the rounds lie."""
+    """A median, and the range from 10 % to 90 % of the rounds."""
 
     median: float
     low: float
@@ -53,14 +53,14 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of at least one value."""
         ordered = sorted(values)
         return cls(statistics.median(ordered), percentile(ordered, 10), percentile(ordered, 90))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contestant: `ratio` to the baseline, None where there is none, and what else is known, in columns."""
+    """One contestant: its `ratio` to the baseline (None without one), and further columns."""
 
     name: str
     ratio: Spread | None
@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One comparison. Ratios are costs: the lower, the better. Without a baseline nothing is compared."""
+    """One comparison. Ratios are costs: the lower, the better. Without a baseline there are no ratios."""
 
     title: str
     baseline: str
@@ -78,7 +78,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one benchmark found out, with the conditions that a reader must know."""
+    """The result of one benchmark, with the conditions that a reader must know."""
 
     name: str
     title: str
@@ -93,16 +93,16 @@ class Rounds:
         self.baseline, self.figures, self._again = baseline, figures, again
 
     def ratio(self, name: str) -> Spread:
-        """To the baseline; that of the baseline is to its second turn."""
+        """The ratio to the baseline; for the baseline itself, to its second turn."""
         theirs = self._again if name == self.baseline else self.figures[self.baseline]
         return Spread.of(one / other for one, other in zip(self.figures[name], theirs, strict=True))
 
     def median(self, name: str) -> float:
-        """Of the rounds' figures."""
+        """The median of a contestant's figures."""
         return statistics.median(self.figures[name])
 
     def table(self, title: str, columns: Callable[[str], Mapping[str, str]], *, unrated: Iterable[str] = ()) -> Table:
-        """The ratios, beside what else is known of each contestant."""
+        """The ratios, with further columns for each contestant."""
         rows = [Row(name, None if name in unrated else self.ratio(name), columns(name)) for name in self.figures]
         return Table(title, self.baseline, rows)
 
@@ -110,9 +110,9 @@ class Rounds:
 def measured(
     baseline: str, count: int, turns: Mapping[str, Callable[[], Sequence[float]]], *, until: float = math.inf
 ) -> list[Rounds]:
-    """Have all take turns `count` times, in another order each round, the baseline twice; `Rounds` for each figure.
+    """Let all take turns `count` times, in another order each round, the baseline twice; return `Rounds` per figure.
 
-    After the moment `until`, of `time.monotonic()`, no other round begins; there is one at least.
+    After the moment `until`, of `time.monotonic()`, no further round begins; there is at least one.
     """
     noted: dict[str, list[Sequence[float]]] = {name: [] for name in turns}
     again: list[Sequence[float]] = []
@@ -135,14 +135,14 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def commands(client: Redis) -> int:
-    """How many a server has carried out, those within scripts included; this look is one of the next count."""
+    """How many commands a server has carried out, including those in scripts; this look counts the next time."""
     return int(client.info("stats")["total_commands_processed"])
 
 
 @contextmanager
 def apart(*servers: RedisServer) -> Iterator[None]:
-    """Keep servers off the core of this process: else the scheduler moves them together and apart again, and a round
-    trip takes twice or half as long from one second to the next.
+    """Keep servers off the core of this process. Otherwise the scheduler moves them together and apart again, and a
+    round trip takes twice or half as long from one second to the next.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2:
@@ -158,7 +158,7 @@ def apart(*servers: RedisServer) -> Iterator[None]:
 
 
 def wait_until(true: Callable[[], object], seconds: float, failed: str) -> None:
-    """Look again and again; `failed` says what is wrong after that many seconds."""
+    """Wait until a condition is true; after `seconds`, raise an error with the text `failed`."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -167,7 +167,7 @@ def wait_until(true: Callable[[], object], seconds: float, failed: str) -> None:
 
 
 def save(result: Result, *, quick: bool, server_version: str) -> Path:
-    """Write a result beside the conditions of this run."""
+    """Write a result, with the conditions of this run."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{result.name}.json"
     content = {**asdict(result), "quick": quick, "machine": machine(server_version)}
@@ -176,7 +176,7 @@ def save(result: Result, *, quick: bool, server_version: str) -> Path:
 
 
 def machine(server_version: str) -> dict[str, str]:
-    """What a figure depends on, and nothing that says whose machine it is."""
+    """What the figures depend on, without anything that identifies the machine."""
     found = {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "cores": str(os.cpu_count()),
@@ -189,6 +189,6 @@ def machine(server_version: str) -> dict[str, str]:
 
 
 def server_version() -> str:
-    """Of the Redis that the benchmarks start."""
+    """The version of the Redis that the benchmarks start."""
     with RedisServer() as server, server.client() as client:
         return str(client.info("server")["redis_version"])

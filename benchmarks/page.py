@@ -10,8 +10,8 @@ BEGIN, END = "<!-- race -->", "<!-- /race -->"
 
 
 def table(found: Mapping[str, Mapping[str, str]], about: str, *, beside: int = 3) -> str:
-    """In Markdown: a row for each event, a column for each contestant. The first one is in each table, beside as
-    many others as fit on a page.
+    """The tables in Markdown: a row for each event, a column for each contestant. The first contestant is in each
+    table, with as many others as fit on a page.
     """
     first, *others = found
     groups = [others[start : start + beside] for start in range(0, len(others), beside)]
@@ -27,9 +27,9 @@ def _table(found: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def tell(about: str | None, made: Callable[[], str]) -> None:
-    """Print a table and, if the command line says so, put it between the marks in a page."""
+    """Print a table and, if the command line says so, insert it between the marks in a page."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks in this file")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="insert the table between the marks in this file")
     page = parser.parse_args().write
     shown = made()
     print(shown)

@@ -1,6 +1,6 @@
-"""One side of `benchmarks.compare`: what the package costs that PYTHONPATH leads to, measured whenever a line comes in.
+"""One side of `benchmarks.compare`: measures what the package on PYTHONPATH costs, whenever it reads a line.
 
-A program by itself, run by its path: the same for both sides, whatever benchmarks the other commit has.
+A separate program, run by its path: the same for both sides, whatever benchmarks the other commit has.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from celery.app.trace import build_tracer
 from celery.beat import Scheduler
 from redis import Redis
 
-#: Seconds for which one thing is done again and again; entries of beat's schedule, and seconds between their runs.
+#: Seconds for which one operation is repeated; entries of beat's schedule, and seconds between their runs.
 BUDGET, ENTRIES, INTERVAL = 0.05, 200, 3600.0
 
-#: Seconds that every lock is good for.
+#: Seconds that every lock lasts.
 TTL = 30.0
 
-#: Prints what it takes to import the package, once what it needs is there.
+#: Prints what it takes to import the package, once its dependencies are imported.
 IMPORT = """
 import celery.app.task, celery.beat, celery.worker, kombu, redis, time
 wall, cpu = time.perf_counter(), time.process_time()
@@ -35,13 +35,13 @@ celery_singleton_lock.SingletonTask
 print(time.perf_counter() - wall, time.process_time() - cpu)
 """
 
-#: Does something that many times, and says how often.
+#: Does something that many times, and returns how often it was done.
 Work = Callable[[], int]
 Turn = Callable[[], Mapping[str, float]]
 
 
 def main() -> None:
-    """Say what can be measured here; then measure all of it for each line that comes in."""
+    """Report what can be measured here; then measure all of it for each line that is read."""
     url, *names = sys.argv[1:]
     turns: dict[str, Turn] = {}
     failed: dict[str, str] = {}
@@ -50,7 +50,7 @@ def main() -> None:
             turns[name] = FIGURES[name](url)
             turns[name]()
         except Exception:  # noqa: BLE001
-            # This commit does it in another way; the rest can be compared all the same.
+            # This commit works in another way; the rest can be compared all the same.
             failed[name] = traceback.format_exc(limit=-1)
             turns.pop(name, None)
     print(json.dumps({"failed": failed}), flush=True)
@@ -126,7 +126,7 @@ def _beat(url: str) -> Turn:
     (ledger,) = client.scan_iter("*:ledger")
 
     def send_all() -> int:
-        scheduler.tick()  # It leads, and has a schedule.
+        scheduler.tick()  # Now it leads, and has a schedule.
         client.delete(ledger)
         inner = scheduler._inner
         assert inner is not None
@@ -150,7 +150,7 @@ def _import(_: str) -> Turn:
     return turn
 
 
-#: What is measured, and by what.
+#: What is measured, and the function that does it.
 FIGURES: Mapping[str, Callable[[str], Turn]] = {
     "Lock": _lock,
     "as a task locks": _as_task,
@@ -172,7 +172,7 @@ def _repeated(url: str, once: Callable[[], None]) -> Turn:
 
 
 def _counted(url: str, work: Work) -> Turn:
-    """Per time: wall, CPU time of this process, commands of the server, those within scripts included."""
+    """For each time: wall time, CPU time of this process, commands of the server including those within scripts."""
     client = Redis.from_url(url)
 
     def commands() -> int:
@@ -182,7 +182,7 @@ def _counted(url: str, work: Work) -> Turn:
         before, wall, cpu = commands(), time.perf_counter(), time.process_time()
         count = work()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        # One of them was this look.
+        # One of them was the look itself.
         sent = commands() - before - 1
         return {"µs": wall / count * 1e6, "CPU µs": cpu / count * 1e6, "server's commands": sent / count}
 

@@ -1,4 +1,4 @@
-"""Processes beside the benchmark: fresh ones of Python that obey orders, and real ones of Celery."""
+"""Processes beside the benchmark: fresh Python processes that carry out orders, and real Celery processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-#: Options of a worker that does nothing but its tasks.
+#: Options of a worker that only runs its tasks.
 QUIET = ("-l", "WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat")
 
 _spawn = multiprocessing.get_context("spawn")
@@ -49,7 +49,7 @@ def cpu_of(pid: int | None) -> float:
 
 @contextmanager
 def celery(app: str, *arguments: str, log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A `celery` command for the app in this module; should it not do what is waited for, its log says why."""
+    """A running `celery` command for the app in this module. If the caller waits in vain, the error shows its log."""
     command = [sys.executable, "-m", "celery", "-A", app, *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(

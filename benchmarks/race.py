@@ -2,7 +2,7 @@
 
     python -m benchmarks.race [--write docs/locks.md]
 
-Every cell of the table is what was seen, not what is known.
+Every cell of the table shows what was observed, not what is known.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from benchmarks.schemes import SCHEMES, Lock, Scheme
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
 
-#: Seconds that a lock outlives its holder; after the ttl at which a lock that is still held is stuck; and by which
-#: a holder that works, or is stopped, outlasts the ttl.
+#: Seconds that a lock outlives its holder; seconds after the ttl when a lock that is still held counts as stuck; and
+#: seconds by which a holder that works, or is stopped, outlasts the ttl.
 TTL, MARGIN, LONGER = 1.0, 1.0, 0.4
 
 NODES, PROCESSES, ROUNDS = 3, 4, 25
@@ -40,7 +40,7 @@ _fork = multiprocessing.get_context("fork")
 
 @dataclass
 class Course:
-    """One scheme, on servers that are empty."""
+    """One scheme, on empty servers."""
 
     scheme: Scheme
     servers: Sequence[RedisServer]
@@ -49,18 +49,18 @@ class Course:
     ttl: float = TTL
 
     def make(self) -> Any:
-        """Another holder, as in another process."""
+        """Make another holder, as in another process."""
         ports = self.ports or [server.port for server in self.servers]
         return self.scheme([self.client(port=port) for port in ports], "race", self.ttl)
 
     def held(self) -> Any:
-        """A holder, which has the lock."""
+        """Make a holder that has the lock."""
         lock = self.make()
         assert lock.acquire()
         return lock
 
     def freed(self) -> str:
-        """How long until somebody else can take it."""
+        """How long it takes until somebody else can take the lock."""
         began, other = time.monotonic(), self.make()
         while (passed := time.monotonic() - began) < TTL + MARGIN:
             if other.acquire():
@@ -71,7 +71,7 @@ class Course:
 
 
 class _Dying(Redis):
-    """Its process dies after that many commands, or says how many there were."""
+    """A client whose process dies after that many commands, or that reports how many there were."""
 
     left = 0
 
@@ -84,14 +84,14 @@ class _Dying(Redis):
 
 
 def _in_child(work: Callable[..., object], *arguments: object) -> Any:
-    """A process that does it; started."""
+    """Start a process that does it."""
     process = _fork.Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def race(course: Course) -> str:
-    """Processes count in a file, one at a time."""
+    """Several processes count in a file, one at a time."""
     with tempfile.TemporaryDirectory() as folder:
         counter = Path(folder) / "counter"
         counter.write_text("0")
@@ -115,7 +115,7 @@ def race(course: Course) -> str:
 
 
 def killed_holder(course: Course) -> str:
-    """SIGKILL while it holds."""
+    """SIGKILL to the holder."""
 
     def work() -> None:
         course.held()
@@ -126,7 +126,7 @@ def killed_holder(course: Course) -> str:
 
 
 def killed_within_acquire(course: Course) -> str:
-    """SIGKILL between the commands of an acquire, after each of them but the last. Ours has a client of its own."""
+    """SIGKILL between the commands of an acquire, after each of them but the last. `Lock` uses its own client."""
     dying, _Dying.left = replace(course, client=_Dying), 0
     lock = dying.held()
     count = -_Dying.left
@@ -144,7 +144,7 @@ def killed_within_acquire(course: Course) -> str:
 
 
 def long_work(course: Course) -> str:
-    """The holder is well, and works for longer than the ttl."""
+    """The holder is healthy, and works for longer than the ttl."""
     lock = course.held()
     time.sleep(TTL + LONGER)
     found = "second holder in" if course.make().acquire() else "kept"
@@ -182,13 +182,13 @@ def paused_holder(course: Course) -> Mapping[str, str]:
 def _said(lock: Lock) -> str:
     try:
         answer = lock.release()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the holder notices
+    except Exception as error:  # noqa: BLE001 - whatever the error is, the holder notices
         return f"noticed: {type(error).__name__}"
     return "noticed: False" if answer in (False, 0) else "never noticed"
 
 
 def lost_reply(course: Course) -> str:
-    """The reply to the acquire is lost, and the client's default is to send it again."""
+    """The reply to the acquire is lost, and the client sends the command again, as it does by default."""
     with ExitStack() as exits:
         proxies = [exits.enter_context(LossyProxy(server.port)) for server in course.servers]
         lock = replace(course, ports=[proxy.port for proxy in proxies]).held()
@@ -216,7 +216,7 @@ def fences(course: Course) -> str:
 
 
 def waiting(course: Course) -> str:
-    """What one waiter costs: commands in two seconds, those within scripts included."""
+    """What one waiter costs: commands in two seconds, including those within scripts."""
     course = replace(course, ttl=30.0)
     lock = course.held()
     with course.servers[0].client() as client:
@@ -227,7 +227,7 @@ def waiting(course: Course) -> str:
     return str(count)
 
 
-#: By what the table calls them; `paused_holder` fills two rows.
+#: The events by their names in the table; `paused_holder` fills two rows.
 EVENTS: Mapping[str, Callable[[Course], Any]] = {
     "processes race": race,
     "holder killed": killed_holder,
@@ -253,7 +253,7 @@ def judge(name: str, servers: Sequence[RedisServer]) -> dict[str, str]:
 
 
 def judge_all() -> str:
-    """The table, a column for each scheme, all on the same servers."""
+    """The whole table, with a column for each scheme, all on the same servers."""
     with ExitStack() as exits:
         servers = [exits.enter_context(RedisServer()) for _ in range(NODES)]
         found = {name: judge(name, servers) for name in SCHEMES}

@@ -1,4 +1,4 @@
-"""A lock over five servers: all well, one that hangs, one that is gone."""
+"""A lock over five servers: all are well, one hangs, one is gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_singleton_lock.testing import RedisServer
 
 COUNT = 5
 
-#: What happens to the last node, and what ends that.
+#: What happens to the last node, and how it is undone.
 STATES: Mapping[str, tuple[Callable[[RedisServer], None], Callable[[RedisServer], None]]] = {
     f"All {COUNT} nodes well": (lambda node: None, lambda node: None),
     "One node hangs (SIGSTOP)": (RedisServer.pause, RedisServer.resume),
@@ -31,12 +31,12 @@ def run(*, quick: bool = False) -> Result:
         exits.enter_context(apart(*servers))
         tables = [_table(title, servers, rounds, budget) for title in STATES]
     notes = [
-        f"{rounds} rounds of {budget:g} s; another name for every pair, so that what is left behind does not count.",
-        "The ratio is of whole pairs, p50 of each round, granted or not; none where nothing was granted.",
+        f"{rounds} rounds of {budget:g} s; every pair uses another name, so that leftovers do not count.",
+        "The ratio is that of whole pairs, p50 of each round, granted or not; there is none if nothing was granted.",
         f"Clients are connected before the node fails. Those of pottery and redlock-py give up after "
-        f"{GIVE_UP:g} s and do not repeat; redis-py's defaults mean seconds to minutes.",
-        "Keys left: locks on all nodes after everything was released and, where one hung, it went on.",
-        "The client has a core of its own, the nodes share the rest.",
+        f"{GIVE_UP:g} s and do not repeat; with redis-py's defaults it would be seconds to minutes.",
+        "Keys left: locks on all nodes after everything was released and a node that hung has resumed.",
+        "The client has its own core; the nodes share the rest.",
         "Threads: before, and the most after a pair.",
     ]
     return Result("redlock", f"Redlock over {COUNT} servers", tables, notes)
@@ -44,7 +44,7 @@ def run(*, quick: bool = False) -> Result:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one contestant: seconds of each acquire and release, and the most threads."""
+    """The observations of one contestant: seconds of each acquire and release, and the most threads."""
 
     acquires: list[float] = field(default_factory=list)
     releases: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ def _table(title: str, servers: Sequence[RedisServer], rounds: int, budget: floa
 
 
 def _pairs(maker: Maker, name: str, seen: _Seen, budget: float) -> tuple[float]:
-    """Pairs for `budget` seconds; the p50 of them."""
+    """Acquire and release for `budget` seconds; return the p50 of the pairs."""
     pairs: list[float] = []
     end = time.perf_counter() + budget
     while time.perf_counter() < end or not pairs:
@@ -93,7 +93,7 @@ def _pairs(maker: Maker, name: str, seen: _Seen, budget: float) -> tuple[float]:
         begun = time.perf_counter()
         try:
             granted = lock.acquire()
-        except Exception:  # noqa: BLE001 - each library has its own; what counts is that it did not grant
+        except Exception:  # noqa: BLE001 - each library has its own errors; it only matters that it did not grant the lock
             granted = False
         acquired_at = time.perf_counter()
         if granted:
@@ -103,7 +103,7 @@ def _pairs(maker: Maker, name: str, seen: _Seen, budget: float) -> tuple[float]:
         seen.acquires.append(acquired_at - begun)
         seen.threads = max(seen.threads, threading.active_count())
         pairs.append(time.perf_counter() - begun)
-    # What a pair leaves running is its own cost, not that of the next one.
+    # Threads that a pair leaves running are its own cost, not that of the next pair.
     time.sleep(0.1)
     return (percentile(sorted(pairs), 50),)
 

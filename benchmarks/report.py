@@ -9,27 +9,27 @@ from typing import Any
 
 from benchmarks.measure import OWN, RESULTS
 
-#: In the order of the page.
+#: The benchmarks in the order of the page.
 ORDER = ("acquire_release", "hand_over", "in_line", "redlock", "worker", "beat")
 
 _HEAD = """# What the locks cost
 
-Made by `make bench`; do not edit. Each figure is measured beside a baseline in the same run, in turns, and is worth as
-much as its ratio: **× is how many times the baseline's cost, so the lower, the better**; in brackets between what
-10 % and 90 % of the rounds lie. The ratio of a baseline is to its own second turn: that is the noise of the machine.
-Other columns are of the same run, and hold for that machine only.
+Made by `make bench`; do not edit. Each figure is measured in turns with a baseline, in the same run, and only its ratio
+to the baseline counts: **× is how many times the baseline's cost, so the lower, the better**. The range from 10 % to
+90 % of the rounds is in brackets. The ratio of a baseline is to its own second turn: that is the noise of the machine.
+The other columns are from the same run, and are valid for that machine only.
 """
 
 
 def write(directory: Path = RESULTS) -> Path:
-    """README.md from the results in the directory."""
+    """Make README.md from the results in the directory."""
     page = directory / "README.md"
     page.write_text("\n".join([_HEAD, *map(section, load(directory))]))
     return page
 
 
 def load(directory: Path = RESULTS) -> list[Mapping[str, Any]]:
-    """The results that are there."""
+    """The results in the directory."""
     paths = [directory / f"{name}.json" for name in ORDER]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
@@ -53,7 +53,7 @@ def times(value: float) -> str:
 
 def _table(table: Mapping[str, Any]) -> list[str]:
     columns = list(dict.fromkeys(name for row in table["rows"] for name in row["columns"]))
-    # Where nothing is compared there is no baseline.
+    # Without a comparison there is no baseline.
     head = ["", *([f"× {table['baseline']}"] if table["baseline"] else []), *columns]
     lines = [_line(head), _line(["---"] * len(head))]
     for row in table["rows"]:

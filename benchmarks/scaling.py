@@ -1,4 +1,4 @@
-"""What one server, a Cluster and a Redlock carry: measured per lock, and with many leases that are kept alive.
+"""How much one server, a Cluster and a Redlock can carry: measured per lock, and with many leases kept alive.
 
     python -m benchmarks.scaling [--leases 1000000] [--flood 1000000] [--only PART]
 
@@ -28,18 +28,18 @@ from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster, Nodes
 
-#: Seconds of a lease, and between two renewals, as the heartbeat has it; and for which leases are kept alive.
+#: Seconds that a lease lasts, between two renewals (as in the heartbeat), and for which leases are kept alive.
 TTL, INTERVAL, PERIOD = 30.0, 10.0, 60.0
 
-#: Locks of one server, pairs of one after the other, and locks in one round trip.
+#: Locks on one server, pairs one after the other, and locks in one round trip.
 COUNT, PAIRS, PIPELINE = 20_000, 3000, 500
 
-#: Seconds for which leases last that are not kept alive yet.
+#: Seconds that leases last before they are kept alive.
 MEANWHILE = 600.0
 
 RECORD, SETTLED = b'["SUCCESS", 3600.0, true, false]\n1:null', b'["SUCCESS", 3600.0, false, true]\n'
 
-#: Seconds for which a message is known to be over, and how it ended.
+#: Seconds for which the server remembers that a message is over, and how it ended.
 KNOWN, OF_USE = 3600.0, 60.0
 
 #: Waiters for one lock.
@@ -49,7 +49,7 @@ Found = dict[str, Any]
 
 
 def key_of(number: int) -> str:
-    """As long as those of tasks are."""
+    """A key as long as those of tasks."""
     return f"singleton_lock:1:{{shop.tasks.rebuild:{number:032x}}}"
 
 
@@ -63,19 +63,19 @@ def record_of(number: int) -> Record:
 
 
 def pair(store: Any, number: int, *, remembered: bool) -> None:
-    """As of a task, or of a lock outside of tasks."""
+    """Acquire and release, as a task does, or a lock outside of tasks."""
     lease = store.acquire(LockRequest(key_of(number), new_owner(), TTL, holder_of(number), once=remembered))
     assert isinstance(lease, Lease), lease
     store.free(lease, record=record_of(number) if remembered else None)
 
 
 def settled(number: int) -> tuple[str, Record]:
-    """What a worker makes of the record when all that follows was sent."""
+    """The settled record that a worker writes when everything that follows was sent."""
     return key_of(number), Record(holder_of(number).message, SETTLED, KNOWN, OF_USE)
 
 
 def acquire_many(store: Any, numbers: Sequence[int]) -> list[Lease]:
-    """Take locks, many in one round trip, as no worker does."""
+    """Take locks, many in one round trip (which no worker does)."""
     leases = []
     for start in range(0, len(numbers), PIPELINE):
         sent_at = clock.now()
@@ -102,7 +102,7 @@ def looked_at(client: Redis) -> dict[str, float]:
 
 @contextmanager
 def counted(client: Redis, count: int) -> Iterator[Found]:
-    """What a server does meanwhile, for each of that many things."""
+    """What a server does meanwhile, divided by `count`."""
     found: Found = {}
     before, began = looked_at(client), time.perf_counter()
     yield found
@@ -111,7 +111,7 @@ def counted(client: Redis, count: int) -> Iterator[Found]:
 
 
 def per_lock() -> Found:
-    """Of one server: what each step takes."""
+    """What each step takes on one server."""
     with RedisServer() as server, server.client() as client:
         store = open_url(server.url)
         acquire_many(store, range(COUNT, COUNT + 100))
@@ -139,7 +139,7 @@ def memory_of(client: Redis) -> int:
 
 
 def left_behind(count: int) -> Found:
-    """Bytes on one server: of what is there, and of what stays."""
+    """Bytes on one server: while locks are held, and afterwards."""
     found: Found = {}
     with RedisServer() as server, server.client() as client:
         store: Any = open_url(server.url)
@@ -162,7 +162,7 @@ def left_behind(count: int) -> Found:
 
 
 def flood(store: Any, client: Redis, count: int) -> Found:
-    """Messages that each have arguments of their own: what is left of them, now and later."""
+    """Messages with different arguments: what is left of them, now and later."""
     empty, peak, began = memory_of(client), 0, clock.now()
     for start in range(0, count, PIPELINE):
         numbers = range(start, min(start + PIPELINE, count))
@@ -189,7 +189,7 @@ def flood(store: Any, client: Redis, count: int) -> Found:
 
 
 def redlock_pairs() -> Found:
-    """Of five nodes on this machine: what a pair takes of one node's time, and how many one client makes."""
+    """Five nodes on this machine: the time that a pair takes on one node, and how many pairs one client makes."""
     with Nodes(5) as nodes, nodes.servers[0].client() as client:
         store = open_url(nodes.url, {"restart_delay": False})
         with counted(client, PAIRS) as pairs:
@@ -199,7 +199,7 @@ def redlock_pairs() -> Found:
 
 
 def keep_alive(orders: Connection, url: str, numbers: range) -> None:
-    """One process with the leases of many workers: takes them, and renews them as often as they would."""
+    """One process with the leases of many workers: takes them, and renews them as often as those would."""
     store, began = open_url(url), clock.now()
     leases = acquire_many(store, numbers)
     orders.send(clock.now() - began)
@@ -252,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leases", type=int, default=1_000_000)
     parser.add_argument("--flood", type=int, default=1_000_000)
-    parser.add_argument("--only", help="measure this part anew, and leave the others as they are")
+    parser.add_argument("--only", help="measure only this part, and leave the others as they are")
     asked = parser.parse_args()
     parts = {
         "one server": per_lock,

@@ -1,4 +1,4 @@
-"""The ways to lock with Redis that textbooks and answers give, each as it is usually written.
+"""The ways to lock with Redis that textbooks and forums suggest, each as it is usually written.
 
 They are here to be raced (`python -m benchmarks.race`) and timed, not to be used. A scheme makes a lock from clients
 (one, or one for each node), a name and a ttl in seconds.
@@ -26,7 +26,7 @@ class Lock(Protocol):
         """Take it, waiting for up to `wait` seconds; 0: try once."""
 
     def release(self) -> object:
-        """Give it back. What is returned or raised is all that a holder hears of a loss."""
+        """Give it back. A holder learns of a loss only from the return value or the exception."""
 
 
 Scheme = Callable[[Sequence[Redis], str, float], Lock]
@@ -64,11 +64,11 @@ def _whole(ttl: float) -> int:
 
 #: Ways to take a key, for that many seconds.
 TAKE: Mapping[str, Callable[[Redis, str, str, float], object]] = {
-    # Counts who came; the first one has the lock. Seen wherever INCR is taught as the atomic command.
+    # Counts the callers; the first one has the lock. Common wherever INCR is taught as the atomic command.
     "INCR + EXPIRE": lambda client, name, token, ttl: client.incr(name) == 1 and client.expire(name, _whole(ttl)),
     # The first recipe of many books, without an expiry: a waiter gives up after a while.
     "SETNX": lambda client, name, token, ttl: client.setnx(name, token),
-    # What was done before SET took both, and is still copied.
+    # The usual way before SET could do both; it is still copied.
     "SETNX + EXPIRE": lambda client, name, token, ttl: client.setnx(name, token) and client.expire(name, _whole(ttl)),
     # Atomic, in whole seconds.
     "SET NX EX": lambda client, name, token, ttl: client.set(name, token, nx=True, ex=_whole(ttl)),

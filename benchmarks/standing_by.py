@@ -1,4 +1,4 @@
-"""What the second of two beats costs while the first one leads: real processes with an empty schedule."""
+"""What the second of two beats costs while the first leads: real processes with an empty schedule."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ LIMIT, LOOK_EVERY = 30.0, 0.25
 #: Seconds of RedBeat's loop in the second pair: by default 300.
 SHORT_LOOP = 5.0
 
-#: Ends the recording of commands; and the name of those that a script has called.
+#: The text that ends the recording of commands; and the name for commands that a script has called.
 END, IN_SCRIPT = "end of the recording", "within a script"
 
 
 class Pair(NamedTuple):
-    """Two beats with one scheduler: what they log once they lead or wait, and how long until one that died is
-    replaced.
-    """
+    """Two beats with one scheduler: what they log once they lead or wait, and how soon a dead beat is replaced."""
 
     scheduler: str
     leads: str
@@ -52,7 +50,7 @@ PAIRS: Mapping[str, Pair] = {
 
 
 def table(seconds: float) -> Table:
-    """All pairs at the same time, each in its own database."""
+    """Measure all pairs at the same time, each in its own database."""
     with ExitStack() as exits:
         broker, locks = (exits.enter_context(RedisServer()) for _ in range(2))
         directory = Path(exits.enter_context(tempfile.TemporaryDirectory()))
@@ -69,19 +67,19 @@ def table(seconds: float) -> Table:
 def notes(seconds: float) -> Sequence[str]:
     """What a reader of the table must know."""
     return [
-        f"Standing by: `celery beat` processes, all pairs over the same {seconds:g} s. The commands are those of each"
-        " process on the server of the locks, by MONITOR; a BLPOP that stays open since before is none. The share of a"
-        f" core is seen in steps of {0.01 / seconds:.2%}.",
-        "Until a dead one is replaced: by the settings, not measured; RedBeat's lock lasts five of its loops, and a"
-        f" beat on standby looks once per loop. {OWN} knows sooner of a leader that died on the same host or stopped in"
-        " order.",
+        f"Standing by: `celery beat` processes, all pairs over the same {seconds:g} s. The commands are those that each"
+        " process sends to the lock server, by MONITOR; a BLPOP that was already open does not count. The share of a"
+        f" core is measured in steps of {0.01 / seconds:.2%}.",
+        "The time until a dead beat is replaced follows from the settings, and was not measured. RedBeat's lock lasts"
+        f" five of its loops, and a beat on standby looks once per loop. {OWN} notices sooner if a leader died on the"
+        " same host or was shut down.",
     ]
 
 
 @dataclass(slots=True)
 class _Beat:
-    """A beat that runs: its connections to the locks, the CPU time that it had used when it was first and last looked
-    at, and the commands that the server has carried out for it.
+    """A running beat: its connections to the lock server, the CPU time that it had used at the first and the last look,
+    and the commands that the server has carried out for it.
     """
 
     name: str
@@ -98,7 +96,7 @@ class _Beat:
         self.used = [*self.used[:1], cpu_of(self.pid)]
 
     def columns(self, seconds: float) -> dict[str, str]:
-        """What it did."""
+        """What it did, as columns of the table."""
         within = self.sent.pop(IN_SCRIPT, 0)
         return {
             "commands/s": f"{self.sent.total() / seconds:.2f}",
@@ -110,9 +108,9 @@ class _Beat:
 
 
 def _observe(server: RedisServer, beats: Sequence[_Beat], seconds: float) -> None:
-    """What the server does for them in that many seconds."""
+    """Count what the server does for the beats in that many seconds."""
     with server.client() as client, server.client() as other:
-        client.ping()  # It is connected from now on, and will not be heard to.
+        client.ping()  # So it is connected before the recording, which leaves that out.
         with other.monitor() as monitor:
             deadline = time.monotonic() + seconds
             while (left := deadline - time.monotonic()) > 0:
@@ -125,7 +123,7 @@ def _observe(server: RedisServer, beats: Sequence[_Beat], seconds: float) -> Non
                 name, _, rest = heard["command"].partition(" ")
                 if rest == END:
                     return
-                # Those of a script follow on it.
+                # The commands of a script follow the script.
                 in_script = heard["client_type"] == "lua"
                 port = port if in_script else int(heard["client_port"])
                 (beat,) = [one for one in beats if port in one.ports]
@@ -133,7 +131,7 @@ def _observe(server: RedisServer, beats: Sequence[_Beat], seconds: float) -> Non
 
 
 def _start(exits: ExitStack, name: str, pair: Pair, urls: Mapping[str, str], directory: Path) -> Iterator[_Beat]:
-    """Two beats, one after the other: so the leader is known."""
+    """Start two beats, one after the other, so that it is known which one leads."""
     for role, said, gap in (("leads", pair.leads, ""), ("on standby", pair.waits, pair.gap)):
         title = f"{name}: {role}"
         log, schedule = directory / f"{title}.log", directory / f"{title}.schedule"

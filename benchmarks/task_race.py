@@ -2,8 +2,8 @@
 
     python -m benchmarks.task_race [--write docs/compared.md]
 
-Every cell of the table is what was seen, not what is known. Each contestant has two workers, a broker and a lock server
-of its own, and each event a job of its own: the same task with the same arguments, again and again.
+Every cell of the table shows what was observed, not what is known. Each contestant has its own two workers, broker and
+lock server, and each event has its own job: the same task with the same arguments, over and over.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from tests import programs
 from tests.integration.workers import Worker, environment
 from tests.recording import Record, Run
 
-#: Seconds after its timeout at which a lock that is still held is stuck.
+#: Seconds after its timeout when a lock that is still held counts as stuck.
 MARGIN = 3.0
 
-#: Seconds for what happens at once if it happens at all.
+#: Seconds to wait for something that happens at once if it happens at all.
 MOMENT = 2.0
 
-#: Seconds from one copy to the next where they are sent again and again.
+#: Seconds from one copy to the next when copies are sent over and over.
 PACE = 0.2
 
-#: Columns beside the first one: those that lock as they send in one table, the others in the next.
+#: Columns beside the first one: packages that lock when a task is sent in one table, the others in the next.
 BESIDE = 4
 
-#: Contestants at the same time: they wait most of it.
+#: How many contestants run at the same time: most of the time they wait.
 TOGETHER = 4
 
-#: Of a usual broker, and of one that takes a message which was not acknowledged for two seconds for lost (kombu 5.7).
+#: Options of a usual broker, and of one that delivers a message again after two seconds without ack (kombu 5.7).
 USUAL: Mapping[str, Any] = {}
 FORGETFUL = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 
@@ -58,18 +58,18 @@ PACKAGES = ("celery-singleton", "celery-once", "celery-heimdall", "celery", "red
 
 
 class Course:
-    """One contestant, with workers "one" and "two": each takes from a queue of its name, and from one for both."""
+    """One contestant, with workers "one" and "two": each takes from a queue with its name, and from one for both."""
 
     def __init__(self, contestant: str, exits: ExitStack, **conf: Any) -> None:
         self._exits, self._directory = exits, Path(exits.enter_context(tempfile.TemporaryDirectory()))
         broker, self.locks = exits.enter_context(RedisServer()), exits.enter_context(RedisServer())
-        # Results unsubscribe when they are forgotten, which takes a server.
+        # Results unsubscribe when they are garbage-collected, which needs the server.
         exits.callback(gc.collect)
         own = settings(self.locks.url, TIMEOUT)
         conf = {"broker_url": broker.url_of(0), "result_backend": broker.url_of(1), **own, **conf}
         self.record = Record(self._directory / "record")
         self._environment = environment(conf, events=broker.url_of(2), record=self.record.path)
-        # What is set here Celery reads as it is imported: so each program starts afresh, as everywhere but in tests.
+        # Celery reads these variables when it is imported, so each program starts afresh, and is not forked.
         self._environment |= {CONTESTANT: contestant, "C_FORCE_ROOT": "1"}
         self.app = make(contestant, conf)
         self.stranger = Celery("stranger", set_as_current=False)
@@ -93,7 +93,7 @@ class Course:
             self.workers[name].wait_until_ready()
 
     def send_and_die(self, job: Job) -> None:
-        """Send from a process that kills itself as its message is to leave."""
+        """Send from a process that kills itself just before its message leaves."""
         arguments = [job.task, job.name, str(job.seconds)]
         sender = programs.start(
             "benchmarks.task_race_sender",
@@ -105,14 +105,14 @@ class Course:
             raise RuntimeError((self._directory / "sender.log").read_text())
 
     def purge(self) -> int:
-        """Empty the queue from which nobody takes; how many messages there were."""
+        """Empty the queue from which nobody takes; return how many messages there were."""
         with self.app.connection_for_write() as connection:
             return int(connection.default_channel.queue_purge("nowhere"))
 
 
 @dataclass(frozen=True)
 class Job:
-    """One task with the same arguments, again and again."""
+    """One task with the same arguments, over and over."""
 
     course: Course
     name: str
@@ -120,11 +120,11 @@ class Job:
     seconds: float
 
     def end(self) -> None:
-        """End its runs."""
+        """End all runs of the job."""
         over(self.course.record.path, self.name).touch()
 
     def send(self, queue: str, **options: Any) -> Any:
-        """As a program does that has the task's code."""
+        """Send the task, like a program that has the task's code."""
         return self.course.app.tasks[self.task].apply_async([self.name, self.seconds], queue=queue, **options)
 
     @property
@@ -133,11 +133,11 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its first run has."""
+        """Whether its first run has ended."""
         return self.runs[0].outcome != "open"
 
     def begin(self, queue: str = "one") -> tuple[Run, Any]:
-        """The first run, and its result."""
+        """Start the first run; return it and its result."""
         result = self.send(queue)
         return self.course.record.wait_for(starts=1, job=self.name)[0], result
 
@@ -151,7 +151,7 @@ class Job:
         return None
 
     def again(self, since: float, to: str = "two") -> str:
-        """How long after that moment it can be had again."""
+        """How long after that moment the job can run again."""
         run = self.next_run(to)
         return after(run.start - since) if run else "stuck"
 
@@ -166,12 +166,12 @@ class Job:
         return self.at_once()
 
     def outcome(self, result: Any, task_id: str) -> str:
-        """The state in the end, and whether the copy of this id was carried out."""
+        """The final state, and whether the copy with this id was carried out."""
         state = str(result.state) if seen(result.ready, MARGIN) else f"{result.state} forever"
         return state if any(run.task_id == task_id for run in self.runs) else f"{state}, not run"
 
     def fate(self, result: Any, second: Run | None) -> str:
-        """Of the first run, from when there are two that go on."""
+        """What happens to the first run once a second one has begun."""
         since = clock.now()
         if not second:
             return "no second run"
@@ -184,7 +184,7 @@ class Job:
 
 
 def seen(true: Callable[[], object], seconds: float) -> bool:
-    """Whether it is so within this time."""
+    """Wait until it is true, for at most this time; return whether it was."""
     deadline = clock.now() + seconds
     while not true():
         if clock.now() > deadline:
@@ -199,14 +199,14 @@ def after(seconds: float) -> str:
 
 Event = Callable[[Course], Any]
 
-#: By the options of the broker that they take, and by the row that each fills; one that returns several has no name.
+#: Each with the broker options that it needs, and the row that it fills; an event that fills several rows has no name.
 EVENTS: list[tuple[Mapping[str, Any], str, Event]] = []
 
 
 def event(
     row: str = "", *, task: str = "work", seconds: float = LONG, broker: Mapping[str, Any] = USUAL
 ) -> Callable[[Callable[[Job], Any]], Event]:
-    """Something that happens to a job of its own, with this task."""
+    """Decorate an event, which happens to its own job with this task."""
 
     def decorate(happen: Callable[[Job], Any]) -> Event:
         @wraps(happen)
@@ -225,12 +225,12 @@ def event(
 
 @event()
 def two_copies(job: Job) -> Mapping[str, str]:
-    """Sent at once, one for each worker."""
+    """Both are sent at once, one to each worker."""
     first, second = job.send("one"), job.send("two")
     running = job.at_once_of_two()
     job.end()
     first.get(timeout=MARGIN, propagate=False)
-    # A worker may come to the second one first.
+    # A worker may get to the second one first.
     ran = {run.task_id for run in job.runs}
     refused = next((result for result in (second, first) if result.id not in ran), second)
     told = "the first's result" if second.id == first.id else job.outcome(refused, refused.id)
@@ -239,7 +239,7 @@ def two_copies(job: Job) -> Mapping[str, str]:
 
 @event("two copies are sent by name")
 def sent_by_name(job: Job) -> str:
-    """By a program that has not got the task's code."""
+    """A program sends them that does not have the task's code."""
     for queue in ("one", "two"):
         job.course.stranger.send_task(job.task, [job.name, job.seconds], queue=queue)
     return job.at_once_of_two()
@@ -247,7 +247,7 @@ def sent_by_name(job: Job) -> str:
 
 @event("ten copies are sent: messages in the queue")
 def queued(job: Job) -> str:
-    """To one from which nobody takes."""
+    """They are sent to a queue from which nobody takes."""
     for _ in range(10):
         job.send("nowhere")
     return str(job.course.purge())
@@ -255,7 +255,7 @@ def queued(job: Job) -> str:
 
 @event("message lost, or purged: can be sent again")
 def purged(job: Job) -> str:
-    """Its queue is emptied before a worker has it."""
+    """The queue is emptied before a worker has the message."""
     job.send("nowhere")
     job.course.purge()
     return job.again(clock.now())
@@ -263,28 +263,28 @@ def purged(job: Job) -> str:
 
 @event("revoked 1 s before it is due: can be sent again")
 def revoked(job: Job) -> str:
-    """While a worker holds it."""
+    """This happens while a worker holds the message."""
     job.send("one", countdown=1).revoke()
     return job.again(clock.now())
 
 
 @event("expires 0.5 s before it is due: can be sent again")
 def expired(job: Job) -> str:
-    """While a worker holds it."""
+    """This happens while a worker holds the message."""
     job.send("one", countdown=1, expires=0.5)
     return job.again(clock.now())
 
 
 @event("its sender is killed before the message has left: can be sent again")
 def killed_sender(job: Job) -> str:
-    """When it has the lock, if it takes one."""
+    """The sender is killed when it has the lock, if it takes one."""
     job.course.send_and_die(job)
     return job.again(clock.now())
 
 
 @event("copy in a chain while the first runs: the chain")
 def in_a_chain(job: Job) -> str:
-    """It is the second of three steps."""
+    """The copy is the second of three steps."""
     step, work = (job.course.app.tasks[name] for name in ("step", "work"))
     job.begin()
     last = chain(step.si(), work.si(job.name, job.seconds), step.si()).apply_async()
@@ -297,7 +297,7 @@ def in_a_chain(job: Job) -> str:
 
 @event(task="retrying", seconds=0.1)
 def retried(job: Job) -> Mapping[str, str]:
-    """Twice, by `self.retry()`."""
+    """The task retries twice by `self.retry()`."""
     job.send("one")
     for attempts in (1, 2, 3):
         if not seen(lambda attempts=attempts: sum(run.outcome != "open" for run in job.runs) == attempts, MOMENT):
@@ -311,11 +311,11 @@ def retried(job: Job) -> Mapping[str, str]:
 
 @event(seconds=1.5 * TIMEOUT)
 def long_run(job: Job) -> Mapping[str, str]:
-    """It takes half as long again as its lock lasts, and does its end free the lock of the second?"""
+    """The run takes half as long again as its lock lasts. Does its end free the lock of the second run?"""
     first, _ = job.begin()
     second = job.next_run()
     seen(lambda: job.has_ended, 2 * TIMEOUT)
-    # The second's lock would last longer than this.
+    # The lock of the second run would last longer than this.
     third = job.next_run(within=0.4 * TIMEOUT)
     overtaken = second and first.start + TIMEOUT / 2 < second.start < job.runs[0].end
     freed = ("yes" if third else "no") if overtaken else "–"
@@ -324,7 +324,7 @@ def long_run(job: Job) -> Mapping[str, str]:
 
 @event("worker killed: can be run again")
 def killed_worker(job: Job) -> str:
-    """SIGKILL to all of its processes while it runs the job."""
+    """SIGKILL to all processes of the worker while it runs the job."""
     job.begin()
     job.course.workers["one"].kill()
     found = job.again(clock.now())
@@ -335,7 +335,7 @@ def killed_worker(job: Job) -> str:
 
 @event("its whole host gone: can be run again")
 def gone_host(job: Job) -> str:
-    """All that is on it is killed, and the next worker is on another."""
+    """All processes of the host are killed, and the next worker is on another host."""
     course = job.course
     course.start("three", host="another")
     job.begin()
@@ -350,7 +350,7 @@ def gone_host(job: Job) -> str:
 
 @event("child killed: can be run again")
 def killed_child(job: Job) -> str:
-    """SIGKILL to the process that runs the job, as by the kernel when memory runs out."""
+    """SIGKILL to the process that runs the job, as the kernel does when memory runs out."""
     first, _ = job.begin()
     os.kill(first.pid, signal.SIGKILL)
     return job.again(clock.now())
@@ -358,7 +358,7 @@ def killed_child(job: Job) -> str:
 
 @event("child killed, its message goes back", task="late")
 def killed_child_of_late(job: Job) -> str:
-    """To the queue, since it is acknowledged late."""
+    """The message goes back to the queue, since it is acknowledged late."""
     first, result = job.begin()
     os.kill(first.pid, signal.SIGKILL)
     return "run again" if seen(lambda: len(job.runs) > 1, TIMEOUT + MARGIN) else f"lost: {result.state}, not run"
@@ -366,7 +366,7 @@ def killed_child_of_late(job: Job) -> str:
 
 @event("worker stopped past the timeout, goes on")
 def stopped_worker(job: Job) -> str:
-    """SIGSTOP to all of its processes past the timeout, and SIGCONT."""
+    """SIGSTOP to all processes of the worker past the timeout, and then SIGCONT."""
     _, result = job.begin()
     job.course.workers["one"].pause()
     second = job.next_run()
@@ -376,7 +376,7 @@ def stopped_worker(job: Job) -> str:
 
 @event("lock server restarts empty")
 def emptied(job: Job) -> str:
-    """And has kept nothing."""
+    """The lock server restarts, and has kept nothing."""
     _, result = job.begin()
     job.course.locks.restart()
     return job.fate(result, job.next_run())
@@ -384,7 +384,7 @@ def emptied(job: Job) -> str:
 
 @event("broker delivers it again while it runs", task="late", seconds=8.0, broker=FORGETFUL)
 def delivered_again(job: Job) -> str:
-    """Since it runs for longer than that is patient."""
+    """The task runs for longer than the broker's visibility timeout."""
     _, result = job.begin("celery")
     early = seen(result.ready, job.seconds - 1)
     return job.at_once() + (f", but {result.state} while it runs" if early else "")
@@ -404,9 +404,9 @@ def judge(contestant: str, broker: Mapping[str, Any]) -> dict[str, str]:
 
 
 def judge_all() -> str:
-    """The table, a column for each contestant, some at the same time."""
+    """The whole table, with a column for each contestant; some of them run at the same time."""
     runs = [(contestant, broker) for broker in (USUAL, FORGETFUL) for contestant in RACERS]
-    # Each in a process of its own, since some packages keep their client for as long as that lives.
+    # Each in its own process, since some packages keep their client for the life of the process.
     with multiprocessing.get_context("spawn").Pool(TOGETHER, maxtasksperchild=1) as pool:
         cells = pool.starmap(judge, runs, chunksize=1)
     found: dict[str, dict[str, str]] = {contestant: {} for contestant in RACERS}

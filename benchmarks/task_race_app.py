@@ -17,18 +17,18 @@ import tests.integration.ready  # noqa: F401
 from benchmarks.tasks import RACERS
 from tests import recording
 
-#: Seconds after which a lock is free though nobody freed it. Packages take whole ones.
+#: Seconds after which a lock is free even if nobody freed it. Packages take whole seconds.
 TIMEOUT = 4
 
-#: Seconds after which a task ends that is never told to.
+#: Seconds after which a task ends by itself.
 LONG = 60.0
 
-#: Name the contestant, and the host that a worker takes its own for.
+#: Environment variables that name the contestant, and the host on which a worker believes to be.
 CONTESTANT, HOST = "TASK_RACE_CONTESTANT", "TASK_RACE_HOST"
 
 
 def make(contestant: str, conf: Mapping[str, Any]) -> Celery:
-    """An app with the contestant's tasks, to work for or to send from."""
+    """An app with the contestant's tasks, for workers and senders."""
     app = Celery("task_race", set_as_current=False)
     app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True, **conf)
     options = {"bind": True, "shared": False, **RACERS[contestant](TIMEOUT)}
@@ -60,7 +60,7 @@ def over(record: Path, job: str) -> Path:
 
 
 def _work(task: Any, job: str, seconds: float) -> None:
-    """Run for so long, or until the job is over."""
+    """Run for that many seconds, or until the job is over."""
     end = over(Path(os.environ[recording.VARIABLE]), job)
     with recording.run(job, task.request.id):
         deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""The ways to lock a Celery task, as the README of each package has them: options for its tasks, and settings."""
+"""The ways to lock a Celery task, as each package's README describes them: options for its tasks, and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _client(url: str) -> Redis:
 
 
 class _Locked(Task):
-    """The usual way to do it by hand: redis-py's lock around the body."""
+    """The usual way to lock by hand: redis-py's lock around the body."""
 
     abstract = True
 
@@ -61,7 +61,7 @@ def _ours(**options: Any) -> Mapping[str, Any]:
     return {"base": SingletonTask, **options}
 
 
-#: The options of each one's tasks, for locks that last that many seconds.
+#: The task options of each contestant, for locks that last that many seconds.
 WAYS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "`SingletonTask`": lambda seconds: _ours(),
     "celery-singleton": lambda seconds: _singleton(),
@@ -72,10 +72,10 @@ WAYS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "plain `Task`": lambda seconds: {},
 }
 
-#: This package where it also locks a task as it is sent, as the others do.
+#: This package when it also locks a task when it is sent, as the others do.
 SENT = "`SingletonTask`, `until_executed`"
 
-#: Those and that one, which comes second.
+#: All of `WAYS`, and `SENT`, which comes second.
 RACERS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     next(iter(WAYS)): next(iter(WAYS.values())),
     SENT: lambda seconds: _ours(lock_scope="until_executed", lock_queue_ttl=float(seconds)),
@@ -84,7 +84,7 @@ RACERS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
 
 
 def settings(locks: str, seconds: int) -> dict[str, Any]:
-    """Where each one's locks are, and how long they last."""
+    """Settings for where each contestant's locks are, and how long they last."""
     return {
         "singleton_backend_url": locks,
         "ONCE": {"backend": "celery_once.backends.Redis", "settings": {"url": locks, "default_timeout": seconds}},

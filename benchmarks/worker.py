@@ -20,7 +20,7 @@ from celery_singleton_lock.testing import RedisServer
 
 PLAIN, TRIPS, CHILDREN = "plain Task", "two PINGs in the task", 2
 
-#: Whose CPU time a task takes.
+#: The processes whose CPU time a task takes.
 _PLACES = "main process", "children", "server"
 
 #: Seconds for a worker to start, or to run a batch.
@@ -28,7 +28,7 @@ LIMIT = 180.0
 
 
 def run(*, quick: bool = False) -> Result:
-    """All take turns in the same worker, a batch each."""
+    """Measure all contestants in turns in the same worker, a batch each."""
     rounds, batch = (4, 150) if quick else (14, 400)
     with tempfile.TemporaryDirectory() as directory, RedisServer() as server:
         file = Path(directory) / "ran"
@@ -39,10 +39,10 @@ def run(*, quick: bool = False) -> Result:
             tables = _measure(file, rounds, batch, partial(_used, worker.pid, server.pid))
     notes = [
         f"One prefork worker of {CHILDREN} processes, broker and locks on one Redis, bodies that only write the time.",
-        f"{rounds} rounds of {batch} messages per contestant, each with an argument of its own, all queued before the"
+        f"{rounds} rounds of {batch} messages per contestant, each with a different argument, all queued before the"
         " worker takes the first.",
-        "A task's time is that from the first to the last body, divided by their number; results are not kept.",
-        f'"{TRIPS}" locks nothing: it is what the two round trips of a lock cost by themselves.',
+        "A task's time is the time from the first to the last body, divided by their number; results are not kept.",
+        f'"{TRIPS}" locks nothing: it shows what the two round trips of a lock cost by themselves.',
         "CPU time is that of the worker's main process, its children and the server, from before the worker takes the"
         " first message until the last body has run; the kernel counts in steps of 10 ms.",
         "celery-singleton and celery-once lock when a task is sent, the others when it runs.",
@@ -51,12 +51,12 @@ def run(*, quick: bool = False) -> Result:
 
 
 def _measure(file: Path, rounds: int, size: int, used: Callable[[], Sequence[float]]) -> list[Table]:
-    from benchmarks.worker_app import TASKS  # With the broker that is known only now.
+    from benchmarks.worker_app import TASKS  # Imported only now, when the broker is known.
 
     numbers = count()
 
     def batch(name: str, size: int) -> Sequence[float]:
-        """Seconds per message to send it, and to run it; then of CPU time, in all and of each that takes part."""
+        """Seconds per message to send it, and to run it; then CPU seconds, in all and of each process."""
         os.truncate(file, 0)
         begun = time.perf_counter()
         for _ in range(size):
@@ -93,7 +93,7 @@ def _used(worker: int, server: int | None) -> Sequence[float]:
 
 
 def _order(order: str) -> None:
-    """Have the worker take messages from the queue, or stop to; return when it does."""
+    """Make the worker take messages from the queue, or stop doing so; return when it has obeyed."""
     from benchmarks.worker_app import QUEUE, app
 
     def obeyed() -> Any:

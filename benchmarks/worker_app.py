@@ -15,13 +15,13 @@ from redis import Redis
 from benchmarks.measure import OWN
 from benchmarks.tasks import WAYS, settings
 
-#: Seconds that a lock is good for.
+#: Seconds that a lock lasts.
 TTL = 30
 
 #: The queue from which the worker takes a whole batch.
 QUEUE = "batch"
 
-#: Its broker keeps all locks as well.
+#: The broker also keeps all locks.
 _BROKER = os.environ.get("BENCHMARK_BROKER", "")
 
 app = Celery("benchmarks", broker=_BROKER, set_as_current=False)
@@ -37,7 +37,7 @@ def _file(pid: int) -> int:
 
 def _task(name: str, way: str, **options: Any) -> Any:
     def body(number: int) -> None:
-        # Says when it ran: 8 bytes, a double of CLOCK_MONOTONIC.
+        # Writes when it ran: 8 bytes, a double of CLOCK_MONOTONIC.
         os.write(_file(os.getpid()), struct.pack("d", time.monotonic()))
 
     return app.task(name=name, **WAYS[way](TTL), **options)(body)

@@ -1,7 +1,7 @@
 """Writes docs/celery-inside.md, the private parts of other libraries that we touch: `python -m docs.celery_inside`.
 
-Made of the docstrings in `_celery.py` and its like; `tests/unit/test_celery_private.py` fails when the page is another,
-and looks for each of these parts.
+Made from the docstrings in `_celery.py` and the like; `tests/unit/test_celery_private.py` fails if the page is out of
+date, and looks for each of these parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celery_singleton_lock.stores.redis import _redis_py
 
 PAGE = Path(__file__).parent / "celery-inside.md"
 
-#: The modules in which they are, and nowhere else.
+#: The only modules that use private parts.
 ROOMS: tuple[ModuleType, ...] = (_celery, _redis_py)
 
 BEGINNING = """<!-- Made from the code by `python -m docs.celery_inside`; do not edit. -->
@@ -27,19 +27,19 @@ BEGINNING = """<!-- Made from the code by `python -m docs.celery_inside`; do not
 
 This package mostly uses Celery's documented interface. Some promises need more: parts of Celery, kombu, billiard,
 redis-py and Python that are private, or not documented. Only `celery_singleton_lock/_celery.py` touches them
-(for redis-py `stores/redis/_redis_py.py`), each under a name for what it means.
+(for redis-py `stores/redis/_redis_py.py`), each in a function that is named after its meaning.
 
 A new version may change such a part without notice. So `tests/unit/test_celery_private.py` checks each of them, and
-fails first; `nox -s prereleases` runs it on versions that are not released yet.
+is the first to fail; `nox -s prereleases` runs it on versions that are not released yet.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one function, or class, of ours touches.
+    """What one function or class of this package touches.
 
     Attributes:
-        name: ours.
+        name: the function or class.
         meaning: what it is for.
         promise: what depends on it.
         touches: the dotted names of the private parts.
@@ -52,10 +52,10 @@ class Part:
 
 
 def page() -> str:
-    """The page as it is to be."""
+    """The whole page."""
     versions = {library: seen for room in ROOMS for library, seen in room.LOOKED_AT.items()}
     read = "; ".join(f"{library} {', '.join(seen)}" for library, seen in versions.items())
-    return f"{BEGINNING}\nThese versions were read: {read}.\n\n" + "\n".join(map(_section, parts()))
+    return f"{BEGINNING}\nThis is based on the code of these versions: {read}.\n\n" + "\n".join(map(_section, parts()))
 
 
 def parts() -> Iterator[Part]:

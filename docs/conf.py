@@ -21,12 +21,12 @@ version = release = version_of("celery-singleton-lock")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
-# Pages that are not written yet are no mistake in the map.
+# A missing page is not an error in the table of contents.
 suppress_warnings = ["toc.empty_glob"]
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]
-# `$ ` and `>>> ` are not copied, nor is what was printed.
+# Prompts (`$ ` and `>>> `) and output are not copied.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
@@ -70,7 +70,7 @@ _BESIDE = {
 def _lead_to_pages(app: Any, docname: str, source: list[str]) -> None:
     depth = docname.count("/")
     for file, page in _BESIDE.items():
-        # The site's pages have not all of the file's headings.
+        # The site's pages do not have all headings of the files.
         link = re.compile(rf"\]\({re.escape('../' * (depth + 1) + file)}(#[^)]*)?\)")
         source[0] = link.sub(f"]({'../' * depth}{page})", source[0])
 

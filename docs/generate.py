@@ -1,8 +1,8 @@
 """Writes what the code knows into the documentation: `python -m docs.generate`.
 
-These are most pages of docs/reference; and in docs/options.md, written by hand, the tables and the list under each
-option's heading. All of it is in the repository, where people read it; `tests/unit/test_docs.py` fails if a page is
-not up to date.
+It writes most pages of docs/reference, and, in docs/options.md, which is otherwise written by hand, the tables and the
+list under each option's heading. All of this is in the repository, where people read it; `tests/unit/test_docs.py`
+fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 MADE = "<!-- Made from the code by `python -m docs.generate`; do not edit. -->\n"
 
-#: Defaults that depend on something else.
+#: Defaults that depend on something else, in words.
 IN_WORDS = {
     "singleton_lock_backend": "the broker, if that is one Redis server; else the result backend, if that is; "
     "`memory://` with a `memory://` broker",
@@ -41,7 +41,7 @@ IN_WORDS = {
     "lock_name": "the task's name",
 }
 
-#: What the rules leave to a function.
+#: What is allowed, for options that a function checks.
 ALLOWED = {
     "singleton_lock_backend": f"{', '.join(f'`{scheme}://`' for scheme in SCHEMES)}; "
     f"{MIN_NODES}, 5, 7 or {MAX_NODES} servers joined by `;` are a [Redlock](locks.md#redlock)",
@@ -49,7 +49,7 @@ ALLOWED = {
 }
 
 
-#: What the list under an option's heading has, as a pattern.
+#: The items of the list under an option's heading, as a pattern.
 FACTS = "setting|for one call|default|allowed"
 
 
@@ -75,7 +75,7 @@ def pages() -> Mapping[str, str]:
 
 
 def with_facts(page: str) -> str:
-    """The page of options, with the tables and lists that the code makes.
+    """Return the page of options with the tables and lists from the code.
 
     Raises:
         ValueError: an option has no heading, or one too many.
@@ -106,7 +106,7 @@ def _with_rows(rows: Iterator[str], block: re.Match[str]) -> str:
 
 
 def _rows_of_tasks(options: Mapping[str, Facts]) -> Iterator[str]:
-    # The names of settings would make it too wide for a page.
+    # With the names of settings, the table would be too wide.
     yield "| option | for one call | default |\n|---|---|---|"
     for name, facts in options.items():
         yield f"| [`{name}`](#{name}) | {facts.of_call} | {facts.default} |"
@@ -217,7 +217,7 @@ def _analyzed(module: str) -> ModuleAnalyzer:
 
 
 def _comment(analyzer: ModuleAnalyzer, scope: str, name: str) -> str:
-    """What its `#:` comment says."""
+    """The text of a name's `#:` comment."""
     return " ".join(" ".join(analyzer.attr_docs.get((scope, name), [])).split())
 
 

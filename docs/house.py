@@ -1,6 +1,6 @@
-"""Writes docs/house.md, the rooms of the package and what is in them: `python -m docs.house`.
+"""Writes docs/house.md, the folders of the package and what is in them: `python -m docs.house`.
 
-Made of the docstrings and of the ladder in pyproject.toml; `tests/unit/test_docs.py` fails when the page is another.
+Made from the docstrings and the layers in pyproject.toml; `tests/unit/test_docs.py` fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ PACKAGE = HERE.parent / "celery_singleton_lock"
 BEGINNING = """<!-- Made from the code by `python -m docs.house`; do not edit. -->
 # The house
 
-This page shows where to find a line of code, and where a new one belongs. The [protocol](protocol.md) describes how it
-works together, `CONTRIBUTING.md` how to work on it.
+This page shows where to find a line of code, and where a new one belongs. The [protocol](protocol.md) describes how the
+parts work together, `CONTRIBUTING.md` how to work on them.
 
 ## Layers
 
@@ -26,13 +26,13 @@ A module imports only from the lines below its own, and from its own folder. `ma
 
 
 def page() -> str:
-    """The page as it is to be."""
+    """The whole page."""
     ladder = "\n".join(line.replace(" | ", "   ") for line in layers())
     return f"{BEGINNING}\n```text\n{ladder}\n```\n\n" + "\n".join(_rooms())
 
 
 def layers() -> list[str]:
-    """The ladder, the highest line first; the first contract of import-linter's."""
+    """The layers, the highest first: the first contract of import-linter."""
     text = (HERE.parent / "pyproject.toml").read_text()
     return list(ast.literal_eval(re.findall(r"^layers = (\[.*?^\])", text, re.DOTALL | re.MULTILINE)[0]))
 

@@ -30,10 +30,10 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) 
     """Show the key of a call, what it was made from, where the task's options come from, and who holds the lock.
 
     Each ARG is JSON, or else a text; name=value is a keyword argument. With two calls: why their keys differ, or what
-    differs and does not count.
+    differs and does not count. The second one may leave out the task, if it is the same.
     """
     with command.runtime_of(ctx, memory=True) as runtime:
-        explanations = [_explained(ctx.obj.app, runtime, words) for words in _calls(call)]
+        explanations = [_explained(ctx.obj.app, runtime, words) for words in _of_one_task(ctx.obj.app, _calls(call))]
     for explanation in explanations:
         locks, unknown = _held(runtime, explanation)
         if as_json:
@@ -62,6 +62,13 @@ def _calls(words: Sequence[str]) -> list[Sequence[str]]:
     if len(calls) > 2 or not all(calls):
         raise click.UsageError(f"give one call, or two with {_AND} between them")
     return [*calls]
+
+
+def _of_one_task(app: Any, calls: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """The calls, with the task of the first one where the second begins with an argument."""
+    first, *others = calls
+    app.loader.import_default_modules()
+    return [first, *(call if target.is_like_a_task(app, call[0]) else [first[0], *call] for call in others)]
 
 
 def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import arguments
+from celery_singleton_lock.diagnosis.finding import some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.keys.key import VERSION, is_key
 from celery_singleton_lock.options.app import Settings
@@ -71,6 +72,15 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
         return exclusive[name]
     if name in app.tasks:
         raise click.UsageError(f"task {name} is not exclusive: its base is not SingletonTask")
-    close = difflib.get_close_matches(name, exclusive, n=3) or sorted(exclusive)[:10]
-    known = f"did you mean {' or '.join(close)}?" if close else "the app has no exclusive task"
-    raise click.UsageError(f"{name!r} is neither a task of this app nor a key; {known}")
+    raise click.UsageError(f"{name!r} is neither a task of this app nor a key; {_known(name, sorted(exclusive))}")
+
+
+def is_like_a_task(app: Any, word: str) -> bool:
+    """Whether the word is the name of a task, or one that is mistyped."""
+    return bool(difflib.get_close_matches(word, app.tasks, n=1, cutoff=0.8))
+
+
+def _known(name: str, exclusive: Sequence[str]) -> str:
+    if close := difflib.get_close_matches(name, exclusive, n=3):
+        return f"did you mean {' or '.join(close)}?"
+    return f"its exclusive tasks are {some(exclusive)}" if exclusive else "the app has no exclusive task"

@@ -25,14 +25,19 @@ PREFIX = "singleton_lock"
 
 
 class LockCollector:
-    """A collector for `prometheus_client.REGISTRY.register`; asks Redis at each scrape.
-
-    Args:
-        runtime: the app's runtime.
-    """
+    """A collector for `prometheus_client.REGISTRY.register`; asks Redis at each scrape. Made with `of`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+
+    @classmethod
+    def of(cls, app: Any) -> LockCollector:
+        """The collector of a Celery app, for a registry of your own.
+
+        Raises:
+            InvalidOption: a setting of the app is unknown or not allowed.
+        """
+        return cls(Runtime.of(app))
 
     def describe(self) -> list[Metric]:
         """Describe nothing in advance, so that registering asks no server."""

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
-from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.app import Settings, set_names
 from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
-from celery_singleton_lock.options.rules import NEWEST_POLICIES
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, SETTINGS
 from celery_singleton_lock.options.task import options_for, raw_attribute
+from celery_singleton_lock.options.words import FOREIGN_SETTINGS, misspelled_setting
+
+#: From this version on, a signal handler that raises can strike inside of `with lock:`.
+UNSAFE_PYTHON = (3, 14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,25 @@ def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
         )
 
 
+def _of_other_packages(it: AppContext) -> Iterator[Finding]:
+    """Settings that only other packages read: they may still be in use, for tasks that have not been moved."""
+    for name in sorted(set_names(it.app.conf)):
+        for beginning, (package, here) in FOREIGN_SETTINGS.items():
+            if name == beginning or (beginning.endswith("_") and name.startswith(beginning)):
+                yield Subject(cleaned.text(name)).note(
+                    f"a setting of {package}, which exclusive tasks do not read", here
+                )
+
+
+def _misspelled(it: AppContext) -> Iterator[Finding]:
+    """Settings that nobody reads."""
+    for name in sorted(set_names(it.app.conf)):
+        if (meant := misspelled_setting(name, SETTINGS)) is not None:
+            yield Subject(cleaned.text(name)).warning(
+                "nothing reads this setting", f"write {meant}, if that is what you mean"
+            )
+
+
 def _broadcasts(it: AppContext) -> Iterator[Finding]:
     """Queues whose messages every worker gets, on a broker that does not say which queue a message comes from."""
     queues = it.app.amqp.queues.consume_from
@@ -71,6 +96,16 @@ def _broadcasts(it: AppContext) -> Iterator[Finding]:
             f"cannot go back to one worker alone, and goes to the queue {others[0]}, where any worker may "
             "take it",
             "send exclusive tasks to other queues, or use RabbitMQ",
+        )
+
+
+def _python_is_too_new(_: AppContext) -> Iterator[Finding]:
+    """There, a signal's handler that raises may leave a mutex locked: see docs/install.md."""
+    python = (sys.version_info.major, sys.version_info.minor)
+    if python >= UNSAFE_PYTHON:
+        yield Subject("Python {}.{}".format(*python)).warning(
+            "a time limit or an abort may stop the heartbeat here, and the worker's tasks then lose their locks",
+            "use an older one: 3.10 to 3.13",
         )
 
 
@@ -142,6 +177,9 @@ RULES = (
     switched_off,
     kept_in_memory,
     forgotten_too_soon,
+    _of_other_packages,
+    _misspelled,
+    _python_is_too_new,
     _shared_names,
     _newest_on_a_redlock,
     _broadcasts,

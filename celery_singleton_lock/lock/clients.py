@@ -82,7 +82,7 @@ class _Latest(NamedTuple):
     keeper: Keeper
 
 
-#: By how the clients connect.
+#: The keepers, by how their clients connect.
 _keepers: WeakValueDictionary[object, Keeper] = WeakValueDictionary()
 #: Reentrant: a signal's handler may take a lock while the first one is being made.
 _making = Mutex(threading.RLock)

@@ -154,7 +154,7 @@ class Lock:
         """Take the lock; True if it is held now, False if it was not free in time.
 
         Args:
-            sleep: see the constructor; None: as the constructor says.
+            sleep: seconds between two looks, as for the constructor; None: as the constructor says.
             blocking: whether to wait; None: as the constructor says.
             blocking_timeout: the most seconds to wait; None: as the constructor says.
             token: the hold's `local.token`, random if None. Anybody with the token may release the lock, so it must be
@@ -330,7 +330,7 @@ class Lock:
         found = next((found for found in self._held() if found.owner.startswith(owner)), None)
         if found is None:
             return None
-        # Somebody took the expiry from the key: it is treated as if it had the lock's own.
+        # Somebody removed the key's expiry: it is treated as if it had the lock's own.
         ttl = self._ttl if math.isinf(found.remaining) else max(found.remaining, MIN_TIMEOUT)
         return Lease(self._key, found.owner, ttl=ttl, fence=0, sent_at=clock.now(), limit=self._limit, slot=found.slot)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from celery_singleton_lock.options.delivery import visibility_timeout
 from celery_singleton_lock.options.rules import (
     ACCEPTABLE,
     CALL_KEYS,
+    KEY_ATTRIBUTES,
     MAX_DONE_TTL,
     OPTIONS,
     SETTINGS,
@@ -153,16 +154,17 @@ def _backend(conf: Any, explicit: str | None, *, enabled: bool) -> tuple[Backend
 
 
 def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
-    for name in _setting_names(conf):
-        if name not in SETTINGS:
-            yield InvalidOption(f"there is no setting {cleaned.text(name)}{did_you_mean(name, sorted(SETTINGS))}")
+    for name in set_names(conf):
+        if name in SETTINGS or not name.startswith("singleton_lock_"):
+            continue
+        on_a_task = name.removeprefix("singleton_")
+        hint = f"; set {on_a_task} on the task" if on_a_task in KEY_ATTRIBUTES else did_you_mean(name, sorted(SETTINGS))
+        yield InvalidOption(f"there is no setting {cleaned.text(name)}{hint}")
 
 
-def _setting_names(conf: Any) -> Iterable[str]:
-    """Names of the settings that look like this package's, whatever namespace they are in."""
+def set_names(conf: Any) -> Iterator[str]:
+    """Names of an app's settings, in lower case and without its namespace."""
     namespace = (getattr(conf, "prefix", None) or "").lower()
     for mapping in getattr(conf, "maps", ()):
         for key in list(mapping.keys()):
-            name = str(key).lower().removeprefix(namespace)
-            if name.startswith("singleton_lock_"):
-                yield name
+            yield str(key).lower().removeprefix(namespace)

@@ -15,6 +15,9 @@ _ALIKE = 0.8
 #: The same for a name that may be the user's own, such as "log_key" and "on_conflict_mail".
 _VERY_ALIKE = 0.87
 
+#: The same for names of up to four characters, in which one wrong character is much: "tll".
+_SHORT, _SHORT_ALIKE = 4, 0.6
+
 #: The last part of an option's name here, by what other packages call it. Without names that other packages also use
 #: for something else: users will try what is proposed.
 _HERE: Mapping[str, str] = {
@@ -22,6 +25,7 @@ _HERE: Mapping[str, str] = {
     **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_timeout", "blocking", "block"), "wait"),
     **dict.fromkeys(("max_concurrency", "concurrency", "max_leases", "slots"), "limit"),
     **dict.fromkeys(("keys", "unique_on", "unique_key", "args"), "key"),
+    **dict.fromkeys(("url", "redis_url", "backend_url", "broker", "broker_url", "redis", "server"), "backend"),
 }
 
 #: How an option here differs from what other packages call by that name.
@@ -94,12 +98,21 @@ FOREIGN: Mapping[str, Foreign] = {
 }
 
 
+#: Settings of other packages, by the package, or the beginning of their names; and what to do in this one instead.
+FOREIGN_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "once": ("celery-once", "set singleton_lock_backend to the URL of the lock server; timeouts are not needed"),
+    "singleton_backend_": ("celery-singleton", "set singleton_lock_backend to the URL of the lock server"),
+    "singleton_key_prefix": ("celery-singleton", "set singleton_lock_prefix"),
+    "singleton_raise_on_duplicate": ("celery-singleton", "set singleton_lock_on_duplicate = 'raise'"),
+    "redbeat_": ("RedBeat", "beat -S exclusive has settings of its own, singleton_lock_beat_…"),
+}
+
+
 def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     """The end of an error message about an unknown name."""
     allowed = tuple(allowed)
     meant, differs = _meant(cleaned.text(name), allowed)
-    hint = f"; did you mean {meant!r}{differs}?" if meant else ""
-    return f"{hint}; allowed: {', '.join(allowed)}"
+    return f"; did you mean {meant!r}{differs}?" if meant else f"; allowed: {', '.join(allowed)}"
 
 
 def is_slip(name: str, allowed: Iterable[str]) -> bool:
@@ -113,6 +126,11 @@ def is_anagram(name: str, allowed: Iterable[str]) -> bool:
     return name not in (names := tuple(allowed)) and any(sorted(it) == letters for it in names)
 
 
+def misspelled_setting(name: str, settings: Iterable[str]) -> str | None:
+    """The setting of this package that was meant, where the name does not begin as they do; None if there is none."""
+    return None if name.startswith("singleton_lock_") else _nearest(name, settings, _VERY_ALIKE) or None
+
+
 def _meant(name: str, allowed: tuple[str, ...]) -> tuple[str, str]:
     """The name that was meant, and what differs about it; empty texts if no name is similar."""
     by_name = {it.lower(): it for it in allowed}
@@ -120,8 +138,19 @@ def _meant(name: str, allowed: tuple[str, ...]) -> tuple[str, str]:
     for beginning, corrected in _BEGINNINGS:
         start, found, end = folded.rpartition(beginning) if beginning else ("", "", folded)
         if found or not beginning:
-            here = _HERE.get(end, end)
+            word = end if end in _HERE else _nearest(end, _HERE, _VERY_ALIKE)
+            here = _HERE.get(word, end)
             if (wanted := f"{start}{corrected}{here}") in by_name:
-                return by_name[wanted], _DIFFERS.get(here, "") if end in _HERE else ""
-    close = difflib.get_close_matches(name, allowed, n=1, cutoff=_ALIKE)
-    return (close[0] if close else ""), ""
+                return by_name[wanted], _DIFFERS.get(here, "") if word else ""
+    # What all names begin with would make any two of them similar.
+    shared = next((it for it, _ in _BEGINNINGS if all(each.startswith(it) for each in (folded, *allowed))), "")
+    ends = {it.removeprefix(shared): it for it in allowed}
+    end = folded.removeprefix(shared)
+    alike = _SHORT_ALIKE if shared and len(end) <= _SHORT else _ALIKE
+    close = _nearest(end, ends, alike) or next((it for it in ends if sorted(it) == sorted(end)), "")
+    return ends.get(close, ""), ""
+
+
+def _nearest(name: str, names: Iterable[str], cutoff: float) -> str:
+    """The most similar of these names; an empty text if none is similar enough."""
+    return next(iter(difflib.get_close_matches(name, tuple(names), n=1, cutoff=cutoff)), "")

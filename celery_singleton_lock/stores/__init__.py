@@ -64,7 +64,7 @@ def open_url(
         options: as for `singleton_lock_transport_options`.
         replicas: how many replicas must have a lock before it counts as taken, and the end of a message before it
             counts as recorded.
-        prefix: of the key by which a node of a Redlock knows since when it remembers.
+        prefix: the prefix of the key that says since when a node of a Redlock remembers.
 
     Raises:
         InvalidOption: the URL or an option is wrong.

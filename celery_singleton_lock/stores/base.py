@@ -5,8 +5,8 @@ only a lease is trusted. A store never guesses: "not held" is an answer, "no ans
 may be repeated: acquiring twice with one owner gives the same hold, and a lock that is gone when it is freed *again*
 was freed.
 
-A missing answer is not a "no": what was asked for may be carried out later. A caller that does not ask again gives the
-owner up (`abandon`), and its successor says so (`LockRequest.given_up`). From then on nothing that arrives of it
+A missing answer is not a "no": the request may be carried out later. A caller that does not ask again gives the owner
+up (`abandon`), and its successor names that owner (`LockRequest.given_up`). From then on, no late request of that owner
 takes the lock.
 
 Protocol: `docs/protocol.md`, sections 2 and 6.
@@ -36,15 +36,15 @@ def order_of(task: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message is one of those of its key of which only the newest is to run: the last one that came.
+    """A message's place in the order of its key, of which only the newest message runs: the last one that came.
 
     Attributes:
-        number: that it was given when it came, as far as the caller knows; the higher, the newer. The store knows
-            better, if it has not forgotten.
-        seconds: for how long the store is to know the order, from the last question on.
+        number: the number that it got when it came, as far as the caller knows; the higher, the newer. The store
+            knows better, if it has not forgotten.
+        seconds: how long the store keeps the order after the last request.
         task: whose messages these are; those of another task under the same lock are other work, in another order.
-        stops: the lock's holder is told to stop for it, where it names this order (`Holder.order`); what is kept
-            there for the next attempt of an older message is its own at once.
+        stops: the lock's holder is to stop for it, if the holder names this order (`Holder.order`); a lock that is
+            kept for the next attempt of an older message goes to this one at once.
     """
 
     number: int | None
@@ -57,10 +57,10 @@ class Arrival:
         return order_of(self.task)
 
 
-# Nobody changes one, as for `Holder`.
+# Nobody changes a request once it is made, as for `Holder`.
 @dataclass(slots=True, unsafe_hash=True)
 class LockRequest:
-    """What is asked of a lock, by any caller and however often.
+    """A request for a lock, by any caller and however often.
 
     Attributes:
         key: the lock.
@@ -68,15 +68,16 @@ class LockRequest:
         ttl: seconds.
         holder: kept beside the owner, for others that find the lock held.
         waiting: the caller will wait (see `LockStore.waiter`) if the lock is held: freeing it has to wake somebody.
-        once: look first whether the holder's message has been carried out.
+        once: check first whether the holder's message has been carried out.
         limit: how many may hold the key at once, but never two for one sending. Whatever is held counts, also what was
             taken under a higher limit.
-        given_up: owners that have asked for this before and are not to have it: what they hold is free, and what
-            arrives of them later takes nothing.
-        in_line: it was woken for this, maybe (see `wake_ups.py`): if its message has been carried out, another one is.
-        arrival: the holder's message takes its place in an order, and does not get the lock when a newer one has come;
-            None where the order does not matter. For stores that know it, and say so by `knows_newest = True`.
-        attempts: for a store on several servers, which of them will not carry out an attempt of this owner any more.
+        given_up: owners that have asked for this before and are not to have it: what they hold is free, and their late
+            requests take nothing.
+        in_line: it may have been woken for this (see `wake_ups.py`): if its message has been carried out, another
+            waiter is woken.
+        arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
+            None if the order does not matter. Only for stores that keep the order, with `knows_newest = True`.
+        attempts: for a store on several servers: which of them will not carry out an attempt of this owner any more.
             To ask again for the owner, as a waiter too, pass this request or a `replace` of it.
     """
 
@@ -109,11 +110,11 @@ class LockRequest:
         )
 
     def hold(self) -> Hold:
-        """What the owner may have got, as far as is known without an answer."""
+        """The hold that the owner may have got, as far as is known without an answer."""
         return Hold(self.key, self.owner, ttl=self.ttl, limit=self.limit)
 
     def lease(self, *, fence: int, sent_at: float, slot: int | None = None) -> Lease:
-        """What the owner has got."""
+        """The lease that the owner has got."""
         return Lease(self.key, self.owner, ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
 
 
@@ -122,14 +123,14 @@ class Held:
     """The answer to an acquire that found the lock taken.
 
     Attributes:
-        holder: who has it; None when the value is not one that this package wrote.
-        owner: of the hold.
-        remaining: seconds until the lease ends unless it is renewed; infinite for a key without an end,
-            a stranger's or one that somebody took it from (PERSIST).
-        slot: where in a semaphore that is; None where that is not known.
-        waiters: how many wait for the lock, as far as a store says that: an `Inspector` does, an acquire does not.
-        fence: its fencing token, as far as a store says that.
-        arrived: the number that the message of the request has in the order of its key (see `Arrival`), the newest.
+        holder: who has it; None if this package did not write the value.
+        owner: the hold's owner.
+        remaining: seconds until the lease ends unless it is renewed; infinite for a key without an expiry: a
+            stranger's, or one from which somebody removed it (PERSIST).
+        slot: its slot in a semaphore; None if that is not known.
+        waiters: how many wait for the lock, as far as a store reports that: an `Inspector` does, an acquire does not.
+        fence: its fencing token, as far as a store reports that.
+        arrived: the number of the request's message in the order of its key (see `Arrival`), if it is the newest.
     """
 
     holder: Holder | None
@@ -141,7 +142,7 @@ class Held:
     arrived: int | None = None
 
     def hold(self, key: str, *, ttl: float, limit: int = 1) -> Hold:
-        """What is freed in the holder's stead."""
+        """The hold to free in the holder's stead."""
         return Hold(key, self.owner, ttl=ttl, limit=limit, slot=self.slot)
 
     def conflict(self, key: str) -> LockConflict:
@@ -154,10 +155,10 @@ class Held:
 class Superseded(Held):
     """The answer to an acquire whose message is not the newest of its key any more: it is never to run.
 
-    What else it says is who has the lock meanwhile; owner '' where nobody has.
+    The other fields say who has the lock meanwhile; owner '' if nobody has.
 
     Attributes:
-        by: the id of the newest, as far as it has one.
+        by: the id of the newest message, if it has one.
     """
 
     by: str | None = None
@@ -168,11 +169,11 @@ class Record(NamedTuple):
 
     Attributes:
         message: see `Holder.message`.
-        content: for its reader; a store does not look into it. `FORGOTTEN` where it only kept that the message
+        content: for its reader; a store does not look into it. `FORGOTTEN` if the store only kept that the message
             is over.
-        seconds: how long it is kept; of one that was found, how long still.
+        seconds: how long it is kept; for a record that was found, how much longer.
         content_for: seconds after which a store may forget the content, as long as it knows until the end that the
-            message is over; None where it may not.
+            message is over; None if it may not.
     """
 
     message: str
@@ -181,7 +182,7 @@ class Record(NamedTuple):
     content_for: float | None = None
 
     def after(self, seconds: float) -> Record | None:
-        """What is left to be said that many seconds later; None if that is over.
+        """The record to leave that many seconds later; None if it is over by then.
 
         The content stays as it is: its remaining time shows how old it is.
         """
@@ -202,16 +203,16 @@ class Reservation:
     seconds: float
 
     def after(self, seconds: float) -> Reservation | None:
-        """What is left to be said that many seconds later; None if that is over."""
+        """The reservation to leave that many seconds later; None if it is over by then."""
         return replace(self, seconds=self.seconds - seconds) if seconds < self.seconds else None
 
 
 class Asked(NamedTuple):
-    """A lock that was asked for, and may be had before the answer is wanted; a store that can do so has a method `ask`.
+    """A lock that was requested before the answer is wanted; a store that can do so has a method `ask`.
 
     Attributes:
-        answer: what `LockStore.acquire` returns or raises; once.
-        drop: nobody wants the answer. The owner may have the lock: abandon it.
+        answer: returns or raises what `LockStore.acquire` does; call it once.
+        drop: call it if nobody wants the answer. The owner may have the lock: abandon it.
     """
 
     answer: Callable[[], Lease | Held | Record]
@@ -228,15 +229,14 @@ class Waiter(Protocol):
     ) -> None: ...
 
     def ask(self) -> Lease | Held | Record:
-        """What `acquire` finds now. A caller that asks the store itself loses the answer to `__exit__`, which frees
-        what it does not know of.
+        """What `acquire` finds now. Do not ask the store itself: `__exit__` would free a lock that it does not know of.
 
         Raises:
             LockUnavailable: as for `wait`.
         """
 
     def wait(self, timeout: float) -> Lease | Held | Record:
-        """Wait until somebody frees the lock and wakes this waiter, or `timeout` seconds, or a few; what `acquire`
+        """Wait until somebody frees the lock and wakes this waiter, for `timeout` seconds or only a few; what `acquire`
         finds then.
 
         The place in the queue is kept until this waiter was woken, or its connection is cut.
@@ -253,7 +253,7 @@ class Freeing(IntEnum):
     NOT_OURS = 0
     #: It was held until now, whatever its holder believed.
     NOW = 1
-    #: It was gone when this was said again, or nodes did not answer: it was freed before, unless it was lost before.
+    #: It was gone when freeing was repeated, or nodes did not answer: it was freed before, unless it was lost before.
     UNCLEAR = 2
 
 
@@ -262,7 +262,7 @@ class LockStore(Protocol):
 
     @property
     def server(self) -> str:
-        """The place of the locks in messages, without a password."""
+        """The lock server as messages show it, without a password."""
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         """Take the lock if it is free, or reserved for this holder's message, for `ttl` seconds.
@@ -274,11 +274,11 @@ class LockStore(Protocol):
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         """Give each hold its whole ttl again, in one round trip; False for those that are no longer held. A store that
-        knows the order of messages says for whom a holder is to stop (`Hold.superseded_by`).
+        keeps the order of messages reports for which task a holder is to stop (`Hold.superseded_by`).
 
         Args:
-            holds: those to renew; those that are leases are trusted anew by this call.
-            timeout: seconds that each step (connect, read) may take; there is no second try here, but that a broken
+            holds: the holds to renew; leases among them are trusted anew by this call.
+            timeout: seconds that each step (connect, read) may take; there is no second try here, except that a broken
                 connection is replaced.
 
         Raises:
@@ -293,23 +293,23 @@ class LockStore(Protocol):
         Args:
             hold: what to end.
             record: remembered in any case, even if the lock is no longer held.
-            reservation: the one that gets the lock instead of everybody.
+            reservation: keeps the lock for one message instead of freeing it for everybody.
 
         Returns:
-            What became of it; a store that always knows may say it in True and False.
+            What became of it; a store that always knows may return True or False.
 
         Raises:
-            LockUnavailable: no answer, or an error. This is said again in the background until it is answered, or the
-                process ends; the lock is free when its lease ends.
+            LockUnavailable: no answer, or an error. The call is repeated in the background until it is answered, or
+                the process ends; the lock is free when its lease ends.
         """
 
     def abandon(self, hold: Hold) -> bool | None:
-        """Free the lock if it is still held, for an owner that never asks again: what arrives of it takes nothing.
+        """Free the lock if it is still held, for an owner that never asks again: its late requests take nothing.
 
-        Never raises. What is not answered is said again in the background, as for `free`.
+        Never raises. Without an answer, the call is repeated in the background, as for `free`.
 
         Args:
-            hold: of the owner; whether it ever had the lock need not be known.
+            hold: the owner's hold; it need not be known whether it ever had the lock.
 
         Returns:
             Whether it had the lock; None if there is no answer yet.
@@ -318,15 +318,15 @@ class LockStore(Protocol):
     def remember(self, key: str, record: Record) -> None:
         """Remember a message whose end somebody else has found, and free nothing.
 
-        Never raises, and asks each server once at most, for two seconds or so in all. What is not answered is
-        said again in the background, as for `free`.
+        Never raises, and asks each server once at most, for two seconds or so in all. Without an answer, the call is
+        repeated in the background, as for `free`.
         """
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
-        """Remember that a message is not carried out, unless it is being, or was.
+        """Remember that a message is not carried out, unless it is being, or was, carried out.
 
         Of two copies one ends the message: from then on the others find its record. A repeated call whose record is
-        there already finds its own.
+        already there finds its own.
 
         Args:
             key: the lock.
@@ -346,12 +346,12 @@ class LockStore(Protocol):
         """Replace records that are there, each under its key, by shorter ones; those that are gone stay gone.
 
         Raises:
-            LockUnavailable: no answer, or an error; some may be replaced. Or what leaves a record is yet to be said
-                again (see `free`).
+            LockUnavailable: no answer, or an error; some may be replaced. Or a call that leaves a record is yet to be
+                repeated (see `free`).
         """
 
     def waiter(self, request: LockRequest) -> Waiter:
         """A place in the queue, for an acquire that found the lock held."""
 
     def close(self) -> None:
-        """Give back what the store holds of the machine (connections); it opens them again when used."""
+        """Give back the store's resources (connections); it opens them again when used."""

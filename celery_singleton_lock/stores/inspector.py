@@ -8,7 +8,7 @@ from typing import Protocol
 
 from celery_singleton_lock.stores.base import Held, Record
 
-#: Records that a `KeyState` shows at most.
+#: The most records that a `KeyState` shows.
 MOST_RECORDS = 100
 
 
@@ -17,12 +17,12 @@ class KeyState:
     """All that a store has of one key.
 
     Attributes:
-        held: by whom it is held, in the order of the slots.
-        fence: the last fencing token that was given out; None when that is forgotten, as it is on one server or a
-            cluster where nobody holds the key, or there was none.
+        held: its holders, in the order of the slots.
+        fence: the last fencing token that was given out; None if there was none, or it is forgotten, as on one server
+            or a cluster if nobody holds the key.
         waiters: how many wait for it.
-        records: of messages that are over, the latest first; at most `MOST_RECORDS`, and the beginnings of what was
-            recorded.
+        records: the records of messages that are over, the latest first; at most `MOST_RECORDS`, and only the
+            beginning of each.
     """
 
     held: tuple[Held, ...]
@@ -34,7 +34,7 @@ class KeyState:
 class Inspector(Protocol):
     """Looks at locks, and changes nothing.
 
-    All raise `LockUnavailable` if there is no answer, or an error.
+    All methods raise `LockUnavailable` if there is no answer, or an error.
     """
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:

@@ -16,7 +16,7 @@ class Written:
     Attributes:
         now: the server's time, seconds since the epoch.
         in_a_row: for each entry, how many copies were refused since a run ended under the key; 0 for other entries.
-        overlaps: for each entry, a run of the same key at the same time; None is as it should be.
+        overlaps: for each entry, a run of the same key at the same time; None if there is none, as it should be.
     """
 
     now: float
@@ -24,14 +24,14 @@ class Written:
     overlaps: Sequence[Entry | None]
 
 
-#: Counts of a journal whose names come from messages.
+#: The most counts of a journal whose names come from messages.
 MAX_LABELS = 500
 
 
 class Journal(Protocol):
-    """What became of the copies of all messages, and how often. Of several nodes each has a part.
+    """What became of the copies of all messages, and how often. With several nodes, each has a part.
 
-    All raise `LockUnavailable` if there is no answer, or an error; what `write` was given may have been written then.
+    All methods raise `LockUnavailable` if there is no answer, or an error; what `write` was given may then be written.
     """
 
     def write(
@@ -47,16 +47,16 @@ class Journal(Protocol):
         Args:
             counts: by how much each has grown; its names are the caller's.
             entries: their times are the server's.
-            slack: seconds by which these may be wrong: runs that overlap by less are none that do.
-            coarse: the counts of which `MAX_LABELS` are kept, those that grew last, and for each the count to which it
-                is added when it is given up.
+            slack: seconds by which these may be wrong: a shorter overlap does not count.
+            coarse: counts of which only the `MAX_LABELS` that grew last are kept, each with the count that it is added
+                to when it is dropped.
         """
 
     def counts(self) -> dict[str, int]:
         """All counts."""
 
     def entries(self, *, since: float) -> Iterator[Entry]:
-        """The entries since then, as they were written; seconds since the epoch, on the server's clock."""
+        """The entries since then, in the order of writing; seconds since the epoch, by the server's clock."""
 
     def refused(self) -> dict[str, int]:
         """How many copies were refused in a row, by the key of the lock."""

@@ -9,10 +9,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a tick is not this beat's to send.
+    """Why this beat must not send a tick.
 
     Attributes:
-        last: it was sent, and this is the entry's last run now; None if somebody else is about to send it.
+        last: the entry's last run now, if the tick was sent; None if somebody else is about to send it.
         remaining: seconds until the other claim ends.
     """
 
@@ -20,8 +20,8 @@ class Refused:
     remaining: float
 
 
-#: Seconds for which a ledger knows the last run of an entry that is gone, when a claim is made: another beat, with the
-#: schedule of a moment before, may only now ask for a tick that was sent.
+#: Seconds for which a ledger still knows the last run of a removed entry, for claims: another beat, with the previous
+#: schedule, may only now ask for a tick that was sent.
 MEMORY = 300.0
 
 
@@ -29,19 +29,19 @@ class Ledger(Protocol):
     """What beat has sent: the last run of each entry of a schedule, in microseconds since the epoch.
 
     Every call may be repeated, and may have been carried out for some of the entries when it raises. Each takes a
-    `ceiling`: nothing later than that is believed, but taken for what a wrong clock has left. All raise
+    `ceiling`: a later time is not believed, but taken for what a wrong clock has left. All methods raise
     `LockUnavailable` if there is no answer, or an error.
     """
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
-        """The last run of each entry, which is what is given here for those of which nothing is known.
+        """The last run of each entry; for an entry that is not known yet, the one that is given here.
 
-        It is known from then on, unless it is 0. Entries that are not given are forgotten: one that comes back begins
-        anew, but a claim for what was sent of it is refused for `MEMORY`.
+        That one is known from then on, unless it is 0. Entries that are not given are forgotten: an entry that comes
+        back begins anew, but a claim for a tick of it that was sent is refused for `MEMORY`.
         """
 
     def lasts(self) -> dict[str, int]:
-        """The last run of each entry of which something is known; for people, and changes nothing."""
+        """The last run of each known entry; for people, and changes nothing."""
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
         """Ask to send the tick of each entry that follows its last run; which of them are refused.
@@ -54,10 +54,10 @@ class Ledger(Protocol):
         """
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
-        """Say which is the last run of each entry now; 0 for one that was claimed and not sent."""
+        """Record the last run of each entry; 0 for an entry that was claimed and not sent."""
 
     def unclaim(self, entries: Sequence[str], owner: str) -> None:
-        """End what this owner has claimed of some entries, for good: a claim of its that comes later is none.
+        """End this owner's claims for some entries, for good: its late claims do not count.
 
         For a claim that was not answered, since it may be carried out at any time.
         """
@@ -65,6 +65,6 @@ class Ledger(Protocol):
     def secret(self) -> str:
         """A text that is known only with access to the lock server; made when it is first asked for.
 
-        It is the same for all who ask at different times, until the server loses it. Two that ask at the same time for
-        one that is just being made may be told different ones by a Redlock, and are told the same when they ask again.
+        It is the same for all who ask at different times, until the server loses it. Two that ask a Redlock at the same
+        time, while it is being made, may get different ones, and get the same when they ask again.
         """

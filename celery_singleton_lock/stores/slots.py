@@ -15,8 +15,8 @@ class Occupant:
 
     Attributes:
         owner, holder: as they acquired it, or as it is reserved for them.
-        fence: of the lease.
-        ends_at: when the lease, or the reservation, ends; on the store's clock.
+        fence: the lease's fencing token.
+        ends_at: when the lease, or the reservation, ends; by the store's clock.
     """
 
     owner: str
@@ -41,14 +41,14 @@ def slot_of(owner: str, occupants: Occupants) -> int | None:
 def free_slot(request: LockRequest, occupants: Occupants) -> int | None:
     """The slot that is free for this request, or reserved for its message; None if it has to wait.
 
-    Taking another slot than the one that is reserved for the message frees that.
+    Taking a slot other than the reserved one frees the reserved one.
     """
     reserved = slot_of(request.holder.reserved_as, occupants)
     if any(it.holder.is_copy_of(request.holder) for slot, it in occupants.items() if slot != reserved):
         return None
     if reserved is not None and reserved < request.limit:
         return reserved
-    # What is held counts, whatever limit it was taken under; what is reserved there moves to within this one.
+    # Every hold counts, whatever limit it was taken under; a reservation beyond this limit moves to within it.
     free = next((slot for slot in range(request.limit) if slot not in occupants), None)
     return free if reserved is not None or len(occupants) < request.limit else None
 

@@ -1,6 +1,6 @@
-"""How a process hears at once that a run of its own is to stop for a newer task.
+"""How a process learns at once that one of its runs is to stop for a newer task.
 
-It is a hint: a renewal says the same (`Hold.superseded_by`), if later. Protocol: `docs/protocol.md`, section 14.
+This is a hint: a renewal reports the same, later (`Hold.superseded_by`). Protocol: `docs/protocol.md`, section 14.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class Stop(NamedTuple):
     """The execution under a hold is to stop.
 
     Attributes:
-        owner: of the hold.
+        owner: the hold's owner.
         by: the id of the newer task.
     """
 
@@ -21,14 +21,14 @@ class Stop(NamedTuple):
 
 
 class Stops(Protocol):
-    """What this process is told. Used by one thread."""
+    """The stops that this process is notified of. Used by one thread."""
 
     def wait(self) -> Stop | None:
-        """Wait for what comes next, or some seconds: None.
+        """Wait for the next stop, or for some seconds; None if there was none.
 
         Raises:
             LockUnavailable: no answer, or an error; the next call connects anew.
         """
 
     def close(self) -> None:
-        """Listen no more; never raises an error."""
+        """Stop listening; never raises an error."""

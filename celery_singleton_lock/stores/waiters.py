@@ -1,4 +1,4 @@
-"""How a waiter gets the lock: it asks for it again when it is woken, or now and then where nobody can wake it.
+"""How a waiter gets the lock: it asks for it again when it is woken, or now and then if nobody can wake it.
 
 Protocol: `docs/protocol.md`, section 7.
 """
@@ -18,7 +18,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Reco
 #: Acquires the lock, for the same owner each time.
 Ask = Callable[[], Lease | Held | Record]
 
-#: Seconds to wait after a break in the connection: at first, and at most when one follows the other.
+#: Seconds to wait after a break in the connection: at first, and at most if breaks follow one another.
 PAUSE, MAX_PAUSE = 0.01, 1.0
 
 
@@ -39,7 +39,7 @@ class WakeUp(Protocol):
         """
 
     def pass_on(self) -> None:
-        """Wake another one in its place: it has not taken what it was woken for."""
+        """Wake another waiter in its place: it has not taken the lock that it was woken for."""
 
 
 class AskingWaiter:
@@ -48,7 +48,7 @@ class AskingWaiter:
     Args:
         wake_up: wakes it.
         ask: acquires the lock.
-        leave: sees to it that nothing is left of the questions, when it was interrupted; with True, frees the lock.
+        leave: clears what is left of the questions after an interruption; with True, frees the lock.
     """
 
     def __init__(self, wake_up: WakeUp, ask: Ask, leave: Callable[[bool], None] = lambda free: None) -> None:
@@ -56,9 +56,9 @@ class AskingWaiter:
         self._ask = ask
         self._leave = leave
         self._found: Lease | Held | Record | None = None
-        #: Whether it was woken, and has not looked since; or has found that it wants no lock any more.
+        #: Whether it was woken, and has not looked since; or has found that it does not want the lock any more.
         self._rang = False
-        #: Whether its connection has broken, and how long it waits after the next time.
+        #: Whether its connection has broken, and how long it waits after the next break.
         self._was_cut = False
         self._pause = PAUSE
 
@@ -67,7 +67,7 @@ class AskingWaiter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None or self._may_be_given_more():
-            # Interrupted between reading and returning, the lock may be held, and nobody knows.
+            # If it was interrupted between reading and returning, the lock may be held, and nobody knows.
             self._leave(error is not None or not isinstance(self._found, Lease))
         if self._rang:
             self._wake_up.pass_on()
@@ -80,7 +80,7 @@ class AskingWaiter:
             self._found = self._woken(timeout)
             self._pause = PAUSE
         except LockUnavailable:
-            # That says little about the server: a waiter that does not reach it hears so by asking.
+            # This says little about the server: a waiter that cannot reach it finds that out by asking.
             self._was_cut = True
             clock.sleep(min(timeout, chance.spread(self._pause)))
             self._pause = min(3 * self._pause, MAX_PAUSE)
@@ -95,7 +95,7 @@ class AskingWaiter:
         return self._found
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
-        """What the wake-up brought along; None if that is nothing."""
+        """The answer that came with the wake-up; None if there is none."""
         self._rang |= bool(self._wake_up.wait(timeout))
         return None
 
@@ -105,11 +105,11 @@ class AskingWaiter:
 
 
 class PollingWaiter(AskingWaiter):
-    """A `Waiter` that asks now and then, for stores that cannot wake anybody: nobody is sure to come first.
+    """A `Waiter` that asks now and then, for stores that cannot wake anybody: waiters are served in no fixed order.
 
     Args:
-        store: what to ask.
-        request: for what.
+        store: the store to ask.
+        request: what to ask for.
         every: seconds between two questions.
     """
 

@@ -1,5 +1,5 @@
-"""How a process that has the copies of many messages is woken for the locks that these wait for, with none of them in a
-slot.
+"""How a process that holds copies of many messages is woken for the locks that they wait for, while none of them takes
+a slot.
 
 Protocol: `docs/protocol.md`, section 11.
 """
@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 
 
 class Place(NamedTuple):
-    """The first place in the line of a lock that a process has.
+    """A process's first place in the line of a lock.
 
     Attributes:
-        since: when its message met a conflict first, seconds since the epoch.
+        since: when its message first met a conflict, seconds since the epoch.
         limit: how many may hold the lock at once.
     """
 
@@ -26,7 +26,7 @@ class Freed(NamedTuple):
     """A lock may be free.
 
     Attributes:
-        key: of the lock.
+        key: the lock's key.
         passed_on: how many processes had no use for it before.
     """
 
@@ -38,29 +38,29 @@ class WakeUps(Protocol):
     """Wakes this process for the locks for which it is in line. Used by one thread.
 
     Attributes:
-        most: for how many locks at most.
+        most: the most locks that it can wait for.
     """
 
     most: int
 
     def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Freed]:
-        """Wait until one of these locks may be free, for which nobody is known to have waited for longer; or return
-        nothing now and then, and when there is something to read from the descriptor `interrupt`.
+        """Wait until one of these locks may be free, and nobody is known to have waited longer for it. Return nothing
+        now and then, and when there is something to read from the descriptor `interrupt`.
 
-        A lock of which nobody says that it was freed is found free in the end.
+        A lock whose release nobody reports is found free in the end.
 
         Raises:
             LockUnavailable: no answer, or an error; all places are to be taken anew, which the next call does.
         """
 
     def pass_on(self, freed: Freed) -> bool:
-        """Wake another process, as this one is busy; False where that was done often enough, and it is to be taken."""
+        """Wake another process, as this one is busy; False if that was done often enough: then take the lock."""
 
     def give_back(self, key: str) -> None:
-        """Wake another process: this one has nothing to begin with."""
+        """Wake another process: this one has no copy to begin."""
 
     def wake_if_free(self, key: str, limit: int) -> None:
-        """Wake somebody, as nobody may have been, if fewer than `limit` hold the lock; raises no error."""
+        """Wake somebody if fewer than `limit` hold the lock, since maybe nobody was woken; never raises an error."""
 
     def leave(self) -> None:
         """Leave every line; never raises an error."""

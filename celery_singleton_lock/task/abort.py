@@ -176,7 +176,7 @@ class _ByAsyncException(_Way):
     def leave(self, body: Body) -> None:
         if not body.struck:
             return
-        # An exception may still be on its way. If it was cleared, the interpreter would look for it at every bytecode
+        # An exception may still be on its way. If it were cleared, the interpreter would look for it at every bytecode
         # until another comes (CPython up to 3.12). So send one, which replaces any other, and catch it here.
         try:
             while self._send():

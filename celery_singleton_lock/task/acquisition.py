@@ -149,7 +149,7 @@ class Acquisition:
         )
 
     def _ask_as_another(self) -> None:
-        """Ask under another owner from now on: a copy that may be on its way takes the old owner's lock for free."""
+        """Ask under another owner from now on: a copy that may be on its way treats the old owner's lock as free."""
         self.given_up = (*self.given_up, self._owner)[-requeue.MAX_GIVEN_UP :]
         self._owner, self.execution.progress.gives_up = new_owner(), None
         self._report()

@@ -22,7 +22,7 @@ from celery_singleton_lock.task.run import Run
 
 
 def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | None = None) -> Any:
-    """Run `body` under the lock, or end as this message must; `brought`: the lock that it has since it was sent.
+    """Run `body` under the lock, or end as this message must; `brought`: the lock that it has, or gets, while it waits.
 
     Raises:
         Ignore, Reject, LockConflict: as `on_conflict` says, of this message or of a newer one.

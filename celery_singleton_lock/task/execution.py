@@ -78,7 +78,7 @@ class Execution:
 
 
 def holder_of(task: TaskLike, request: RequestLike, label: str = "") -> Holder:
-    """The holder that an execution of this request in this process is."""
+    """This process, as the lock's holder for an execution of this request."""
     sending = message_identity.sending_of(request)
     return Holder(
         cleaned.text_or_none(request.id),

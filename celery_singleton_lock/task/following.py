@@ -205,7 +205,7 @@ class Following:
         try:
             stored = outcome.stored_end(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
         except Exception as error:  # noqa: BLE001 - every backend has its own
-            logger.warning("%s: the result backend cannot be asked: %r", it, error)
+            logger.warning("%s: the result backend cannot be read: %r", it, error)
             return Later(SETTLING)
         return None if stored is None else as_end(stored) or _Gone()
 

@@ -34,7 +34,7 @@ class Joined(NamedTuple):
 
     @classmethod
     def read(cls, value: object) -> Joined | None:
-        """The value of a header, read; None if others wrote it."""
+        """Read the value of a header; None if others wrote it."""
         if not isinstance(value, (list, tuple)) or len(value) < len(cls._fields):
             return None
         task_id, sending, replaced, retries, since, goes_on = value[: len(cls._fields)]

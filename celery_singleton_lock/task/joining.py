@@ -85,7 +85,7 @@ def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
     """As `Acquisition.found`; for a copy that has joined another task, how that task has ended, if it has."""
     request = acquisition.execution.request
     joined = requeue.joined_by(request)
-    if joined is None or requeue.was_untold(request):  # It has ended, as its record says.
+    if joined is None or requeue.was_untold(request):  # An unreported end is on record.
         return acquisition.found()
     joining = Joining(acquisition, joined)
     if (ended := joining.before_lock()) is not None:
@@ -150,7 +150,7 @@ class Joining:
             return found
         if not lease.held:  # Nobody renews it yet.
             server = self._execution.runtime.store.server
-            self._acquisition.put_back(LockUnavailable(server, "the lease ended while it looked for another end"))
+            self._acquisition.put_back(LockUnavailable(server, "the lease ended as the copy looked for another end"))
         self._take_over()
         return None
 
@@ -223,7 +223,7 @@ class Joining:
         try:
             return outcome.stored_end(self._execution.task, self.joined.task_id, age)
         except Exception as error:  # noqa: BLE001 - every backend has its own
-            logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
+            logger.warning("%s: the result backend cannot be read: %r", self._execution, error)
             return Later(SETTLING)
 
     def _age(self, record: Record) -> float:

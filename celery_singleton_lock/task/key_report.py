@@ -129,7 +129,7 @@ class _Channel:
         self._deliveries = count(1)
 
     def fills(self) -> bool:
-        """Another delivery begins: whether the pipe is to be emptied now."""
+        """Count a delivery that begins; whether the pipe is to be emptied now."""
         return next(self._deliveries) % _SELDOM == 0
 
     def write(self, report: Report | End) -> None:

@@ -62,7 +62,7 @@ class Leader(NamedTuple):
 
     @classmethod
     def read(cls, value: object) -> Leader | None:
-        """The value of a header or a record, read; None if others wrote it."""
+        """Read the value of a header or a record; None if others wrote it."""
         if not isinstance(value, (list, tuple)) or len(value) < len(cls._fields):
             return None
         hidden, token, since, run = value[: len(cls._fields)]

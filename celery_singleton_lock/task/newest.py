@@ -64,7 +64,7 @@ def is_stopped_by_newer(execution: Execution) -> bool:
 
 def tell(execution: Execution, arrival: Arrival | None, found: Held) -> None:
     """Have the holder of the lock stop at once, if it is to stop for a message of this order: for this message, or for
-    one before it, which may have died before it could do so.
+    one before it, which may have died before it told the holder.
     """
     holder, runtime = found.holder, execution.runtime
     if arrival is None or not arrival.stops or holder is None or holder.superseded_by is None:

@@ -1,7 +1,7 @@
 """How a copy gets to its queue: by the queue's name, confirmed by the broker, and after a delay.
 
 RabbitMQ keeps a copy that is due later (`rabbitmq`). A worker that holds a message until it is due, as Celery's `eta`
-makes it do, has one place less for other messages, and holds it unacknowledged, which RabbitMQ allows for half an hour
+makes it do, has room for one message fewer, and holds it unacknowledged, which RabbitMQ allows for half an hour
 only. A worker still does so if no such queue is available: for queues that go with their worker, messages that the
 broker is to drop for their age, users that may not declare anything, and older servers; and for all other brokers. It
 also does so if it may begin the message before it is due.
@@ -146,7 +146,7 @@ class Publisher:
             except Refused:
                 raise
             except Exception as error:  # noqa: BLE001 - py-amqp has many
-                logger.debug("the broker has gone since the last copy: %r", error)
+                logger.debug("the connection to the broker broke since the last copy: %r", error)
             return self._send_on(Connection(self._app), copy, queue, delay)
 
     def _send_on(self, connection: Connection, copy: Copy, queue: str, delay: float | None) -> None:

@@ -77,7 +77,7 @@ class QueueLock:
 
     @property
     def ends_at_end(self) -> bool:
-        """Whether it has ended once its message has, at the latest."""
+        """Whether it ends with its message at the latest."""
         return self.scope != UNTIL_EXPIRED
 
     def request(self, holder: Holder) -> LockRequest:

@@ -1,7 +1,7 @@
 """Ends the lock that a message brought with it: as its body starts, or with the message.
 
-One process ends the lock, by the owner that the message names: the process that runs the message, or the worker's main
-process if that process died or nothing was begun (`worker.request`). A message that goes on as a copy or as its next
+One process ends the lock, by the owner that the message names: the process that runs the message, or, if that one died
+or nothing was begun, the worker's main process (`worker.request`). A message that goes on as a copy or as its next
 attempt keeps the lock.
 
 Protocol: `docs/protocol.md`, section 12.

@@ -61,7 +61,7 @@ class Connection:
         )
 
     def exchange_for(self, delay: float) -> str:
-        """The exchange of the queue in which messages can wait for `delay`, declared if need be.
+        """The exchange of the queue in which messages wait for at most `delay`, declared if need be.
 
         Raises:
             Refused: there is none.

@@ -145,7 +145,7 @@ def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
     try:
         return outcome.stored_end(task, task.request.id, age)
     except Exception as error:  # noqa: BLE001 - every backend has its own
-        logger.warning("%s: the result backend cannot be asked: %r", named(task), error)
+        logger.warning("%s: the result backend cannot be read: %r", named(task), error)
         if requeue.was_untold(task.request):
             settling.have_copy_send(task, error)
         requeue.put_back(task, reason="copy", delay=SETTLING)

@@ -41,7 +41,7 @@ BRIEFLY = 60.0
 
 
 def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
-    """End as a copy of a message that is, or was, carried out; or because another task refuses it, or has ended it."""
+    """End as a copy of what runs, or ran, elsewhere; as refused for another task; or as another task has ended."""
     it = acquisition.execution
     if isinstance(found, End):
         return _end_as_joined(acquisition, found)

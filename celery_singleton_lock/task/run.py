@@ -213,7 +213,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation | None:
-    """What keeps the lock for the task's own next attempt, if that is wanted."""
+    """The reservation that keeps the lock for the task's own next attempt, if that is wanted."""
     options = execution.options
     if not (options.retain_on_retry and isinstance(error, Retry)) or execution.request.is_eager:
         return None
@@ -238,7 +238,7 @@ def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
 
 
 def _for_nobody(execution: Execution, ended: Outcome | None, held: float) -> Reservation | None:
-    """What keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
+    """The reservation that keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
     left = execution.options.at_least_for - held
     if left <= 0 or ended is None or ended.state not in (states.SUCCESS, states.FAILURE):
         return None

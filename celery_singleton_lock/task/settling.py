@@ -65,7 +65,7 @@ def have_copy_send(task: TaskLike, error: Exception) -> NoReturn:
         Ignore: there is nothing more to do here.
     """
     if requeue.put_back_count(task.request, "untold") < MOST_TRIES:
-        logger.warning("%s has ended; a copy is to send what could not be sent: %r", named(task), error)
+        logger.warning("%s has ended; a copy will send what could not be sent: %r", named(task), error)
         requeue.put_back(task, reason="untold")
     logger.error("%s has ended, but its callbacks and next steps cannot be sent: %r", named(task), error)
     raise Ignore("what follows cannot be sent")

@@ -64,7 +64,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     #: What makes two calls the same. None: all arguments, with defaults applied; a list of argument names ([]: the
     #: task's name alone); a template such as "tenant:{tenant_id}"; or a callable of the dictionary of arguments.
-    lock_key: ClassVar[Any] = None
+    lock_key: Any = None  # No ClassVar, here and for two others: pyright would refuse a static method in a subclass.
 
     #: The name that goes into the key; by default the task's. Tasks with the same name exclude each other.
     lock_name: ClassVar[str | None] = None
@@ -80,7 +80,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: "until_executing" and "until_and_while_executing"): it is sent, and the message that waits ends as REVOKED, with
     #: `LockSuperseded`, and never runs; or a callable of (task, duplicate) that returns one of these. A part of a
     #: canvas, or a call with callbacks, is sent and ends as the other message does; with "replace" it runs by itself.
-    on_duplicate: ClassVar[DuplicatePolicy | Callable[..., Any] | None] = None
+    on_duplicate: DuplicatePolicy | Callable[..., Any] | None = None
 
     #: Seconds (1 to 2592000) for which a message that waits can keep others from being sent, beyond its countdown; None
     #: (default): until it expires, or for a day. With "until_expired": seconds for which no second message is sent.
@@ -102,7 +102,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: dead-letter queue may take if it is acknowledged late; "join": wait, and end as that execution ends, without
     #: a run; "rerun": wait as "retry" does, but of all that wait only the newest runs; "replace": the same, and stop
     #: the older one that runs; or a callable of (task, conflict) that returns one of the first five.
-    on_conflict: ClassVar[ConflictPolicy | Callable[..., Any] | None] = None
+    on_conflict: ConflictPolicy | Callable[..., Any] | None = None
 
     #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without a limit.
     lock_conflict_retries: ClassVar[int | None] = None

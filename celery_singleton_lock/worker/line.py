@@ -44,7 +44,7 @@ class Line:
 
     Args:
         wake_ups: wakes it.
-        begin: begins a request that waits in the consumer's timer now; whether it was there.
+        begin: begins, now, a request that waits in the consumer's timer; whether it was there.
         has_room: whether a slot is free.
         in_loop: whether there is an event loop in which to begin (see `register`); if not, the thread is a greenlet.
     """
@@ -81,7 +81,7 @@ class Line:
         return is_woken
 
     def give_back(self, key: str) -> None:
-        """A copy that was woken has no use for the lock: another copy has."""
+        """A copy that was woken has no use for the lock, but another copy may."""
         self._unused.append(key)
         self._news.give()
 

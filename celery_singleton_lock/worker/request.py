@@ -321,7 +321,7 @@ class SingletonRequest(WorkerRequest):
             return
         self._end_brought()
         if not seconds or (isinstance(error, _LOST) and self.success_was_stored):
-            return  # If lost, Celery keeps the success, which was recorded before it was stored.
+            return  # In the latter case Celery keeps the success, which was recorded before it was stored.
         if (hold := self.hold()) is not None:
             self._remember(hold.key, ended, seconds, settled)
         else:

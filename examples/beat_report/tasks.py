@@ -1,4 +1,4 @@
-"""A report every second that takes longer than that: beat sends on time, the lock keeps the runs apart.
+"""A report that is due every second and takes longer than that: beat sends on time, the lock keeps the runs apart.
 
     celery -A examples.beat_report.tasks beat        # as many as you like
     celery -A examples.beat_report.tasks worker
@@ -20,7 +20,7 @@ app.conf.beat_schedule = {
     "report": {"task": "examples.beat_report.tasks.report", "schedule": 1.0, "options": {"expires": 10}},
 }
 
-#: Where each run of the report leaves a line.
+#: The file to which each run of the report adds a line.
 LOG = os.environ.get("REPORT_LOG", "report.log")
 
 #: Seconds that a report takes.

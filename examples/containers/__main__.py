@@ -2,7 +2,7 @@
 
     python -m examples.containers [rabbitmq] [redlock]
 
-with the files of these names in docker/ as well. Takes everything down at the end; the exit status is 1 if a tick ran
+also uses the files of these names in docker/. Takes everything down at the end; the exit status is 1 if a tick ran
 twice or was lost, or two reports ran at the same time.
 """
 
@@ -29,18 +29,18 @@ ROOT = Path(__file__).parents[2]
 
 APP = "examples.containers.tasks"
 
-#: Seconds for all containers to be healthy, the image being built already.
+#: Seconds for all containers to become healthy, once the image is built.
 START_LIMIT = 180
 
-#: Seconds for the others to go on after something was killed: a lease, or until a message is delivered again.
+#: Seconds for the others to go on after a kill: until a lease ends, or until a message is delivered again.
 LIMIT = 60.0
 
-#: Ticks that are to be seen before the first kill, and after each.
+#: Ticks to wait for before the first kill, and after each.
 TICKS = 6
 
 
 class Project:
-    """The containers of the compose file, under a name of their own."""
+    """The containers of the compose file, under their own project name."""
 
     def __init__(self, overrides: Sequence[str]) -> None:
         files = [ROOT / "docker-compose.yml", *(ROOT / "docker" / f"{name}.yml" for name in overrides)]
@@ -69,22 +69,22 @@ class Project:
             self._service_of[self.ask("ps", "--quiet", service)[:12]] = service
 
     def run(self, *arguments: str) -> None:
-        """A command of compose, which prints its errors only."""
+        """Run a command of compose; only its errors are printed."""
         subprocess.run([*self._command, *arguments], env=self._environment, check=True)
 
     def ask(self, *arguments: str) -> str:
-        """What a command of compose answers."""
+        """Run a command of compose, and return its output."""
         command = [*self._command, *arguments]
         done = subprocess.run(command, env=self._environment, stdout=subprocess.PIPE, text=True, check=True)
         return done.stdout.strip()
 
     def record(self) -> Redis:
-        """The Redis in which the tasks leave their record, through the port that is open on this host."""
+        """The Redis to which the tasks write their record, through the port that is open on this host."""
         host, _, port = self.ask("port", "redis", "6379").rpartition(":")
         return Redis(host=host, port=int(port), db=2, decode_responses=True)
 
     def service_of(self, node: str) -> str:
-        """The service whose container a node's name ends with: Docker names hosts by the ids of containers."""
+        """The service of the container whose id a node's name ends with: Docker names hosts after container ids."""
         return self._service_of[node.partition("@")[2]]
 
     def leader(self) -> str:
@@ -96,7 +96,7 @@ class Project:
 
 @dataclass(frozen=True)
 class Kill:
-    """Of a service, and when another had taken over; seconds on the clock of the record."""
+    """The kill of a service, and when another had taken over; seconds on the clock of the record."""
 
     service: str
     at: float
@@ -118,11 +118,11 @@ def main(overrides: Sequence[str]) -> int:
 
 
 def judged(project: Project, record: Redis) -> bool:
-    """Whether all went well."""
+    """Run the storm, and return whether all went well."""
     try:
         kills = storm(project, record)
         sent: Any = record.smembers(SENT)
-        # What the killed worker had taken is delivered again.
+        # The messages that the killed worker had taken are delivered again.
         until(lambda: not lost(read(record), sent), "all ticks that were sent")
     except TimeoutError as error:
         print(error)
@@ -131,7 +131,7 @@ def judged(project: Project, record: Redis) -> bool:
 
 
 def storm(project: Project, record: Redis) -> tuple[Kill, Kill]:
-    """Kill the leading beat, and then the worker at work."""
+    """Kill the leading beat, and then the busy worker."""
     more(record, "tick", TICKS)
     leader = project.leader()
     print(f"{leader} leads: kill it", flush=True)
@@ -152,7 +152,7 @@ def kill(project: Project, record: Redis, service: str, job: str) -> Kill:
     """Kill a service, wait until the others do its job, and start it again."""
 
     def next_run() -> Run | None:
-        """What was due when nothing of the killed one was under way any more."""
+        """The first run that was due when nothing from the killed service was under way any more."""
         return next((run for run in read(record) if run.job == job and due(run) > gone), None)
 
     at = now(record)
@@ -164,29 +164,29 @@ def kill(project: Project, record: Redis, service: str, job: str) -> Kill:
 
 
 def more(record: Redis, job: str, count: int) -> None:
-    """Wait for that many more runs of a job."""
+    """Wait for `count` more runs of a job."""
     seen = sum(run.job == job for run in read(record))
     until(lambda: sum(run.job == job for run in read(record)) >= seen + count, f"{count} more runs of {job}")
 
 
 def now(record: Redis) -> float:
-    """Seconds on the clock of the record."""
+    """The time on the clock of the record, in seconds."""
     seconds, microseconds = record.time()
     return float(seconds) + float(microseconds) / 1e6
 
 
 def due(run: Run) -> float:
-    """What a run was for, in seconds since the epoch."""
+    """When a run was due, in seconds since the epoch."""
     return datetime.fromisoformat(run.due).timestamp()
 
 
 def lost(runs: Sequence[Run], sent: set[str]) -> set[str]:
-    """The ids of ticks that were sent and have not run."""
+    """The ids of ticks that were sent, but have not run."""
     return sent - {run.task_id for run in runs if run.outcome == "done"}
 
 
 def judge(runs: Sequence[Run], sent: set[str], kills: Sequence[Kill]) -> bool:
-    """Tell what ran, and whether that is as promised."""
+    """Print what ran, and return whether it is as promised."""
     # A run that was killed and its repetition count once.
     ticks = [run.due for run in runs if run.job == "tick" and run.outcome == "done"]
     reports, workers = [run for run in runs if run.job == "report"], {run.worker for run in runs}
@@ -204,7 +204,7 @@ T = TypeVar("T")
 
 
 def until(true: Callable[[], T | None], what: str) -> T:
-    """Wait for it."""
+    """Wait until `true` returns something true, and return that."""
     deadline = clock.now() + LIMIT
     while not (found := true()):
         if clock.now() > deadline:

@@ -1,7 +1,7 @@
-"""Who ran when, in a stream of one Redis: its order is the same for all containers, so that no clocks have to agree.
+"""Who ran when, in a Redis stream: its order is the same for all containers, so their clocks need not agree.
 
-A run leaves an entry when it begins, with each step of its work, and at its end. Two runs overlap if one of them left
-something after the other had begun; a worker that is killed leaves nothing more.
+A run adds an entry when it begins, with each step of its work, and at its end. Two runs overlap if one of them added
+an entry after the other had begun; a worker that is killed adds nothing more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redis import Redis
 
 STREAM = "record"
 
-#: The set of the ids of what was sent.
+#: The set of the ids of all messages that were sent.
 SENT = "sent"
 
 
@@ -25,9 +25,9 @@ class Run:
     """One execution of a task.
 
     Attributes:
-        job, task_id, worker, fence, due: what the task said of it when it began.
-        places: of its entries, in the order of the stream.
-        began, ended: seconds on the server's clock of the first and of the last one.
+        job, task_id, worker, fence, due: what the task recorded when it began.
+        places: the places of its entries in the stream.
+        began, ended: the times of the first and the last entry, in seconds on the server's clock.
         outcome: "open", "done", "aborted" or "raised".
     """
 
@@ -44,12 +44,12 @@ class Run:
 
 @contextmanager
 def run(client: Redis, task: Any, job: str) -> Iterator[Callable[[], None]]:
-    """Record what happens within as a run of `job`; call what is yielded with each step.
+    """Record the body of the `with` block as a run of `job`; call the yielded function with each step.
 
     Args:
-        client: of the Redis that keeps the record.
+        client: a client of the Redis that keeps the record.
         task: the bound task.
-        job: what the run is of.
+        job: the name of the job.
     """
     request = task.request
     due = (request.headers or {}).get("singleton_lock_due", "")
@@ -97,7 +97,7 @@ def read(client: Redis) -> list[Run]:
 
 
 def overlaps(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Pairs of runs of one job of which one left something after the other had begun."""
+    """Pairs of runs of one job in which the first run added an entry after the second had begun."""
     return [
         (first, second)
         for first, second in combinations(sorted(runs, key=lambda run: run.places), 2)

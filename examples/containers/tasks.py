@@ -1,6 +1,6 @@
 """A schedule for two beats, and two jobs for two workers: what docker-compose.yml starts.
 
-`tick` is quick and is sent every second: by whichever beat leads, once. `report` is sent every second and takes longer
+`tick` is quick, and the leading beat sends it once every second. `report` is sent every second, too, and takes longer
 than that: a copy that finds it running is skipped.
 """
 
@@ -17,7 +17,7 @@ from celery_singleton_lock import SingletonTask, clock
 from examples.containers import TTL
 from examples.containers.record import SENT, run
 
-#: Seconds after which a Redis broker delivers again what a worker took and did not acknowledge; longer than any job.
+#: Seconds after which a Redis broker delivers an unacknowledged message again; longer than any job.
 VISIBILITY = 10.0
 
 #: Seconds that a report takes, in steps.
@@ -31,7 +31,7 @@ app.conf.update(
     },
     singleton_lock_ttl=TTL,
     singleton_lock_beat_ttl=TTL,
-    # A message is acknowledged when its task has ended: what a killed worker had taken is delivered again.
+    # A message is acknowledged when its task has ended: the messages of a killed worker are delivered again.
     task_acks_late=True,
     worker_prefetch_multiplier=1,
     broker_transport_options={"visibility_timeout": VISIBILITY},
@@ -43,7 +43,7 @@ if "SINGLETON_LOCK_BACKEND" in os.environ:
 record = Redis.from_url(os.environ.get("RECORD_URL", "redis://localhost:6379/2"))
 
 
-# No tick is skipped: one that is delivered again together with the next waits for it.
+# No tick is skipped: if one is delivered again together with the next, it waits for it.
 @app.task(bind=True, base=SingletonTask, lock_wait=10)
 def tick(self: Any) -> None:
     with run(record, self, "tick"):
@@ -61,5 +61,5 @@ def report(self: Any) -> None:
 
 @after_task_publish.connect(sender=tick.name)
 def sent(headers: dict[str, Any], **_: Any) -> None:
-    """Of the beats: to check afterwards whether all of it ran."""
+    """Beat has sent a message: note its id, to check afterwards whether it ran."""
     record.sadd(SENT, headers["id"])

@@ -1,7 +1,7 @@
-"""The main job, shown: two workers, many copies of one exclusive job, a crash, and a verdict.
+"""The package at work: two workers, many copies of one exclusive job, a crash, and a verdict.
 
-Starts a Redis of its own and two real Celery workers, publishes from three processes, kills one worker with SIGKILL in
-the middle of the exclusive job, and draws who ran when. The exit status is 1 if the verdict is not as promised.
+Starts its own Redis and two real Celery workers, publishes from three processes, kills one worker with SIGKILL in
+the middle of the exclusive job, and draws who ran when. The exit status is 1 if a promise was not kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from celery_singleton_lock.testing import RedisServer
 
 console = Console(width=max(Console().width, 110))
 
-#: Seconds before the kill and, at the most, after it.
+#: Seconds before the kill, and at most after it.
 BEFORE, AFTER = 3.0, 6.0
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     with ExitStack() as exits:
         server = exits.enter_context(RedisServer())
         os.environ["DEMO_REDIS"] = server.url
-        # Only now: the tasks' module reads the address.
+        # Import this only now: the tasks' module reads the address.
         from examples.demo import tasks, timeline
 
         console.print(f"Redis on port {server.port}; two workers with two slots each; three publishers …")
@@ -72,7 +72,7 @@ def worker(name: str) -> tuple[str, ...]:
 
 @contextmanager
 def started(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program in a process group of its own, killed with its children at the end."""
+    """A Python program in its own process group, killed with its children at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.DEVNULL,
@@ -88,7 +88,7 @@ def started(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def until(true: Callable[[], bool], seconds: float) -> bool:
-    """Wait until it is, for at most that many seconds."""
+    """Wait until `true` returns True, for at most that many seconds; return whether it did."""
     deadline = clock.now() + seconds
     while not true() and clock.now() < deadline:
         clock.sleep(0.02)
@@ -96,14 +96,14 @@ def until(true: Callable[[], bool], seconds: float) -> bool:
 
 
 def wait_until_it_runs_on(record: Redis, worker_name: str) -> None:
-    """Until the exclusive job has begun on that worker: its next start is waited for at the record's end."""
+    """Wait until the exclusive job begins on that worker; only starts that are recorded from now on count."""
     for event in follow(record, 30.0):
         if event["event"] == "start" and event["job"] == "report" and event["worker"] == worker_name:
             return
 
 
 def wait_for_next_start(record: Redis, since: float) -> float | None:
-    """When the exclusive job next began; None if it did not."""
+    """Wait for the exclusive job to begin again, and return when; None if it did not."""
     for event in follow(record, AFTER):
         if event["event"] == "start" and event["job"] == "report" and event["at"] > since:
             return float(event["at"])

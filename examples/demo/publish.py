@@ -1,4 +1,4 @@
-"""One of the demo's publishers: sends the same jobs again and again until the demo says stop."""
+"""One of the demo's publishers: sends the same jobs over and over until the demo says stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 from examples.demo.tasks import exclusive, plain, record
 
-#: Seconds between two sends, and of the jobs.
+#: Seconds between two sends, and seconds that the jobs take.
 EVERY, LONG = 0.35, 0.9
 
 if __name__ == "__main__":

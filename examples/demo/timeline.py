@@ -1,4 +1,4 @@
-"""Who ran when: read from the record, drawn for a terminal, and judged."""
+"""Reads from the record who ran when, draws it for a terminal, and counts overlaps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 84
 
 STYLES = {"report": "bold green", "plain job": "yellow"}
 
-#: How a run begins and goes on, so that the jobs differ without colours as well.
+#: How a run begins and continues, so that the jobs can be distinguished without colours as well.
 GLYPHS = {"report": ("▌", "█"), "plain job": ("▒", "░")}
 
 

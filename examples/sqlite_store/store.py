@@ -1,7 +1,6 @@
 """Locks in a SQLite file, for the processes of one host: one transaction for each call, on the clock of that host.
 
-Nobody can be woken by a file, so waiters ask now and then. Each call has a connection of its own: none is carried
-through a fork.
+A file cannot wake anybody, so waiters poll. Each call opens its own connection, so none is inherited by a fork.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from celery_singleton_lock.stores import (
 )
 from celery_singleton_lock.stores.slots import Occupant, copy_of, free_slot, in_the_way, slot_of
 
-#: Seconds that a call waits for the others'.
+#: Seconds that a call waits for other calls.
 PATIENCE = 5.0
 
-#: Seconds at least for which it is known that an owner was given up.
+#: Seconds for which, at least, the store remembers that an owner was given up.
 OVER = 60.0
 
 SCHEMA = """
@@ -40,7 +39,7 @@ CREATE TABLE IF NOT EXISTS given_up (key, owner, ends_at REAL, PRIMARY KEY (key,
 CREATE TABLE IF NOT EXISTS fences (last INTEGER);
 """
 
-#: SQLite's locks are its process's: a child that is forked while a thread has one would take it for its own.
+#: SQLite's locks belong to the process: a child that is forked while a thread has one would take it for its own.
 _one_at_a_time = threading.Lock()
 os.register_at_fork(
     before=_one_at_a_time.acquire,
@@ -53,14 +52,14 @@ class SqliteStore:
     """A `LockStore` in a file.
 
     Args:
-        path: of the file, on a disk of this host.
+        path: the file, on a disk of this host.
     """
 
     def __init__(self, path: Path) -> None:
         self.server = f"sqlite://{path}"
         self._path = path
         with self._connection(PATIENCE) as db:
-            # What a crash of the host loses, nobody holds any more.
+            # A crash of the host may lose the last writes, but then nobody holds those locks any more.
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(SCHEMA)
 
@@ -102,14 +101,14 @@ class SqliteStore:
             with self._transaction() as file:
                 return file.give_up(hold.key, hold.owner, hold.ttl)
         except LockUnavailable:
-            return None  # It ends with its lease.
+            return None  # The hold ends with its lease.
 
     def remember(self, key: str, record: Record) -> None:
         try:
             with self._transaction(2.0) as file:
                 file.remember(key, record)
         except LockUnavailable:
-            pass  # A copy of the message, should there be one, is carried out.
+            pass  # If there is a copy of the message, it is carried out.
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         with self._transaction() as file:
@@ -145,7 +144,7 @@ class SqliteStore:
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("BEGIN IMMEDIATE")
             yield _File(db)
-            db.execute("COMMIT")  # What raises closes the connection without it, and nothing has happened.
+            db.execute("COMMIT")  # An exception closes the connection before this, and nothing has happened.
 
 
 class _File:
@@ -208,12 +207,12 @@ class _File:
         return next((Record(message, content, ends_at - self.now) for content, ends_at in rows), None)
 
     def is_over(self, key: str, holder: Holder, record: Record | None) -> bool:
-        """Whether a message that a lock is to be reserved for has ended, otherwise than by this record."""
+        """Whether the message for which the lock is to be reserved has ended already, not counting this record."""
         own = record is not None and record.message == holder.message
         return not own and self.record(key, holder.message) is not None
 
     def _next_fence(self) -> int:
-        # From the time on, so that a file that was deleted does not begin at 1 again.
+        # At least the time, so that fences go on growing if the file is deleted.
         ((last,),) = self._db.execute("SELECT ifnull(max(last), 0) FROM fences")
         fence = max(int(last) + 1, int(self.now * 1_000_000))
         self._db.execute("DELETE FROM fences")

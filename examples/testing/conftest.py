@@ -1,4 +1,4 @@
-"""The fixtures: `singleton_locks` comes with the package, the app for the worker in a thread is ours."""
+"""Fixtures: the app for the worker in a thread. (`singleton_locks` comes with the package.)"""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from celery import Celery
-from celery.contrib.testing import tasks as _ping  # noqa: F401 - what `celery_worker` sends first
+from celery.contrib.testing import tasks as _ping  # noqa: F401 - `celery_worker` sends this first
 
 from examples.testing.tasks import app
 
 pytest_plugins = ["celery.contrib.pytest"]
 
-# For the worker in a thread. Before anything is sent: an app goes on with the connections that it has.
+# For the worker in a thread. This must come before anything is sent, because an app keeps its connections.
 app.conf.update(broker_url="memory://", result_backend="cache+memory://")
 app.conf.broker_transport_options = {"polling_interval": 0.01}  # By default the broker is asked once a second.
 

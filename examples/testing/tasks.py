@@ -1,4 +1,4 @@
-"""What is tested."""
+"""The tasks to test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bill(tenant_id: int, month: int) -> None: ...
 
 
 def bill_all(month: int) -> list[int]:
-    """Bill each tenant; those of which a bill is being made already."""
+    """Bill each tenant; return the tenants that are being billed already."""
     busy = []
     for tenant_id in (7, 8):
         try:

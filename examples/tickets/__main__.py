@@ -1,4 +1,4 @@
-"""Fifty callers, ten tickets: `python -m examples.tickets` beside `celery -A examples.tickets.tasks worker`."""
+"""Fifty callers, ten tickets: run `python -m examples.tickets` beside `celery -A examples.tickets.tasks worker`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Selling tickets without selling one twice.
 
-The stock is a plain file: read, think, write. Run by two workers at once that is how seats are sold twice; as a
-singleton task, one sale per show happens at a time, and buyers wait for their turn.
+The stock is a plain file: read, think, write. With two workers at once, that is how seats are sold twice. As a
+singleton task, only one sale per show happens at a time, and buyers wait for their turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOCK = Path(os.environ.get("TICKETS", "tickets.json"))
 
 @app.task(base=SingletonTask, lock_key=["show"], lock_wait=60, on_conflict="raise")
 def sell(show: str, buyer: str) -> int | None:
-    """The number of the ticket that the buyer got, None when the show is sold out."""
+    """Return the number of the ticket that the buyer got, or None if the show is sold out."""
     return take_one(show, buyer)
 
 

@@ -184,8 +184,8 @@ class TestProduction:
         assert [number for number, _ in told(app)] == ["E001"]
 
     def test_other_warnings_of_the_audit_are_repeated(self, told_in_production: Any) -> None:
-        app = app_of(**REDIS, CELERY_RESULT_SERIALIZER="pickle")
-        assert told_in_production(app) == {"W007": "Set CELERY_RESULT_SERIALIZER='json'."}
+        app = app_of(**REDIS, CELERY_SINGELTON_LOCK_TTL=5)
+        assert told_in_production(app) == {"W007": "Write CELERY_SINGLETON_LOCK_TTL, if that is what you mean."}
 
     def test_wrong_option_of_a_task_is_reported(self, told_in_production: Any) -> None:
         app = app_of(**REDIS)

@@ -263,7 +263,7 @@ class TestRedlock:
     def test_new_nodes_have_no_vote_and_are_fine_after_one_ttl(self) -> None:
         with Nodes(3) as nodes:
             (finding,) = serious(looked_at(nodes.url))
-            assert "it came back without what it knew, and has no vote for" in finding.text
+            assert "it came back without its data, and has no vote for" in finding.text
             until(lambda: serious(looked_at(nodes.url)) == [])
 
     def test_dead_node_is_a_warning_and_a_dead_majority_a_problem(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import group as group_of
@@ -70,9 +71,10 @@ def check_join_of_one_that_dies(shop: Shop) -> None:
 
 
 def check_following(shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
-    job = tasks.who[scope]
-    first = job.delay("report", LONG)
+    job, queue = tasks.who[scope], f"leader-{uuid4()}"
+    first = job.apply_async(("report", LONG), queue=queue)
     parts = group_of(job.si("report"), job.si("report")).apply_async()
+    shop.app.control.add_consumer(queue)  # Only now may it start: "until_executing" frees its lock then.
     shop.record.wait_for(starts=1, job="report")
     until_followed(shop, 2)
     shop.record.let_end("report")

@@ -654,7 +654,7 @@ class TestForgetfulNodes:
         assert not isinstance(acquire_or_none(open_url(nodes.url)), Lease)
         for server in nodes.servers[3:]:
             server.flush()
-        with pytest.raises(LockUnavailable, match="it came back without what it knew, and has no vote for"):
+        with pytest.raises(LockUnavailable, match="it came back without its data, and has no vote for"):
             acquire(open_url(nodes.url))
         assert lease.held
 

@@ -143,14 +143,14 @@ class _Source:
     """The package's code, compiled with points, from its files or a changed text of them."""
 
     def __init__(self) -> None:
-        self._codes: dict[str, CodeType] = {}
+        self._codes: dict[str, bytes] = {}
         self._rebound: dict[str, set[str]] = {}
         self.edit: Edit | None = None
 
     def load(self) -> None:
         """Compile everything: for a program that forks processes which each change little of it."""
         for file in (_ROOT / PACKAGE).rglob("*.py"):
-            self.code(str(file))
+            self._compile(str(file))
 
     def change(self, edit: Edit) -> None:
         """Recompile the files that this edit changes."""
@@ -161,25 +161,24 @@ class _Source:
                 del self._codes[file]
 
     def code(self, file: str) -> CodeType:
-        if file not in self._codes:
-            text = Path(file).read_text()
-            edited = text if self.edit is None else self.edit(str(Path(file).relative_to(_ROOT)), text)
-            compiled = _kept(text, file) if edited == text else _compiled(edited, file)
-            self._codes[file], self._rebound[file] = compiled
-        return self._codes[file]
+        """For one copy alone: what Python learns of types and globals, to be faster, differs by copy."""
+        self._compile(file)
+        return marshal.loads(self._codes[file])  # type: ignore[no-any-return]
 
     def rebound(self, file: str) -> set[str]:
         """The names that functions of a module assign by `global`."""
-        self.code(file)
+        self._compile(file)
         return self._rebound[file]
+
+    def _compile(self, file: str) -> None:
+        if file not in self._codes:
+            text = Path(file).read_text()
+            edited = text if self.edit is None else self.edit(str(Path(file).relative_to(_ROOT)), text)
+            code, self._rebound[file] = _kept(text, file) if edited == text else _compiled(edited, file)
+            self._codes[file] = marshal.dumps(code)
 
 
 source = _Source()
-
-
-def _own(code: CodeType) -> CodeType:
-    """The same code for one copy only: what Python's specializing interpreter learns differs by copy."""
-    return marshal.loads(marshal.dumps(code))  # type: ignore[no-any-return]
 
 
 class _Resource:
@@ -221,7 +220,7 @@ class _Loader:
             "__import__": _importer(own),
             "__point__": point,
         }
-        exec(_own(source.code(self._spec.origin)), module.__dict__)
+        exec(source.code(self._spec.origin), module.__dict__)
 
 
 class _Finder:
@@ -343,9 +342,9 @@ class Package:
         kinds = (dict, list, deque, MutableSet, WeakKeyDictionary, WeakValueDictionary)
         for module in self._modules.values():
             for name, part in vars(module).items():
-                if name.startswith("__") or name == "_all" or not isinstance(part, kinds) or id(part) in seen:
+                if name.startswith("__") or name == "_all" or not hasattr(part, "clear") or id(part) in seen:
                     continue
-                if isinstance(part, WeakSet) or not hasattr(part, "clear"):
+                if isinstance(part, WeakSet) or not isinstance(part, kinds):
                     continue
                 seen.add(id(part))
                 yield part, (list(part) if isinstance(part, (list, deque)) else part.copy())

@@ -384,10 +384,14 @@ class Worker:
 class _State:
     """The part of Celery's state that belongs to one worker; in one interpreter, all workers would share it."""
 
-    active_requests = state.active_requests
-
     def __init__(self, app: Any) -> None:
         self._app = app
+        #: By id, the newest delivery.
+        self.requests: dict[str, Any] = {}
+
+    @property
+    def active_requests(self) -> list[Any]:
+        return [request for request in [*state.active_requests] if request.app is self._app]
 
     @property
     def reserved_requests(self) -> list[Any]:

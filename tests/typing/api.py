@@ -13,6 +13,7 @@ from typing_extensions import assert_type
 
 from celery_singleton_lock import (
     CallOptions,
+    DuplicateTask,
     Lease,
     Lock,
     LockConflict,
@@ -80,6 +81,20 @@ class Chosen(SingletonTask):
     on_conflict = staticmethod(choose)
 
 
+class Methods(SingletonTask):
+    @staticmethod
+    def lock_key(arguments: dict[str, Any]) -> str:
+        return str(arguments["tenant_id"])
+
+    @staticmethod
+    def on_conflict(task: SingletonTask, conflict: LockConflict) -> str:
+        return "skip"
+
+    @staticmethod
+    def on_duplicate(task: SingletonTask, duplicate: DuplicateTask) -> str:
+        return "raise"
+
+
 @app.task(base=SingletonTask, on_conflict=choose)
 def sync(tenant_id: int) -> None: ...
 
@@ -107,8 +122,9 @@ def outside_of_tasks(client: Redis, clients: list[Redis]) -> None:
         assert_type(redlock.lost, bool)
     with Semaphore(client, "exports", 3, blocking_timeout=60) as semaphore:
         semaphore.check()
-    with client.lock("nightly", lock_class=Lock):
-        pass
+    by_client: Lock = client.lock("nightly", lock_class=Lock)
+    with by_client as held:
+        assert_type(held.fence, int)
     assert_type(Lock(client, "nightly").acquire(blocking=False), bool)
     Lock(client, "nightly", seconds=30)  # type: ignore[call-arg]
     Semaphore(client, "exports", "three")  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from kombu.common import Broadcast
 
 from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
 from celery_singleton_lock.cli import locks
+from celery_singleton_lock.diagnosis import settings
 from celery_singleton_lock.diagnosis.audit import (
     audit_app,
     audit_tasks,
@@ -225,6 +226,28 @@ def test_forgetting_a_message_while_its_copy_may_still_come_is_a_problem(done_tt
 def test_forgetting_is_harmless_if_no_copy_can_come() -> None:
     conf = {"broker_url": "amqp://", "singleton_lock_backend": "redis://localhost", "singleton_lock_done_ttl": 60}
     assert of_app(with_task({}, conf)) == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "severity", "remedy"),
+    [
+        ({"ONCE": {"backend": "celery_once.backends.Redis"}}, "note", "singleton_lock_backend"),
+        ({"singleton_backend_url": "redis://"}, "note", "singleton_lock_backend"),
+        ({"singleton_raise_on_duplicate": True}, "note", "singleton_lock_on_duplicate"),
+        ({"redbeat_lock_timeout": 60}, "note", "singleton_lock_beat_"),
+        ({"singelton_lock_ttl": 60}, "warning", "write singleton_lock_ttl"),
+    ],
+)
+def test_settings_that_nobody_reads_are_reported(conf: dict[str, Any], severity: str, remedy: str) -> None:
+    (finding,) = of_app(with_task({}, conf))
+    assert (finding.severity, finding.subject) == (severity, next(iter(conf)).lower())
+    assert remedy in finding.remedy
+
+
+def test_python_on_which_locks_are_lost_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "UNSAFE_PYTHON", (3, 10))
+    (finding,) = of_app(with_task({}, {}))
+    assert (finding.severity, finding.remedy) == ("warning", "use an older one: 3.10 to 3.13")
 
 
 def test_locks_that_are_switched_off_are_reported() -> None:

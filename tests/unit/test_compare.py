@@ -51,7 +51,7 @@ def test_table_has_medians_ratios_and_noise_in_columns() -> None:
         "\n"
     )
     assert " ".join(line.split()) == "a lock, µs 200 300 1.50 1.50 – 1.50 1.00 – 1.00 slower"
-    assert " ".join(even.split()) == "import 3 3 1.00 1.00 – 1.00 1.00 – 1.00 1 of 5 rounds that it takes"
+    assert " ".join(even.split()) == "import 3 3 1.00 1.00 – 1.00 1.00 – 1.00 1 of the 5 rounds needed"
     assert head.index("× base") + len("× base") == line.index(" 1.50") + len(" 1.50")
 
 
@@ -108,7 +108,7 @@ class TestGit:
         second = self.change(git, "2")
         self.change(git, "3", commit=False)
         assert compare._commit("") == second
-        assert compare._this().endswith("2 and what is not committed")
+        assert compare._this().endswith("2 and uncommitted changes")
 
     def test_base_of_a_branch_is_where_it_left_main(self, git: Path) -> None:
         first = compare._git("rev-parse", "HEAD")

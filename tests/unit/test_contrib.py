@@ -37,7 +37,7 @@ def app() -> Celery:
 
 def page_of(app: Celery) -> str:
     registry = CollectorRegistry()
-    registry.register(LockCollector(Runtime.of(app)))
+    registry.register(LockCollector.of(app))
     return generate_latest(registry).decode()
 
 

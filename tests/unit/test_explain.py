@@ -151,6 +151,11 @@ class TestOnTheCommandLine:
             (["ship", "7", "--"], 2, "give one call, or two"),
             (["ship", "7", "--", "ship", "7", "--", "ship", "7"], 2, "give one call, or two"),
             (["ship", "order=8", "order=9"], 2, "given twice"),
+            (
+                ["ship", "7", "--", "shipp", "8"],
+                2,
+                "'shipp' is neither a task of this app nor a key; did you mean ship?",
+            ),
             ([], 2, "Missing argument"),
         ],
     )
@@ -158,6 +163,16 @@ class TestOnTheCommandLine:
         shown = self._run(*words)
         assert shown.exit_code == status
         assert reason in shown.output
+
+    @pytest.mark.parametrize("second", [["ship", "8"], ["8"], ["order=8"]])
+    def test_second_call_may_leave_out_the_task(self, second: list[str]) -> None:
+        shown = self._run("ship", "7", "--", *second)
+        assert shown.exit_code == 0
+        assert "different keys" in shown.output
+        assert "order: 7 (i1:7), 8 (i1:8)" in shown.output
+
+    def test_tasks_are_listed_where_no_name_is_similar(self) -> None:
+        assert "its exclusive tasks are ship" in self._run("garbage").output
 
     @pytest.mark.parametrize(
         ("broker", "reason"),

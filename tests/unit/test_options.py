@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -425,6 +426,18 @@ class TestSettings:
     def test_unknown_setting_is_refused_with_a_hint(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_tll; did you mean 'singleton_lock_ttl'"):
             settings(singleton_lock_tll=3)
+
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("singleton_lock_redis_url", "; did you mean 'singleton_lock_backend'?"),
+            ("singleton_lock_key", "; set lock_key on the task"),
+            ("singleton_lock_nonsense", "; allowed: singleton_lock_accept, "),
+        ],
+    )
+    def test_hint_does_not_name_a_setting_that_only_begins_alike(self, name: str, hint: str) -> None:
+        with pytest.raises(InvalidOption, match=re.escape(f"there is no setting {name}{hint}")):
+            settings(**{name: 1})
 
     @pytest.mark.parametrize("value", [1, "yes", "False"])
     def test_enabled_is_a_boolean(self, value: object) -> None:

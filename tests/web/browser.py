@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -21,8 +22,10 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """A headless browser; without one, the test that asks for it is skipped."""
+    """A headless browser; without one, the test that asks for it is skipped, or fails where BROWSER_TESTS=required."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None and os.environ.get("BROWSER_TESTS") == "required":
+        pytest.fail("no chromium here")
     if program is None:
         pytest.skip("no chromium here (apt-get install chromium)")
     with sync_playwright() as playwright:

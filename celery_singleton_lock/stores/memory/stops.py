@@ -1,4 +1,4 @@
-"""How a run in the memory of this process hears at once that it is to stop."""
+"""How a run learns at once that it is to stop, in the memory of this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_singleton_lock.stores.stops import Stop
 #: Seconds that one call waits.
 SLICE = 1.0
 
-#: Calls that are kept for a process which does not listen at this moment; others are dropped.
+#: The most stops that are kept for a process that does not listen at this moment; others are dropped.
 KEPT = 1000
 
 

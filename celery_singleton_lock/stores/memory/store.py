@@ -24,13 +24,13 @@ from celery_singleton_lock.stores.slots import Occupant, copy_of, free_slot, in_
 from celery_singleton_lock.stores.stops import Stop
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
-#: Seconds at least for which it is known that an owner was given up.
+#: The least seconds for which it is remembered that an owner was given up.
 OVER = 60.0
 
 #: Seconds from being refused to waiting, and from freeing to a claim of the wake-up.
 CLAIMED_WITHIN = 1.0
 
-#: Messages of a key of which it is known when they came, at most.
+#: The most messages in an order whose arrival is remembered.
 KNOWN = 1000
 
 
@@ -44,14 +44,14 @@ class MemoryStore:
         self._fences = itertools.count(1)
         self._occupants: dict[str, dict[int, Occupant]] = {}
         self._records: dict[tuple[str, str], tuple[bytes, float]] = {}
-        #: Owners that were given up, and until when that is known.
+        #: Owners that were given up, and until when that is remembered.
         self._over: dict[tuple[str, str], float] = {}
         self._mutex = Mutex()
         self._waiting: dict[str, deque[_MemoryWakeUp]] = {}
-        #: When somebody was last refused that is about to wait, and when it was freed and nobody waited yet.
+        #: When a request that is about to wait was last refused, and when the lock was freed and nobody waited yet.
         self._refused: dict[str, float] = {}
         self._unclaimed: dict[str, float] = {}
-        #: Of messages of which only the newest is to run, when they came; and until when that is known of a key.
+        #: When the messages of an order, of which only the newest runs, came; and until when that is remembered.
         self._orders: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
         self._ledgers: dict[str, MemoryLedger] = {}
         self._journals: dict[str, MemoryJournal] = {}
@@ -73,7 +73,7 @@ class MemoryStore:
             if slot is None:
                 stops = request.arrival is not None and request.arrival.stops
                 if newer and stops and (kept := slot_of(holder.reserved_as, live)) is not None:
-                    del live[kept]  # It is not to keep the newest waiting.
+                    del live[kept]  # It must not keep the newest waiting.
                 slot = free_slot(request, live)
                 is_its = any(it.holder.is_copy_of(holder) or it.owner == holder.reserved_as for it in live.values())
                 if newer and not is_its:
@@ -93,7 +93,7 @@ class MemoryStore:
             return request.lease(fence=occupant.fence, sent_at=sent_at, slot=slot)
 
     def _arrive(self, request: LockRequest) -> tuple[int | None, str | None]:
-        """The number of its message in the order of its key, and the newest of that, if that is another one."""
+        """The number of the request's message in the order of its key; the newest message, if that is another one."""
         if request.arrival is None:
             return None, None
         now = clock.now()
@@ -102,7 +102,7 @@ class MemoryStore:
         order, _ = self._orders.get(whose, ({}, 0.0))
         self._orders[whose] = order, now + request.arrival.seconds
         name, highest, time = request.holder.arrives_as, max(order.values(), default=0), int(clock.wall() * 1e6)
-        # What a message says it has counts for no more than the time.
+        # A number that a message claims counts for no more than the time.
         given = request.arrival.number
         number = order.setdefault(name, max(highest + 1, time) if given is None else min(given, time))
         while len(order) > KNOWN:
@@ -110,7 +110,7 @@ class MemoryStore:
         return number, max(order, key=order.__getitem__) if number < highest else None
 
     def _superseded(self, request: LockRequest, newer: str, live: dict[int, Occupant]) -> Superseded:
-        """What its message is told, which takes nothing of what it was woken for, or has found."""
+        """The answer to its message, which does not take the lock that it was woken for, or has found free."""
         by = json.loads(newer.rstrip(",") + "]")[1]
         if not live:
             self._wake(request.key)
@@ -120,7 +120,7 @@ class MemoryStore:
 
     def _stop(self, request: LockRequest, live: dict[int, Occupant]) -> int | None:
         """Have the holder in the way stop, if it is of the order of which this message is the newest; its slot, if that
-        is kept for the next attempt of an older message, and nobody runs.
+        is only kept for the next attempt of an older message.
         """
         found = in_the_way(request, live)
         if request.arrival is None or found.holder.order != request.arrival.order:
@@ -193,7 +193,7 @@ class MemoryStore:
                 waiting.append(wake_up)
 
     def leave(self, wake_up: _MemoryWakeUp) -> None:
-        """Take a waiter out; the wake-up that it has got and not used is for the next one."""
+        """Take a waiter out; a wake-up that it has got and not used is for the next one."""
         with self._mutex.lock:
             waiting = self._waiting.get(wake_up.key, deque())
             if wake_up in waiting:
@@ -297,7 +297,7 @@ class MemoryStore:
         return [live[slot].held(now, slot, waiters) for slot in sorted(live)]
 
     def _is_over(self, key: str, holder: Holder, record: Record | None) -> bool:
-        """Whether a message that the lock is to be reserved for has ended, otherwise than by this record."""
+        """Whether a message that the lock is to be reserved for has ended, other than by this record."""
         own = record is not None and record.message == holder.message
         return not own and self._record(key, holder.message) is not None
 

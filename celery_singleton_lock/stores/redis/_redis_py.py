@@ -1,6 +1,4 @@
-"""The private part of redis-py that this package touches; see `celery_singleton_lock/_celery.py`, where those of Celery
-are.
-"""
+"""The private part of redis-py that this package touches; see also `celery_singleton_lock/_celery.py` for Celery's."""
 
 from __future__ import annotations
 
@@ -28,10 +26,10 @@ def socket_of(connection: Connection) -> socket.socket:
 
 @cache
 def names_of_library() -> Mapping[str, Any]:
-    """The option by which a connection says what it is made with; none before redis-py 7.2.
+    """The option with which a connection names its library; none before redis-py 7.2.
 
-    Promise: a new connection costs what dialing does. Without the option redis-py reads the metadata of its own package
-    for each, which takes longer.
+    Promise: a new connection costs no more than dialing. Without the option redis-py reads the metadata of its own
+    package for each connection, which takes longer.
     Touches: redis.driver_info.DriverInfo
     """
     try:

@@ -18,7 +18,7 @@ from celery_singleton_lock.backend import Backend
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.stores.redis.server import Server
 
-#: Options for finding the master, which are none of the connection to it.
+#: Options for finding the master, which are not options of the connection to it.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
 #: Seconds that one Sentinel may take to say who the master is.
@@ -31,7 +31,7 @@ PoolOf = Callable[[str, int], ConnectionPool]
 
 
 def of_each(backend: Backend, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """Of each server: `redis://`, `rediss://`, `unix://` or `redis+socket://`, as kombu spells them.
+    """A pool for each server: `redis://`, `rediss://`, `unix://` or `redis+socket://`, as kombu spells them.
 
     Raises:
         InvalidOption: the URL or an option is not one that redis-py knows.
@@ -117,7 +117,7 @@ def _checked(make: Callable[[], ConnectionPool], backend: Backend, options: Mapp
         pool = make()
         Server(pool).undialed()
     except (ValueError, TypeError, AttributeError, OverflowError, RedisError) as error:
-        # It may repeat what follows a `?`: where the URL was mistyped, that is a part of the password.
+        # The error may repeat what follows a `?`: in a mistyped URL, that may be a part of the password.
         has_query = any("?" in url for url in backend.urls)
         why = f"{type(error).__name__} for the URL, or what follows its ?" if has_query else cleaned.text(str(error))
         raise InvalidOption(

@@ -1,4 +1,4 @@
-"""Connections of this process to a Redis Cluster: each call goes to the master of its slot, and follows where it moves.
+"""Connections of this process to a Redis Cluster: each call goes to the master of its slot, and follows a moved slot.
 
 All keys of one lock are in one slot (their hash tag is the lock's name). The map of the slots is read from any node
 when it is first needed, and again after a node failed or a slot had moved.
@@ -83,7 +83,7 @@ class Cluster:
         return [Part(self, address) for address in self._masters()]
 
     def masters(self) -> Sequence[Server]:
-        """All masters themselves, which do not send on to others."""
+        """All masters as single servers, which do not follow moved keys."""
         return [self._server(address) for address in self._masters()]
 
     def master_of(self, key: str) -> Server:
@@ -91,7 +91,7 @@ class Cluster:
         return self._server(self._address_of(key))
 
     def answers(self, address: Address, commands: Sequence[Command]) -> list[Any]:
-        """What a master answers to some commands, or, where a key is no longer there, the one that has it."""
+        """The answers of a master to some commands, or of the master that has the key now, if it has moved."""
         try:
             answers = self._server(address).command_each(commands)
         except (ConnectionError, TimeoutError, OSError):
@@ -123,12 +123,12 @@ class Cluster:
             server.close()
 
     def _followed(self, address: Address, ask: Callable[[Server, bool], Any]) -> Any:
-        """What `ask` gets, of this server or of the one that the keys have moved to, or are about to."""
+        """What `ask` gets, from this server or from the one that the keys have moved to, or are about to move to."""
         asking = False
         for _ in range(REDIRECTIONS):
             try:
                 return ask(self._server(address), asking)
-            except MovedError as moved:  # Before AskError, of which redis-py makes it a kind.
+            except MovedError as moved:  # Before AskError, of which it is a subclass in redis-py.
                 address, asking = self._learn(moved, address), False
             except AskError as moving:
                 address, asking = (moving.host or address[0], moving.port), True
@@ -185,7 +185,7 @@ class Cluster:
 
 
 class Part:
-    """What a cluster shows of one key, or of one master: a key that is no longer there is followed to where it is.
+    """What a cluster shows of one key, or of one master: a key that has moved is followed to where it is.
 
     Args:
         cluster: whose part it is.
@@ -217,6 +217,6 @@ def _ask(command: Command, server: Server, asking: bool) -> Any:
 
 
 def _named(node: Sequence[Any], asked: Address) -> Address:
-    """The address of a node in the map; one that does not know its own name leaves it out."""
+    """The address of a node in the map; a node that does not know its own name leaves it out."""
     host, port, *_ = node
     return (host.decode() if host else asked[0]), port

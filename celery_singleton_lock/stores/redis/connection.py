@@ -1,8 +1,8 @@
 """One connection to a Redis server, on which commands are answered in the order in which they were sent.
 
-redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master); afterwards the
-rest is this package's, on its socket with hiredis: commands can be sent behind others that were not answered yet, and
-none of them costs what the client's retries and callbacks do.
+redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master). After that this package
+uses its socket with hiredis: commands can be sent behind others that were not answered yet, and none of them pays for
+the client's retries and callbacks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
 def packed(command: Sent) -> bytes:
     """A command as it goes over the wire.
 
-    hiredis (3.5) crashes the process if a signal's handler raises while it writes down a number: it gets none.
+    hiredis (3.5) crashes the process if a signal handler raises while it formats a number, so it gets no numbers.
     """
     if isinstance(command, bytes):
         return command
@@ -69,7 +69,7 @@ class TooFewReplicas(RedisError):
     """A script was run, and too few replicas have its writes.
 
     Attributes:
-        answer: of the script.
+        answer: the script's answer.
     """
 
     def __init__(self, answer: Any, reason: str) -> None:
@@ -81,7 +81,7 @@ class Connection:
     """A connection to one server. Used by one thread at a time.
 
     Args:
-        undialed: of redis-py, not connected yet.
+        undialed: redis-py's connection, not connected yet.
 
     Raises:
         RedisError, OSError: no connection, or the login was refused.
@@ -95,23 +95,23 @@ class Connection:
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
-        #: Digests of scripts that were run here by their text, and whose user has noted that.
+        #: Digests of scripts that were run here by their text, as their user has noted.
         self.ran: set[str] = set()
-        #: Whether each answer so far was one to what was asked.
+        #: Whether each answer so far fitted what was asked.
         self._is_understood = True
-        #: What the socket has not taken yet of what was pushed.
+        #: Pushed bytes that the socket has not taken yet.
         self._unsent = bytearray()
 
     def fileno(self) -> int:
         return self._wire.fileno()
 
     def send(self, *commands: Sent) -> None:
-        """Send some commands at once; `read` gives the answer to each, after those to what was sent before."""
+        """Send some commands at once; `read` gives the answer to each, after the answers to earlier commands."""
         wire = commands[0] if len(commands) == 1 else b"".join(map(packed, commands))
         if not isinstance(wire, bytes):
             wire = packed(wire)
-        # Before it is sent: an interruption may come between any two lines, and the next user must not take what is
-        # answered to this for an answer to something else.
+        # Before it is sent: an interruption may come between any two lines, and the next user must not take the answer
+        # to this for an answer to something else.
         self.unanswered += len(commands)
         try:
             self._wire.send_all(wire)
@@ -124,7 +124,7 @@ class Connection:
         self._unsent += command
 
     def flush(self) -> None:
-        """Send of what was pushed as much as the socket takes."""
+        """Send as much of what was pushed as the socket takes."""
         while self._unsent:
             try:
                 sent = self._wire.send(self._unsent)
@@ -161,12 +161,12 @@ class Connection:
         return answer
 
     def ask(self, command: Sent, *behind: Sent, asking: bool = False) -> Any:
-        """The answer to a command; the answers to what was sent behind it are to be read.
+        """The answer to a command; the answers to the commands behind it are still to be read.
 
         Args:
             command: what to ask.
-            behind: sent with it.
-            asking: the server is about to become the one for the keys of the command.
+            behind: commands to send with it.
+            asking: whether the server is about to get the keys of the command.
         """
         if asking:
             self.send(*_ASKING, command, *behind)
@@ -176,22 +176,22 @@ class Connection:
         return self.read()
 
     def answers(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
+        """The answers to some commands, in one round trip; an error takes the place of an answer."""
         self.send(*commands)
         return [self._answer() for _ in commands]
 
     def run(self, call: Call | Ready, *, asking: bool = False) -> Any:
-        """Run a script by its digest, or by its text where the server does not know it yet.
+        """Run a script by its digest, or by its text if the server does not know it yet.
 
         Args:
             call: what to run; its answer is returned.
             asking: see `ask`.
 
         Raises:
-            TooFewReplicas: they did not have it in time; what was written stays.
+            TooFewReplicas: too few had it in time; what was written stays.
         """
         try:
-            if type(call) is Ready and not asking:  # As most are: each step more takes its time.
+            if type(call) is Ready and not asking:  # As most are: each further step takes time.
                 self.unanswered += 1
                 try:
                     self._wire.send_all(call.by_digest)
@@ -203,16 +203,16 @@ class Connection:
             return self._run(call, call.by_text, asking)
 
     def answer_to(self, call: Ready) -> Any:
-        """As `run`, of a call whose digest was sent."""
+        """As `run`, for a call whose digest was sent."""
         try:
             return call.script.understood(self.read())
         except NoScriptError:
             return self._run(call, call.by_text, asking=False)
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
-        """As `run`, for several in one round trip; where one fails, its error stands for its answer.
+        """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
 
-        Another one is for those that replicas are to have, all of them at once.
+        Another round trip waits for the replicas, for all calls at once.
         """
         answers = self.answers([call.by_digest for call in calls])
         if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
@@ -267,7 +267,7 @@ class Connection:
             if received and not self.unanswered:
                 return
             try:
-                # Also where nothing is to come: the server may have closed the connection.
+                # Even if nothing is to come: the server may have closed the connection.
                 self._reader.feed(self._received())
             except TimeoutError:
                 return
@@ -281,7 +281,7 @@ class Connection:
 
     @property
     def is_between(self) -> bool:
-        """Whether nothing is to come of what was sent, and nothing has come that was not asked for."""
+        """Whether all that was sent is answered, and nothing has come that was not asked for."""
         return self._is_understood and not self.unanswered and not self._reader.has_data()
 
     def close(self) -> None:
@@ -289,13 +289,14 @@ class Connection:
         self._dialed.disconnect()  # type: ignore[no-untyped-call]
 
     def forsake(self) -> None:
-        """In the child of a fork: close it here alone, so that it ends with the parent."""
+        """In the child of a fork: close it only here, so that it ends with the parent."""
         os.close(self._wire.detach())
 
     def drop(self) -> None:
-        """End it, and have the kernel forget what it has not got through to the server yet.
+        """End it, and have the kernel forget what has not reached the server yet.
 
-        Else it would go on trying for minutes: what was given up would be carried out when the network is back.
+        Otherwise the kernel would go on trying for minutes, and what was given up would be carried out when the network
+        is back.
         """
         with suppress(OSError):
             self._wire.reset_at_end()
@@ -313,7 +314,7 @@ class Connection:
 
 
 def _if_enough(call: Call, answer: Any, acknowledged: Any) -> Any:
-    """The answer to a call, or TooFewReplicas by what was answered to WAIT."""
+    """The answer to a call, or TooFewReplicas if WAIT reported too few."""
     if not isinstance(acknowledged, int):
         raise InvalidResponse(f"{cleaned.value_shown(acknowledged)} is not an answer to WAIT")
     count, _ = call.replicas or (0, 0.0)
@@ -321,19 +322,19 @@ def _if_enough(call: Call, answer: Any, acknowledged: Any) -> Any:
 
 
 def _error(text: str) -> Exception:
-    """An error of the server as redis-py's exception; that of a command within a script (Redis 6) as the command's."""
+    """A server's error as redis-py's exception; an error of a command in a script (Redis 6) as the command's own."""
     within = _WITHIN_SCRIPT.search(text)
     text = within.group(1) if within else text
     code, _, rest = text.partition(" ")
     try:
         found: Exception = _OF_CLUSTER[code](rest) if code in _OF_CLUSTER else DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
-    except ValueError:  # It has moved, and it does not say where.
+    except ValueError:  # MOVED, without saying where to.
         found = ResponseError(text)
     return found
 
 
 def _as_redis_py_says(error: OSError, doing: str) -> Exception:
-    # A socket that does not wait says BlockingIOError, one with TLS an SSLWant...Error.
+    # A non-blocking socket raises BlockingIOError, a TLS socket an SSLWant...Error.
     if isinstance(error, (socket.timeout, BlockingIOError)) or type(error).__name__.startswith("SSLWant"):
         return TimeoutError(f"timeout while {doing}")
     return ConnectionError(f"{type(error).__name__} while {doing}: {error}")

@@ -1,7 +1,7 @@
 """What one server shows of its locks and ledgers; nothing here blocks it.
 
-Where there are many keys, they are looked for step by step, and what a step has found is asked for in one round trip.
-Where there is no answer, or an error, each function raises that (`RedisError`, `OSError`).
+If there may be many keys, they are searched step by step, and what a step has found is read in one round trip. If there
+is no answer, or an error, each function raises `RedisError` or `OSError`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
 
 
 def entries(server: Endpoint, key: str) -> Iterator[tuple[bytes, int]]:
-    """The entries that a ledger knows of, and their last runs (0 for what is no number); some perhaps twice."""
+    """The entries that a ledger knows, and their last runs (0 if that is not a number); some perhaps twice."""
     for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
         for entry, last in zip(pairs[::2], pairs[1::2], strict=True):
             yield entry, cleaned.whole(last) or 0
@@ -112,12 +112,12 @@ def _named(server: Endpoint, pattern: str) -> Iterator[list[str]]:
 
 
 def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
-    """The holder of each of the places, None where there is none.
+    """The holder of each of the places, None if there is none.
 
     Args:
         server: where they are.
         places: where to look.
-        others: whether values of another type may be there, which are nobody's lock; an error unless that is said.
+        others: whether values of another type may be there, which are nobody's lock; if not, they are an error.
     """
     ways = [(place, keyspace.run_key(place.key, place.slot)) for place in places]
     since = lock_commands.waiting_since()
@@ -137,7 +137,7 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
 
 
 def _numbers(answers: Iterable[Any]) -> list[int]:
-    """The answers, none of which may be an error: for lack of a right, for example."""
+    """The answers; an error among them, such as a missing permission, is raised."""
     found = [*answers]
     for answer in found:
         if isinstance(answer, Exception):
@@ -150,5 +150,5 @@ def _count(answer: object) -> int:
 
 
 def _literally(text: str) -> str:
-    """A pattern of Redis that only this text matches."""
+    """A Redis pattern that only this text matches."""
     return re.sub(r"([\\*?\[\]^])", r"\\\1", text)

@@ -19,7 +19,7 @@ from celery_singleton_lock.stores.redis.server import Endpoint
 #: Seconds for which the journal is kept after it was written to: 30 days.
 JOURNAL_TTL = 2_592_000.0
 
-#: Keys of which the journal knows the last run, and how often in a row a copy was refused.
+#: The most keys for which the journal knows the last run, and how often in a row a copy was refused.
 KEYS_REMEMBERED = 10_000
 
 
@@ -104,7 +104,7 @@ def _treated_as(entry: Entry) -> str:
 
 
 def _texts(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
-    """The elements of the stream, with their ids; of that many milliseconds."""
+    """The elements of the stream since that many milliseconds after the epoch, with their ids."""
     start = str(since)
     while True:
         page = _answer(server, "XRANGE", key, start, "+", "COUNT", PAGE)
@@ -117,7 +117,7 @@ def _texts(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[int, 
 
 
 def _answer(server: Endpoint, *command: object) -> Sequence[Any]:
-    """What there is; nothing where somebody else has put a value of another type, which the next write replaces."""
+    """The answer; nothing if somebody else has put a value of another type there, which the next write replaces."""
     try:
         answer: Sequence[Any] = server.command(*command)
     except ResponseError as error:

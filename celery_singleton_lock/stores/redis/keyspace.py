@@ -13,18 +13,18 @@ from redis.crc import key_slot
 
 from celery_singleton_lock.lease import Hold
 
-#: What the keys begin with that locks outside of tasks share.
+#: The prefix of the keys that locks outside of tasks share.
 SHARED_PREFIX = "singleton_lock:1:"
 
-#: The hash tag of which others differ in some of the lower four bits of its letters.
+#: The first hash tag; others differ from it in some of the lower four bits of their letters.
 _FIRST_TAG = 0x40404040  # @@@@
 
-#: Bits of half the number of a slot.
+#: Bits of half a slot number.
 _HALF = 7
 
 
 def run_key(key: str, slot: int = 0) -> str:
-    """Where a lock is, or a slot of a semaphore: one of one slot is a plain lock."""
+    """The key of a lock, or of a slot of a semaphore: a semaphore with one slot is a plain lock."""
     if slot:
         return _beside(key, f"run:{slot}")
     return key if isinstance(key, Name) else _beside(key, "run")
@@ -42,7 +42,7 @@ def fence_key(key: str) -> str:
 
 @lru_cache(maxsize=1024, typed=True)
 def shared(key: str) -> str:
-    """What the keys begin with that all locks in the same slot of a cluster share."""
+    """The prefix of the keys that all locks in the same slot of a cluster share."""
     prefix, opened, _ = key.partition("{")
     if not (prefix and opened) or isinstance(key, Name):
         prefix = SHARED_PREFIX
@@ -50,12 +50,12 @@ def shared(key: str) -> str:
 
 
 def shared_fence_key(begins: str) -> str:
-    """The highest fencing token that was given out of any of the locks that share it; see `shared`."""
+    """The highest fencing token that was given out for any of the locks that share this key; see `shared`."""
     return f"{begins}:fence"
 
 
 def slots_key(key: str) -> str:
-    """How many slots are in use, where that is more than one."""
+    """How many slots are in use, if that is more than one."""
     return _beside(key, "slots")
 
 
@@ -65,12 +65,12 @@ def waiting_key(key: str) -> str:
 
 
 def order_key(key: str, order: str) -> str:
-    """The messages of an order (see `Arrival`), of which only the newest is to run: a sorted set, by when they came."""
+    """The messages of an order (see `Arrival`), of which only the newest runs: a sorted set, by when they came."""
     return _beside(key, f"order:{order}")
 
 
 def nudge_key(key: str, process: str) -> str:
-    """The list whose elements unblock a process that has something else to say; in the slot of `key`."""
+    """The list whose elements unblock a process that has something else to send; in the slot of `key`."""
     return _beside(key, f"nudge:{process}")
 
 
@@ -80,7 +80,7 @@ def done_key(key: str, message: str) -> str:
 
 
 def ended_keys(begins: str, name: bytes) -> tuple[str, str]:
-    """Which messages are over, of all locks that share this (see `shared`), and where else one of this name may be."""
+    """The messages that are over, of all locks that share these keys (see `shared`), and more of them for this name."""
     return f"{begins}:ended", f"{begins}:ended:{name[:1].hex()}"
 
 
@@ -90,7 +90,7 @@ def aside_key(begins: str) -> str:
 
 
 def ended_name(key: str, message: str) -> bytes:
-    """The name of a message there."""
+    """The name of a message in `ended_keys`."""
     return hashlib.blake2b(f"{key} {message}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
@@ -110,14 +110,14 @@ def journal_key(prefix: str, part: str) -> str:
 
 
 def stops_key(prefix: str, process: str) -> str:
-    """The list whose elements have runs of a process stop."""
+    """The list whose elements stop runs of a process."""
     name = hashlib.blake2b(process.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"{prefix}:{{stops:{name}}}"
 
 
 def claim_keys(key: str, entries: Iterable[str]) -> list[str]:
-    """What is being sent of some entries of beat's."""
-    # The colon at the end: an entry may be called "x:run", and is no lock.
+    """The claims to send ticks of some of beat's entries."""
+    # The colon at the end: an entry may be called "x:run", and is not a lock.
     return [_beside(key, f"claim:{entry}:") for entry in entries]
 
 
@@ -127,7 +127,7 @@ def gone_keys(key: str, entries: Iterable[str]) -> list[str]:
 
 
 def places_of(hold: Hold) -> list[str]:
-    """Where a hold may be: in its slot, or in any where that is not known."""
+    """The keys where a hold may be: in its slot, or in any slot if that is not known."""
     slots = range(hold.limit) if hold.slot is None else (hold.slot,)
     return [run_key(hold.key, slot) for slot in slots]
 
@@ -142,7 +142,7 @@ def _beside(key: str, what: str) -> str:
 
 
 def _hash_tag(key: str) -> str | None:
-    """The part of a key that says in which slot of a cluster it is; None where all of it does."""
+    """The part of a key that decides its slot in a cluster; None if the whole key does."""
     _, opened, rest = key.partition("{")
     tag, closed, _ = rest.partition("}")
     return tag if opened and closed and tag else None
@@ -155,19 +155,19 @@ def _slot_of(key: str) -> int:
 def _tag_of_slot(slot: int) -> str:
     """A text of four letters that is in this slot of a cluster."""
     high, low = _changes()
-    # As for `_steps`: the changes for two halves of a slot are together those for all of it.
+    # See `_steps`: the changes for both halves of a slot number add up to those for the whole.
     return (_FIRST_TAG ^ high[slot >> _HALF] ^ low[slot % (1 << _HALF)]).to_bytes(4, "big").decode()
 
 
 @lru_cache(maxsize=1)
 def _changes() -> tuple[Sequence[int], Sequence[int]]:
-    """How the bits of the first tag change for the upper half of a slot, by that half, and for the lower."""
+    """How the bits of the first tag change for each upper half of a slot number, and for each lower half."""
     first, halves = key_slot(_FIRST_TAG.to_bytes(4, "big")), range(1 << _HALF)
     return [_change(half << _HALF ^ first) for half in halves], [_change(half) for half in halves]
 
 
 def _change(left: int) -> int:
-    """The bits of a tag whose change moves it by that."""
+    """The bits of a tag to change, so that its slot moves by `left`."""
     changed = 0
     for highest, (moves, bits) in _steps().items():
         if left >> highest & 1:
@@ -194,15 +194,15 @@ def _steps() -> dict[int, tuple[int, int]]:
 
 @lru_cache(maxsize=1024, typed=True)  # A text of another class may read otherwise.
 def name_of(text: str) -> Name:
-    """The key of a lock with this name: a program may make a lock object each time."""
+    """The key of a lock with this name; cached, since a program may make a new lock object each time."""
     return Name(text)
 
 
 class Name(str):
-    """The key of a lock outside of tasks: the lock is at this very key, as that of `redis.lock.Lock` is.
+    """The key of a lock outside of tasks: the lock is at exactly this key, as for `redis.lock.Lock`.
 
     Attributes:
-        base: what the keys beside it begin with; in the same slot of a cluster.
+        base: the prefix of the keys beside it; in the same slot of a cluster.
     """
 
     __slots__ = ("base",)

@@ -1,7 +1,7 @@
 """What beat has sent, on one server or on a majority of the nodes of a Redlock: `docs/stored.md` has the keys.
 
-A last run only ever grows, so that the highest of a majority is the true one: what a majority was told, any other
-majority knows of as well.
+A last run only ever grows, so the highest of a majority is the true one: what one majority has recorded, any other
+majority knows as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery_singleton_lock.stores.ledger import MEMORY, Refused
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, are_whole, batches, ms
 
-#: Seconds until a claim is tried again of which everybody got a part.
+#: Seconds until a claim that was split between several beats is tried again.
 SPLIT = 0.2
 
 #: Seconds for which beat's last runs are kept: more than a year, which is the longest crontab.
@@ -34,7 +34,7 @@ SCRIPTS = (ALIGN, FORGET, CLAIM, RECORD, UNCLAIM, SECRET)
 
 
 class Claim(IntEnum):
-    """What a claim is answered first."""
+    """The first part of the answer to a claim."""
 
     CLAIMED_BY_ANOTHER = 0
     CLAIMED = 1
@@ -48,7 +48,7 @@ class RedisLedger:
         key: what its keys begin with.
         ask: runs a script: its answer, or those of a majority at least.
         known: the entries that it knows of, each with its last run as one of the nodes has it.
-        quorum: of how many nodes the answers decide.
+        quorum: how many nodes have to agree.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RedisLedger:
         self._ask = ask
         self._known = known
         self._quorum = quorum
-        #: As far as it is known.
+        #: The secret, as far as it is known.
         self._secret = ""
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
@@ -93,7 +93,7 @@ class RedisLedger:
                     refused[entry] = refusal
         split = [entry for entry, refusal in refused.items() if refusal.last is None]
         if self._quorum > 1 and split:
-            # A part of the nodes may have said yes: nobody would get a majority before that ends.
+            # Some of the nodes may have granted the claim: nobody would get a majority before that ends.
             self.record(dict.fromkeys(split, 0), owner, ceiling=ceiling)
         return refused
 
@@ -111,8 +111,8 @@ class RedisLedger:
         if self._quorum == 1:
             (self._secret,) = self._secrets(self._secret or secrets.token_hex(16), at_least=False)
             return self._secret
-        # As with a last run, the highest of a majority counts, once a majority has it: any later one knows of it.
-        # What is known here is sent to all nodes: those that have lost it have it again.
+        # As with a last run, the highest of a majority counts, once a majority has it: any later majority knows it.
+        # What is known here is sent to all nodes: those that have lost it get it back.
         value, known = self._secret, {""}
         while known != {value} or not value:
             known = self._secrets(value, at_least=True)
@@ -128,7 +128,7 @@ class RedisLedger:
         return aligned
 
     def _secrets(self, value: str, *, at_least: bool) -> set[str]:
-        """What they have; with a value, that becomes the secret where there is none (or, at least, a smaller one)."""
+        """The nodes' secrets; a value becomes a node's secret if it has none (with `at_least`, or a smaller one)."""
         call = Call(SECRET, [keyspace.secret_key(self._key)], [value, ms(LEDGER_TTL), int(at_least)])
         return {found.decode(errors="replace") for found in self._ask(call)}
 
@@ -138,7 +138,7 @@ class RedisLedger:
             self._ask(Call(FORGET, [self._runs, *keyspace.gone_keys(self._key, names)], [ms(MEMORY), *gone]))
 
     def _counted(self, votes: Sequence[Sequence[int]]) -> Refused | None:
-        """None if a majority has granted it."""
+        """Why the claim is refused; None if a majority has granted it."""
         if sent := [last for kind, last in votes if kind == Claim.SENT]:
             return Refused(max(sent), 0.0)
         if sum(kind == Claim.CLAIMED for kind, _ in votes) >= self._quorum:

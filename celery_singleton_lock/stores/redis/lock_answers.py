@@ -14,17 +14,17 @@ from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
 
-#: Slots of one key that are looked at, at most.
+#: The most slots of one key that are looked at.
 MAX_SLOTS = 10_000
 
-#: How often a question is asked anew at once, since there are more slots in use than were named.
+#: How often a question is repeated at once because more slots are in use than were named.
 WIDER = 5
 
 T = TypeVar("T")
 
 
 class Answer(IntEnum):
-    """What an acquire or a refusal is answered first; `scripts/lock/answers.lua` has the same."""
+    """The first part of the answer to an acquire or a refusal; `scripts/lock/answers.lua` has the same."""
 
     HELD = 0
     GRANTED = 1
@@ -36,7 +36,7 @@ class Answer(IntEnum):
     SUPERSEDED = 7
 
 
-#: The parts of each, itself among them.
+#: The parts of each answer, including this one.
 _PARTS: Mapping[int, list[type]] = {
     Answer.HELD: [int, bytes, int, int],
     Answer.GRANTED: [int, int, int],
@@ -49,36 +49,36 @@ _PARTS: Mapping[int, list[type]] = {
 }
 
 
-#: An acquire is answered any of them but this.
+#: The answers that an acquire can get: all but this one.
 _OF_QUESTION = {kind: parts for kind, parts in _PARTS.items() if kind != Answer.NO_VOTE}
 
-#: What a refusal is not answered.
+#: The answers that a refusal does not get.
 _OF_AN_ACQUIRE = (Answer.GRANTED, Answer.GIVEN_UP, Answer.NEWEST, Answer.SUPERSEDED)
 
 
 def answers_vote(answer: Any) -> bool:
-    """Whether a vote can answer that."""
+    """Whether this can be the answer to a vote."""
     return _has_parts(answer, _PARTS)
 
 
 def answers_question(answer: Any) -> bool:
-    """Whether an acquire or a hand-over can answer that."""
+    """Whether this can be the answer to an acquire or a hand-over."""
     return _has_parts(answer, _OF_QUESTION)
 
 
 def answers_refusal(answer: Any) -> bool:
-    """Whether a `refuse` can answer that."""
+    """Whether this can be the answer to a `refuse`."""
     refused = [Answer.GRANTED]
     return answer == refused or (answers_question(answer) and answer[0] not in _OF_AN_ACQUIRE)
 
 
 def answers_renewal(answer: Any) -> bool:
-    """Whether a renewal can answer that: 1 or 0 for each hold, or for whom it is to end."""
+    """Whether this can be the answer to a renewal: for each hold 1 or 0, or the task for which it is to end."""
     return isinstance(answer, list) and all(isinstance(one, (int, bytes)) for one in answer)
 
 
 class Freed(IntEnum):
-    """What freeing is answered."""
+    """The answers to freeing."""
 
     NOT_OURS = 0
     FREED = 1
@@ -86,7 +86,7 @@ class Freed(IntEnum):
 
 
 class GivenUp(RedisError):
-    """The owner, or the request, was given up before the server came to carry it out."""
+    """The owner, or the request, was given up before the server carried it out."""
 
 
 class MoreSlots(Exception):
@@ -105,7 +105,7 @@ def with_all_slots(slots: int, ask: Callable[[int], T]) -> T:
     """Ask with this many slots named, and again with all that are in use.
 
     Raises:
-        TimeoutError: they have become more each time, or are more than there can be.
+        TimeoutError: there were more each time, or there are more than can be.
     """
     for _ in range(WIDER):
         try:
@@ -119,7 +119,7 @@ def acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lea
     """What an acquire has got.
 
     Raises:
-        GivenUp, MoreSlots: nothing.
+        GivenUp, MoreSlots: it has got nothing.
     """
     kind, *rest = answer
     if kind == Answer.GRANTED:
@@ -131,15 +131,15 @@ def acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lea
 
 
 def handed_over(answer: Sequence[Any], request: LockRequest) -> Lease | Held | Record | None:
-    """As `acquired`, for a `hand_over`; None if that says nothing: ask.
+    """As `acquired`, for a `hand_over`; None if the answer says nothing: ask.
 
-    A lease is to be confirmed: nobody knows when it was asked for.
+    A lease must be confirmed: nobody knows when it was asked for.
     """
     return None if answer[0] in (Answer.GIVEN_UP, Answer.MORE_SLOTS) else acquired(answer, request, 0.0)
 
 
 def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
-    """What a `refuse` was answered; None if the message is refused.
+    """What a `refuse` has found; None if the message is refused.
 
     Raises:
         MoreSlots: it was not even tried.
@@ -148,7 +148,7 @@ def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
 
 
 def recorded(answer: Sequence[Any], message: str) -> Record | None:
-    """What a `recorded` was answered."""
+    """What a `recorded` has found."""
     if answer[0] != Answer.RECORD:
         return None
     _, content, pttl = answer
@@ -156,7 +156,7 @@ def recorded(answer: Sequence[Any], message: str) -> Record | None:
 
 
 def _has_parts(answer: Any, allowed: Mapping[int, list[type]]) -> bool:
-    """Whether it begins with one of these kinds, and has the parts of that."""
+    """Whether it begins with one of these kinds, and has the parts of that kind."""
     types = [*map(type, answer)] if type(answer) is list else []
     return bool(types) and types[0] is int and allowed.get(answer[0]) == types
 
@@ -182,7 +182,7 @@ def _task_of(arrives_as: bytes) -> str | None:
 
 
 def fence_of(value: bytes) -> int | None:
-    """The fence of a hold, which stands within the holder."""
+    """The fence of a hold, which is inside the holder."""
     fields = cleaned.array(value[OWNER_LENGTH:])
     return cleaned.count(fields[FENCE]) or None if fields is not None and len(fields) > FENCE else None
 

@@ -1,10 +1,9 @@
-"""What the scripts of `scripts/lock` are asked, on one server or a cluster; `redlock/commands.py` has the rest.
+"""Calls of the scripts in `scripts/lock`, for one server or a cluster; `redlock/commands.py` has the rest.
 
-A request whose answer did not come may be carried out later, when its sender has long turned away. So each request
-for a lock has a name, and what comes next says which were given up: they take nothing any more.
+A request that was not answered may be carried out later, when its sender has long given it up. So each request for a
+lock has a name, and the next request says which ones were given up: they take nothing any more.
 
-Each script has its KEYS and ARGV by name at its top, in the order in which they stand here; `docs/stored.md` has the
-keys.
+Each script names its KEYS and ARGV at its top, in the same order as here; `docs/stored.md` has the keys.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from celery_singleton_lock.stores.redis.lock_answers import answers_question, an
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Command, Script, are_whole, ms
 
 #: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.SLICE`, so that it is never missed.
-#: It holds the names of those that asked, and when by the clock of their host: that is for people.
+#: It holds the names of those that asked, and when they did by their host's clock, which is for people.
 WAITING_TTL = 6.0
 
 #: Seconds that an unclaimed wake-up is kept.
@@ -34,14 +33,14 @@ WAKE_TTL = 1.0
 #: which is higher as long as that clock was not set back by more than this.
 FENCE_TTL = 3600.0
 
-#: Seconds that a lock which is handed to a waiter is held for it, until it has said that it is there: what a waiter
-#: costs the others that is frozen, or cannot be reached.
+#: Seconds that a lock that was handed to a waiter is held for it, until the waiter confirms: what a frozen or
+#: unreachable waiter costs the others.
 PROVISIONAL = 1.0
 
 #: Arguments of `replace_records.lua` for each record.
 _OF_RECORD = 4
 
-#: What the scripts that are asked for a lock give it with, and what they look with.
+#: The parts with which scripts grant a lock, and those with which they look at it first.
 GRANTING = "now", "lock/grant", "lock/answers"
 LOOKING = "lock/request", "lock/places", "lock/ended", "lock/newest"
 ACQUIRE = Script(*GRANTING, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)
@@ -101,7 +100,7 @@ class Ending(NamedTuple):
 
 
 def said(args: Asked | Ending) -> Sequence[object]:
-    """Without those at the end that the script takes for granted."""
+    """The arguments, without the defaults at the end, which the script assumes."""
     count = len(args)
     for default in reversed(args._field_defaults.values()):
         if args[count - 1] != default:
@@ -127,7 +126,7 @@ def acquire(
 
     Args:
         request: what is asked for.
-        name: of this one question; a secret.
+        name: the name of this question; a secret.
         slots: how many to name; `limit` at least.
         late: questions of the same owner that were not answered. They come too late from now on.
         replicas: see `Call`.
@@ -137,7 +136,7 @@ def acquire(
 
 
 def hand_over(request: LockRequest, place: str) -> Call:
-    """As `acquire`, to be carried out when the waiter at this place is woken; what it gives is to be confirmed."""
+    """As `acquire`, to be carried out when the waiter at this place is woken; its lease must be confirmed."""
     keys, asked = question(replace(request, waiting=True, given_up=()), place)
     asked = asked._replace(ttl_ms=ms(min(request.ttl, PROVISIONAL)), wake_ms=ms(WAKE_TTL), woken=1)
     return Call(HAND_OVER, keys, said(asked))
@@ -200,7 +199,7 @@ def abandon(hold: Hold) -> Call:
 
 
 def undo(hold: Hold, value: str, requests: Sequence[str]) -> Call:
-    """Have these requests take nothing any more, and end a hold whose value begins like this."""
+    """Have these requests take nothing any more, and end a hold whose value begins with `value`."""
     return ending(hold, value, over=requests)
 
 
@@ -219,15 +218,15 @@ def ending(
 ) -> Call:
     """A call of `free.lua`.
 
-    However late it is sent (`Call.again`), what it leaves behind ends when it would have: by the time that is left of a
-    record its reader sees how long ago the body ended.
+    However late it is sent (`Call.again`), what it leaves behind ends at the same time: from a record's remaining time,
+    its reader sees how long ago the body ended.
 
     Args:
         hold: what to end.
-        value: how the value of a hold begins that is to end.
+        value: how the value of the hold to end begins.
         record, reservation: what to leave behind.
         over: names of owners and requests that take nothing from now on.
-        over_for: milliseconds for which that is known; None for as long as one that comes late might take.
+        over_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
         began: when it was first to be sent; None: now.
@@ -312,7 +311,7 @@ def renew(holds: Sequence[Hold], *, named: Callable[[str], str] = str) -> Call:
     """Renew some holds in one call; see `renewed` for the answer.
 
     Args:
-        holds: those to renew.
+        holds: the holds to renew.
         named: how the value of an owner's hold begins.
     """
     pairs = [pair for hold in holds for pair in _renewals(hold, named)]
@@ -325,7 +324,7 @@ def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
 
 
 def superseded(holds: Sequence[Hold], answer: Any) -> list[str | None]:
-    """For which task's sake each of the holds in a `renew` is to end, if for any's."""
+    """The task for which each of the holds in a `renew` is to end; None if it is not to end."""
     found = [next((one for one in each if isinstance(one, bytes)), None) for each in _answers_of(holds, answer)]
     return [None if one is None else cleaned.text(one.decode(errors="replace")) for one in found]
 
@@ -333,13 +332,13 @@ def superseded(holds: Sequence[Hold], answer: Any) -> list[str | None]:
 def wake(key: str, *, limit: int = 0) -> Call:
     """Wake a waiter; there are never more wake-ups than may hold the lock.
 
-    Without a limit, a wake-up that was taken from the list is passed on: there are no more than there were.
+    Without a limit, a wake-up that was taken from the list is passed on: there are no more than before.
     """
     return Call(WAKE, [keyspace.wake_key(key)], [ms(WAKE_TTL), limit])
 
 
 def over_ms(ttl: float) -> int:
-    """How long it is known that an owner of this ttl, or a request, was given up."""
+    """How long it is remembered that an owner of this ttl, or a request, was given up."""
     return ms(max(ttl, OVER_TTL))
 
 
@@ -354,12 +353,12 @@ def _record_ms(record: Record) -> int:
 
 
 def _ended_ms(record: Record) -> int:
-    """How long it is noted beside the record that its message is over; 0 where the record alone says that."""
+    """How long it is noted beside the record that its message is over; 0 if the record alone says that."""
     return 0 if record.content_for is None else ms(record.seconds)
 
 
 def _renewals(hold: Hold, named: Callable[[str], str] = str) -> list[tuple[str, str, int]]:
-    """Keys that live on with a hold, each with how its value must begin (or nothing), and milliseconds."""
+    """The keys to renew with a hold, each with how its value must begin (or nothing), and milliseconds."""
     keys = [(place, named(hold.owner), ms(hold.ttl)) for place in keyspace.places_of(hold)]
     if hold.limit > 1 and hold.slot != 0:
         keys.append((keyspace.slots_key(hold.key), "", ms(hold.ttl)))
@@ -373,10 +372,10 @@ def _answers_of(holds: Sequence[Hold], answer: Any) -> list[list[int | bytes]]:
 
 
 def _reserved_as(holder: Holder) -> str:
-    """The owner under which the lock may be reserved for it; empty where nobody can have done that."""
+    """The owner under which the lock may be reserved for this holder; empty if nobody can have done that."""
     return holder.reserved_as if holder.attempt > FIRST else ""
 
 
 def _beginning_of_copies(holder: Holder) -> str:
-    """How the holder begins, behind the owner, where another message of the same sending has the lock."""
+    """How the holder begins, behind the owner, if another message of the same sending has the lock."""
     return f"[{json.dumps(holder.sending)}," if holder.sending else ""

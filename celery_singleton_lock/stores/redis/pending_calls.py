@@ -1,7 +1,7 @@
 """Calls that a server has not answered, repeated until it does: the ends of locks, of questions, and of messages.
 
-Their callers have turned away long ago, so they may be carried out late, and more than once. In the child of a fork
-nothing is pending: that is its parent's to say.
+Nobody waits for them any more, so they may be carried out late, and more than once. In the child of a fork nothing is
+pending: the parent repeats its calls.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from celery_singleton_lock.stores.redis.script import Call, Ready, batches
 
 logger = get_logger(__name__)
 
-#: Calls at most; the oldest give way. A lock that was not freed ends with its lease; a message whose end is
-#: not noted may be carried out again, should another copy of it come.
+#: The most calls; the oldest are dropped. A lock that was not freed ends with its lease; a message whose end is not
+#: noted may be carried out again, should another copy of it come.
 MOST = 10_000
 
 #: Calls in one round trip.
@@ -31,17 +31,17 @@ Name = tuple[str, str, str]
 
 
 class _Pending(NamedTuple):
-    """A call that was not answered, and until when it is worth saying."""
+    """A call that was not answered, and until when it is worth repeating."""
 
     call: Call | Ready
     until: float
 
 
 class PendingCalls:
-    """Those of one store.
+    """The pending calls of one store.
 
     Args:
-        run_each: sends some calls, and gives the answers; an exception in the place of one that failed.
+        run_each: sends some calls, and gives the answers; an exception for a call that failed.
         server: its name, for messages.
     """
 
@@ -55,7 +55,7 @@ class PendingCalls:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """Have none: at first, and in the child of a fork."""
+        """Start without any: at first, and in the child of a fork."""
         self._mutex = threading.Lock()
         self._calls = {}
         self._repeater = Repeater(self._repeat)
@@ -65,7 +65,7 @@ class PendingCalls:
         return bool(self._calls)
 
     def names(self) -> list[Name]:
-        """Of those that are not answered yet, also of those that are under way."""
+        """The names of those that are not answered yet, including those that are under way."""
         with self._mutex:
             return list(self._calls)
 
@@ -84,13 +84,13 @@ class PendingCalls:
         self._repeater.start()
 
     def _repeat(self) -> bool:
-        """Say them again; whether some are left."""
+        """Send them again; whether some are left."""
         for batch in batches(self._due(), BATCH):
             try:
                 answers = self._run_each([it.call.again() for _, it in batch])
             except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
                 logger.debug("%s: releases or ends of messages are pending: %s", self._server, error)
-                break  # Nor will the rest be answered. Of a cluster some masters may answer.
+                break  # The rest would not be answered either. In a cluster some masters may answer.
             with self._mutex:
                 for (name, it), answer in zip(batch, answers, strict=True):
                     if isinstance(answer, Exception):

@@ -1,7 +1,7 @@
 """What the lock servers report about themselves, as far as their user may ask: facts only, no judgement.
 
-Everything here goes on connections of its own, and nothing blocks a server. What is written is one key of a few
-seconds.
+Everything here uses separate connections, and nothing blocks a server. All that is written is one key, which lives for
+a few seconds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from celery_singleton_lock.stores.redis.lock_answers import held
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Server, words_of
 
-#: Keys that are looked at in all on one server.
+#: The most keys that are looked at on one server.
 MAX_KEYS = 100_000
 
-#: What is raised where a server does not answer, or answers with an error.
+#: What is raised if a server does not answer, or answers with an error.
 NO_ANSWER = (RedisError, OSError)
 
-#: Keys that are thought of until one is in a slot of a certain server.
+#: Keys that are tried until one is in a slot of a given server.
 _TRIAL_KEYS = 10_000
 
-#: Milliseconds that what is written on trial lives.
+#: Milliseconds that the trial key lives.
 _TRIAL_MS = 10_000
 
 
@@ -48,8 +48,8 @@ class Probe:
         ahead: seconds by which its clock is ahead of this host's.
         uncertain: seconds by which `ahead` may be wrong: half of a round trip.
         refused: commands that the locks need, and that its user may not run on their keys.
-        refused_extras: those that some features need: TIME, WAIT.
-        cluster: what CLUSTER INFO says, of a node of one.
+        refused_extras: the same, for commands that some features need: TIME, WAIT.
+        cluster: what CLUSTER INFO says, for a node of a cluster.
     """
 
     name: str
@@ -63,19 +63,19 @@ class Probe:
 
     @property
     def version(self) -> tuple[int, ...] | None:
-        """Of Redis that it is compatible with; None if it may not be asked."""
+        """The version of Redis that it is compatible with; None if it may not be asked."""
         digits = (self.info or {}).get("redis_version", "").split(".")
         return tuple(int(digit) for digit in digits if digit.isdigit()) or None
 
     def number(self, name: str) -> int:
-        """A number that INFO says; 0 where it does not."""
+        """A number from INFO; 0 if INFO does not have it."""
         text = (self.info or {}).get(name, "")
         return int(text) if text.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelProbe:
-    """A Sentinel: where it is, and whom it takes for the master, or why it could not be asked."""
+    """A Sentinel: where it is, and which server it takes for the master, or why it could not be asked."""
 
     name: str
     master: str | None = None
@@ -88,9 +88,9 @@ class Key:
 
     Attributes:
         name: the whole key.
-        remaining: seconds to live; None for one that never expires.
+        remaining: seconds to live; None if it never expires.
         held: what is in it, if it is a lock that is held.
-        foreign_type: its type, if it is where a lock should be and is none.
+        foreign_type: its type, if it is where a lock should be and is not a lock.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Servers:
     """The servers that an app's settings name, other than `memory://`.
 
     Raises:
-        RedisError, OSError: no node of the cluster answers that would say who its masters are.
+        RedisError, OSError: no node of the cluster answers to say which nodes are masters.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -166,16 +166,16 @@ class Servers:
         """A key that is on this server."""
         for number in range(_TRIAL_KEYS):
             key = f"{self._prefix}:{{doctor:{number}}}:trial"
-            with suppress(ConnectionError):  # Nobody has its slot.
+            with suppress(ConnectionError):  # No node has its slot.
                 if self._cluster is None or self._cluster.master_of(key) is server:
                     return key
         raise ConnectionError("it has hardly any slots of the cluster")
 
 
 def _refused(server: Server, key: str) -> list[str]:
-    """Which of the commands that the locks and their scripts use the user may not run on such a key.
+    """The commands that the locks and their scripts use, and that the user may not run on such a key.
 
-    The key holds a text for a moment: what is for lists and hashes fails on that and writes nothing.
+    The key holds a text for a moment: commands for lists and hashes fail on that and write nothing.
     """
     return _refused_of(server, [("SET", key, 0, "PX", _TRIAL_MS)]) or _refused_of(server, _commands_on(key))
 
@@ -192,7 +192,7 @@ def _commands_on(key: str) -> list[Command]:
         ("EXISTS", key),
         ("RPUSH", key, 1),
         ("LTRIM", key, 0, 1),
-        ("BLPOP", key, "0.01"),  # Waits where the key could not be written.
+        ("BLPOP", key, "0.01"),  # Waits if the key could not be written.
         ("HSET", key, "a", 1),
         ("HGET", key, "a"),
         ("HGETALL", key),
@@ -223,7 +223,7 @@ _EXTRAS: Sequence[Command] = (("TIME",), ("WAIT", 0, 1))
 
 
 def _refused_of(server: Server, commands: Sequence[Command]) -> list[str]:
-    """Those that the user may not run. Any other error is not about permissions, and shows in a real lock."""
+    """The commands that the user may not run. Any other error is not about permissions, and shows in a real lock."""
     answers = server.command_each(commands)
     return [each[0] for each, answer in zip(commands, answers, strict=True) if isinstance(answer, NoPermissionError)]
 

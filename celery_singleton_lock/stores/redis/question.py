@@ -1,7 +1,7 @@
 """One owner's question for a lock on one server, over all of its tries.
 
 A try that was not answered may be carried out later. So each has a name, and the next one says which were given up
-before it: from then on they take nothing. What is given up without another try is undone by `undone`.
+before it: from then on they take nothing. If there is no next try, `undone` undoes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def granted(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Leas
     """The lease that was granted.
 
     Raises:
-        TimeoutError: trust counts from sending; what is left of it is too little to start work on.
+        TimeoutError: the lease counts from sending, and too little of it is left to start work.
     """
     _, fence, slot = answer
     if not trust.came_in_time(sent_at, request.ttl):
@@ -54,13 +54,13 @@ class Question:
         self._slots = request.limit
         #: Names of the tries that were not answered.
         self._unanswered: list[str] = []
-        #: Of the first try, if it was sent ahead: where to read its answer, or what was in the way; until that is done.
+        #: If the first try was sent ahead: where to read its answer, or why it was not sent; until it is read.
         self._first: Unread | RedisError | OSError | None = None
         #: When it was sent.
         self._sent_at = 0.0
 
     def send_ahead(self, server: Server) -> None:
-        """Send the first try now, whose answer `try_once` reads; what is rare is sent there as well."""
+        """Send the first try now; `try_once` reads its answer, and sends rare requests itself."""
         name, self._sent_at = new_owner(), clock.now()
         if isinstance(call := self._call(name, self._slots), Ready):
             self._unanswered.append(name)
@@ -76,26 +76,26 @@ class Question:
             first.drop()
 
     def try_once(self) -> Lease | Held | Record:
-        """Ask; which may be repeated after any error.
+        """Ask; may be repeated after any error.
 
         Raises:
-            RedisError, OSError: no answer, or one that is an error.
+            RedisError, OSError: no answer, or an error.
         """
         return lock_answers.with_all_slots(self._slots, self._ask)
 
     def undone(self, place: str | None = None, *, free: bool = True) -> Call:
-        """What undoes the tries that were not answered, and the hold that one may have got.
+        """The call that undoes the tries that were not answered, and the hold that one of them may have got.
 
         It may be carried out late, when the owner has asked again and got the lock. So the whole value is named, with
         the holder as it is here.
 
         Args:
-            place: another name of a question that was asked for this.
+            place: the name of another question that was asked for this.
             free: whether to end the hold.
         """
         names = [*self._unanswered, *([place] if place else [])]
         request = self._request
-        # Without the fence, which was not answered.
+        # Without the fence, which is not known.
         value = (
             request.owner + request.holder.around_fence(request.ttl).partition("\n")[0] + "," if free else new_owner()
         )
@@ -125,7 +125,7 @@ class Question:
         try:
             found = lock_answers.acquired(answer, self._request, sent_at)
         except lock_answers.MoreSlots:
-            self._unanswered.pop()  # It was answered, which took nothing.
+            self._unanswered.pop()  # It was answered, and took nothing.
             raise
         self._unanswered.clear()
         return found

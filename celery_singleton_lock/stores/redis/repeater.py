@@ -1,7 +1,7 @@
 """A thread that exists while a lock server has not answered the end of a hold, of an attempt, or of a message.
 
 What was given up must not stay behind as a hold that nobody knows of: the process that gave it up may ask for nothing
-more, and then nobody else would say so when the server answers again.
+more, and then nobody else would end it when the server answers again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from celery_singleton_lock import clock
 
 logger = get_logger(__name__)
 
-#: Seconds between two tries: at first, and at most, so that all is said within a second after the server answers again.
+#: Seconds between two tries: at first, and at most, so that all is sent within a second after the server answers again.
 PAUSE, MAX_PAUSE = 0.05, 0.5
 
 
@@ -37,15 +37,15 @@ class Repeater:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """See to what is pending from now on."""
-        # Before the thread is asked for, which reads this last: so one of the two goes on.
+        """Repeat what is pending from now on."""
+        # Set before looking at the thread, which reads this last: so one of the two goes on.
         self._wanted = True
         thread = self._thread
         if sys.is_finalizing():
             return  # Before Python 3.12, a thread's start would wait forever.
         if thread is None or not thread.is_alive():
             thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-repeater", daemon=True)
-            with suppress(RuntimeError):  # No thread is to be had, or the interpreter is about to end.
+            with suppress(RuntimeError):  # No thread is available, or the interpreter is about to end.
                 thread.start()
 
     def _run(self) -> None:
@@ -55,7 +55,7 @@ class Repeater:
             pause = min(2 * pause, MAX_PAUSE)
             self._wanted = False
             try:
-                # Not `|=`, which would read what is wanted before, and forget what is asked for meanwhile.
+                # Not `|=`, which would read the old value first, and lose what is asked for meanwhile.
                 if self._settle():
                     self._wanted = True
             except Exception:

@@ -11,11 +11,11 @@ from redis.exceptions import InvalidResponse
 
 from celery_singleton_lock import cleaned
 
-#: Leases, or entries of beat's, in one call of a script, which blocks the server for as long as it runs.
+#: Leases, or beat's entries, in one call of a script, which blocks the server as long as it runs.
 BATCH = 200
 
-#: Seconds at least for which it is known what was given up: until the server has read what was sent of it, or seen that
-#: its connection is closed.
+#: The least seconds for which it is remembered what was given up: until the server has read its late requests, or seen
+#: that their connection is closed.
 OVER_TTL = 60.0
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 #: A command's name and arguments: texts, bytes and numbers.
 Command = tuple[Any, ...]
 
-#: The same, or as it goes over the wire.
+#: A command, or its bytes on the wire.
 Sent = Command | bytes
 
 
@@ -41,9 +41,9 @@ class Script:
     """One or more `.lua` files in a row, known to a server by their digest.
 
     Args:
-        names: of the files.
-        answers: whether it can answer that.
-        each: how many parts the answer to a call has, where that depends on the call.
+        names: the names of the files.
+        answers: whether something can be its answer.
+        each: how many parts the answer to a call has, if that depends on the call.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Script:
         """See `Call.understood`.
 
         Args:
-            answer: of the server.
-            parts: how many it has; None where that is the same for each call.
+            answer: the server's.
+            parts: how many it must have; None if that is the same for each call.
         """
         if not self.answers(answer) or (parts is not None and len(answer) != parts):
             raise InvalidResponse(f"{cleaned.value_shown(answer)} is not an answer to {self.name}")
@@ -82,7 +82,7 @@ class Call(NamedTuple):
 
     Attributes:
         replicas: how many replicas must have what it wrote, and how many seconds they get for it.
-        later: makes the call to be sent in its place when that is later (see `again`); None where that is the same.
+        later: makes the call to send in its place if that is later (see `again`); None if that is the same call.
     """
 
     script: Script
@@ -92,19 +92,19 @@ class Call(NamedTuple):
     later: Callable[[bool], Call] | None = None
 
     def again(self, *, repeated: bool = True) -> Call:
-        """The call to be sent now where this was not answered.
+        """The call to send now if this one was not answered.
 
         Args:
-            repeated: it may have been carried out long ago, and others have acted upon that.
+            repeated: whether it may have been carried out long ago, so that others have acted on it.
         """
         return self.later(repeated)._replace(replicas=self.replicas) if self.later else self
 
     def understood(self, answer: Any) -> Any:
-        """The answer, or what the server said against it.
+        """The answer, or the server's error.
 
         Raises:
-            InvalidResponse: the script does not answer that; what is at the other end is no Redis, or its answers
-                belong to other commands.
+            InvalidResponse: the script does not answer like that; the other end is not a Redis, or its answers belong
+                to other commands.
         """
         if isinstance(answer, Exception):
             return answer
@@ -118,7 +118,7 @@ class Call(NamedTuple):
 
     @property
     def by_text(self) -> Command:
-        """The command for one that does not; it does afterwards."""
+        """The command for a server that does not know the script yet."""
         return "EVAL", self.script.text, len(self.keys), *self.keys, *self.args
 
     @property
@@ -128,13 +128,13 @@ class Call(NamedTuple):
 
 
 class Ready:
-    """A call that is written down already, as it goes over the wire; what is rarely asked of it is made then.
+    """A call that is already encoded for the wire; what is rarely needed of it is made on demand.
 
     Attributes:
         written_out: makes the whole call.
     """
 
-    # No tuple, which takes twice as long to make: each acquire makes one, and each free.
+    # Not a tuple, which takes twice as long to make: each acquire makes one, and each free.
     __slots__ = ("by_digest", "script", "written_out")
 
     def __init__(self, script: Script, by_digest: bytes, written_out: Callable[[], Call]) -> None:
@@ -160,7 +160,7 @@ class Ready:
 
 
 def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
-    """Those that go into one call each."""
+    """The items in parts, each for one call."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 

@@ -36,14 +36,14 @@ OF_A_POOL = frozenset(
     {"maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"}
 )
 
-#: Options by which a connection says what it is made with.
+#: Options with which a connection names its library.
 _NAMES_OF_LIBRARY = frozenset({"driver_info", "lib_name", "lib_version"})
 
 
 def words_of(error: BaseException) -> str:
-    """An error, without the innards that one about Sentinels ends with: some versions show their password.
+    """An error's text, without the internals at the end of an error about Sentinels: some versions show a password.
 
-    A server that does not know AUTH (renamed, or a proxy) repeats its arguments.
+    A server that does not know AUTH (renamed, or a proxy) repeats its arguments: these are left out, too.
     """
     text = f"{type(error).__name__}: {error}".partition(" : <")[0].partition(", with args beginning with")[0]
     return cleaned.text(text)
@@ -87,9 +87,9 @@ class Server:
         """Run a script; one round trip. See `Connection.run`.
 
         Raises:
-            RedisError, OSError: no answer, or one that is an error.
+            RedisError, OSError: no answer, or an error.
         """
-        # As `connection` does it, which takes its time to enter and to leave.
+        # As `connection` does, which takes time to enter and to leave.
         connection = self._take(step or self.step)
         try:
             answer = connection.run(call, asking=asking)

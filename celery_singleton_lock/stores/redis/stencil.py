@@ -1,7 +1,7 @@
 """The calls that each execution makes, an acquire and a free, as they go over the wire.
 
-Most of such a command is the same each time. So it is written down once, by `lock_commands`, with marks in the places
-of what differs: the stencil for all commands whose parts have these lengths. What is rare has no stencil.
+Most of such a command is the same each time. So `lock_commands` writes it once, with marks in place of what differs:
+the stencil for all commands whose parts have the same lengths. Rare calls have no stencil.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from celery_singleton_lock.stores.redis.script import Call, Ready
 #: Stencils that are kept: one for each combination of lengths, of which a task has a few.
 _MOST = 1024
 
-#: Messages that are known, from the acquire to the free.
+#: Messages that are remembered, from the acquire to the free.
 _LATEST = 64
 
-#: What marks are made of: not what is in a digest, nor between the parts of a command.
+#: The characters of marks: none of them is in a digest, or between the parts of a command.
 _MARKS = "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0b\x0c"
 
 _MARK = re.compile(rb"([%b])\1*" % _MARKS.encode())
 
 
 def acquire(request: LockRequest, name: str) -> Ready | None:
-    """As `lock_commands.acquire`; None for what is rare."""
+    """As `lock_commands.acquire`; None for a rare call."""
     key, holder = request.key, request.holder
     if request.limit != 1 or request.given_up or request.in_line or holder.replaced or holder.retries or not key:
         return None
@@ -49,7 +49,7 @@ def acquire(request: LockRequest, name: str) -> Ready | None:
 
 
 def free(hold: Hold, record: Record | None) -> Ready | None:
-    """As `lock_commands.free`; None for what is rare."""
+    """As `lock_commands.free`; None for a rare call."""
     key, lives = hold.key, None
     if hold.limit != 1 or hold.slot or not key:
         return None
@@ -70,8 +70,8 @@ class _Stencil:
     """A command with marks in it.
 
     Args:
-        call: whose keys and arguments are made of marks: of one character each, by its number the place of a part.
-        any_length: the mark of a part that comes with its length, as `_bulk` has it; it is an argument by itself.
+        call: its keys and arguments are made of marks. Each mark repeats one character, whose number is that of a part.
+        any_length: the mark of a part that comes with its length, as from `_bulk`; it is an argument by itself.
     """
 
     def __init__(self, call: Call, any_length: str = "") -> None:
@@ -89,7 +89,7 @@ class _Stencil:
 
 
 class _MarkedHolder(Holder):
-    """Its texts are marks."""
+    """A holder whose texts are marks."""
 
     @property
     def message(self) -> str:
@@ -119,14 +119,14 @@ def _for_free(
     hold, content = Hold(_marked_key(kind, key, base), owner, ttl=ttl), _MARKS[len(lengths)]
     if lives is None:
         return _Stencil(lock_commands.ending(hold, owner, shared=shared))
-    # Results are of many lengths: each by itself would have a stencil made anew.
+    # Results have many lengths: otherwise each length would need its own stencil.
     message, *ended = left
     call = lock_commands.ending(hold, owner, record=Record(message, content.encode(), *lives), shared=shared)
     return _Stencil(_with_ended(call, hold.key, message, shared, *ended) if ended else call, any_length=content)
 
 
 def _with_ended(call: Call, key: str, message: str, shared: str, name: str, more: str) -> Call:
-    """With marks for the name under which a message is over, and where that is noted."""
+    """The call with marks for the name under which a message is over, and for the key where that is noted."""
     own = keyspace.ended_name(key, message)
     marks: dict[object, str] = {own: name, keyspace.ended_keys(shared, own)[1]: more}
     return call._replace(
@@ -135,18 +135,18 @@ def _with_ended(call: Call, key: str, message: str, shared: str, name: str, more
 
 
 def _marks(lengths: Sequence[int]) -> list[str]:
-    """Texts of these lengths, each of a character that is in no other."""
+    """Texts of these lengths, each made of a character that is in no other."""
     return [mark * length for mark, length in zip(_MARKS, lengths, strict=False)]
 
 
 def _bulk(text: bytes) -> bytes:
-    """As an argument goes over the wire."""
+    """An argument as it goes over the wire."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 @lru_cache(maxsize=_MOST, typed=True)
 def _of_key(key: str) -> tuple[bytes, bytes, bytes]:
-    """A key, what those beside it begin with, and what those begin with that it shares."""
+    """A key, the prefix of the keys beside it, and the prefix of the keys that it shares."""
     own = key.encode()
     return own, key.base.encode() if isinstance(key, Name) else own, keyspace.shared(key).encode()
 

@@ -1,4 +1,4 @@
-"""How a process hears on Redis that a run of its own is to stop: one connection blocks on a list of its own."""
+"""How a process learns on Redis that one of its runs is to stop: a separate connection blocks on the process's list."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from celery_singleton_lock.stores.redis.script import Call, Script, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.stops import Stop
 
-#: In one step: a list that has begun has a time to live.
+#: In one step, so that no list is ever without a time to live.
 TELL = Script("lock/tell")
 
 #: Seconds that one call waits: a connection that was cut without a word is noticed then.
 SLICE = 10
 
-#: Seconds for which it is kept what a process was told, that does not listen at this moment; and how much of it.
+#: Seconds for which stops are kept for a process that does not listen at this moment, and how many of them.
 KEPT_FOR, KEPT = 10.0, 1000
 
 
@@ -32,8 +32,8 @@ class RedisStops:
 
     Args:
         servers: where the locks are.
-        server: where that is, for messages.
-        key: of the list.
+        server: the name of that place, for messages.
+        key: the list's key.
     """
 
     def __init__(self, servers: Server | Cluster, server: str, key: str) -> None:
@@ -45,7 +45,7 @@ class RedisStops:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """In the child of a fork: what the parent is told there, nobody would hear here."""
+        """In the child of a fork: leave the connection to the parent; nobody would listen here."""
         connection, self._connection, self._exits = self._connection, None, ExitStack()
         if connection is not None:
             connection.forsake()
@@ -75,16 +75,16 @@ class RedisStops:
 
 
 def tell(servers: Server | Cluster, prefix: str, process: str, stop: Stop) -> None:
-    """Tell a process.
+    """Notify a process.
 
     Raises:
-        RedisError, OSError: it may not hear of it.
+        RedisError, OSError: the process may not learn of it.
     """
     servers.run(Call(TELL, [keyspace.stops_key(prefix, process)], [json.dumps(stop), KEPT, ms(KEPT_FOR)]))
 
 
 def _stop(answer: object) -> Stop | None:
-    """What was read from the list; None where somebody else has written it."""
+    """What was read from the list; None if somebody else has written it."""
     if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[1], bytes):
         return None
     fields = cleaned.array(answer[1])

@@ -1,8 +1,8 @@
 """Locks on a Redis (6.2 or newer) or Valkey: one server, the master that Sentinels know, or a Cluster.
 
-A lock is taken and freed by one script each, in one round trip. Nothing is repeated by the connections: redis-py's
-client would send a `SET NX` again whose reply was lost, and wait up to minutes. Here each try is short, and only what
-may be repeated is. Owners and scripts make that everything. What ends a lock and was not answered is said again later
+One script takes a lock, and one frees it, in one round trip each. The connections repeat nothing: redis-py's client
+would repeat a `SET NX` whose reply was lost, and wait up to minutes. Here each try is short, and only what may be
+repeated is; owners and scripts make that everything. A call that ends a lock and was not answered is repeated later
 (see `pending_calls`).
 """
 
@@ -56,7 +56,7 @@ logger = get_logger(__name__)
 #: Tries of a call; with `server.STEP_TIMEOUT` a hung server costs a few seconds, not minutes.
 TRIES = 3
 
-#: Seconds between two tries, about: doubled each time, and at most.
+#: Seconds between two tries, roughly: at first, doubled each time, and at most.
 PAUSE, MAX_PAUSE = 0.02, 0.5
 
 #: Seconds for which a waiter goes on asking while it is cut off, as by a restart: what an acquire costs at most on a
@@ -67,7 +67,7 @@ PATIENCE = TRIES * STEP_TIMEOUT
 #: several keys until that is over.
 RESHAPING = 4.0
 
-#: Seconds that replicas get at most to have a lock.
+#: The most seconds that replicas get to receive a lock.
 REPLICATION = 0.5
 
 
@@ -76,7 +76,7 @@ class RedisStore:
 
     Args:
         servers: where the locks are.
-        server: where that is, for messages.
+        server: the name of that place, for messages.
         replicas: how many replicas must have a lock before it counts as taken, and the end of a message before it
             counts as recorded.
     """
@@ -105,8 +105,8 @@ class RedisStore:
             except (RedisError, OSError) as error:
                 return self._patiently(question.try_once, failed=error)
         except BaseException as error:
-            # It may be held, or become so; also if it was interrupted (a time limit, a shutdown) between sending and
-            # reading. What was refused by a server that answers is taken back now, the rest when it answers.
+            # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
+            # and reading. If the server answers, this is undone now, otherwise when it answers again.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             name = "acquire", request.key, request.owner
             self._end(name, question.undone(), request.ttl, at_once=answers)
@@ -147,7 +147,7 @@ class RedisStore:
             except (RedisError, OSError) as error:
                 again = partial(self._freed_again, call)
                 return self._patiently(again, failed=error)
-        except BaseException:  # Or an interruption, before it was written down or after that.
+        except BaseException:  # Or an interruption, before or after the call was made.
             hold.ending = True
             worth = max(hold.ttl, record.seconds if record is not None else 0.0)
             call = call or self._written_out(hold, record, reservation)
@@ -184,7 +184,7 @@ class RedisStore:
         if batches:
             self._patiently(attempt)
         if len(there) < len(records):
-            # It would come behind this, and put in place what this is to replace.
+            # It would come after this, and put back what this is to replace.
             raise LockUnavailable(self.server, "the release that has the record was not answered yet")
 
     def waiter(self, request: LockRequest) -> Waiter:
@@ -223,7 +223,7 @@ class RedisStore:
 
     def inspect(self, key: str) -> KeyState:
         def attempt() -> KeyState:
-            # A search by name is sent on by none, and the key may be about to move.
+            # A search by name is not redirected, and the key may be about to move.
             return inspect.inspect(self._servers.server_of(keyspace.run_key(key)), self._servers.servers(), key)
 
         return self._patiently(attempt)
@@ -258,7 +258,7 @@ class RedisStore:
             tell(self._servers, prefix, process, stop)
         except (RedisError, OSError) as error:
             logger.debug(
-                "%s: a run hears as it renews that task %s is newer: %s", self.server, stop.by, words_of(error)
+                "%s: a run learns only when it renews that task %s is newer: %s", self.server, stop.by, words_of(error)
             )
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
@@ -277,18 +277,18 @@ class RedisStore:
         return self._replicated(lock_commands.free(hold, record=record, reservation=reservation), record)
 
     def _freed_again(self, call: Ready | Call) -> Freeing:
-        # Gone when it is said again: the first time has worked, and only its reply was lost.
+        # Gone when the call is repeated: the first one has worked, and only its reply was lost.
         return Freeing.NOW if self._run_end(call.again(repeated=False)) else Freeing.UNCLEAR
 
     def _end(self, name: tuple[str, str, str], call: Call | Ready, seconds: float, *, at_once: bool) -> Any:
-        """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an
+        """Send the end of a lock, a question, or a message; its answer, or None if there is none yet. Never raises an
         error.
 
         Args:
-            name: of what has ended.
-            call: that says so.
-            seconds: for how long it is worth saying, if that is more than `OVER_TTL`.
-            at_once: try it now; else in the background.
+            name: the name of what has ended.
+            call: the call that ends it.
+            seconds: for how long it is worth repeating, if that is more than `OVER_TTL`.
+            at_once: try it now; if False, only in the background.
         """
         repeat = partial(self._pending.add, name, call, seconds=max(seconds, OVER_TTL))
         try:
@@ -296,14 +296,14 @@ class RedisStore:
                 return self._servers.run(call)
         except (RedisError, OSError) as error:
             logger.debug("%s: a release or the end of a message was not answered: %s", self.server, words_of(error))
-        except BaseException:  # An interruption, before it was sent or after that.
+        except BaseException:  # An interruption, before or after it was sent.
             repeat()
             raise
         repeat()
         return None
 
     def _run(self, call: Call | Ready) -> Sequence[Any]:
-        """Run an acquire; what too few replicas have does not count as taken, while a refusal does."""
+        """Run an acquire; a lock that too few replicas have does not count as taken, while a refusal counts."""
         try:
             answer: Sequence[Any] = self._servers.run(call)
         except TooFewReplicas as few:
@@ -313,7 +313,7 @@ class RedisStore:
         return answer
 
     def _replicated(self, call: Call, record: Record | None) -> Call:
-        """The call, which replicas are to have if it leaves a record: else a failover would forget an end."""
+        """The call, which replicas must have if it leaves a record: otherwise a failover would forget an end."""
         return call if record is None else call._replace(replicas=self._replicas)
 
     def _run_end(self, call: Call | Ready) -> Any:
@@ -321,11 +321,11 @@ class RedisStore:
         try:
             return self._servers.run(call)
         except TooFewReplicas as few:
-            # This may be a primary that was deposed, and does not know yet: the next try looks for another one.
+            # This may be a primary that was deposed and does not know it yet: the next try looks for another one.
             raise TimeoutError(str(few)) from few
 
     def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[Sequence[Item]]:
-        """Those that can be named in one call."""
+        """The items in groups that can be named in one call."""
         by_slot: defaultdict[int, list[Item]] = defaultdict(list)
         for item in items:
             by_slot[self._servers.slot_of(keyspace.run_key(key_of(item)))].append(item)
@@ -345,12 +345,12 @@ class RedisStore:
     def _patiently(
         self, attempt: Callable[[], T], patience: float = 0.0, *, failed: RedisError | OSError | None = None
     ) -> T:
-        """Run `attempt`, again if the server did not answer, and say so if it never does.
+        """Run `attempt`, again if the server did not answer; raise `LockUnavailable` if it never does.
 
         Args:
             attempt: what to run.
-            patience: seconds for which it is tried at least, where that is more than `TRIES`.
-            failed: the error of a try before this.
+            patience: the least seconds for which it is tried, if that takes longer than `TRIES`.
+            failed: the error of an earlier try.
         """
         began, failures = clock.now(), 0
         while True:
@@ -371,11 +371,11 @@ class RedisStore:
 #: Errors after which the same command may succeed. READONLY: a failover is under way, reconnect.
 _TRANSIENT = (ConnectionError, TimeoutError, ReadOnlyError, OSError)
 
-#: Those that end when a slot has moved, or a replica has taken over.
+#: Errors that end when a slot has moved, or a replica has taken over.
 _RESHAPING = (ClusterDownError, TryAgainError)
 
 
-#: Errors that say that the server answers, now.
+#: Errors that show that the server answers now.
 _ANSWERS = (ResponseError, TooFewReplicas)
 
 

@@ -1,11 +1,11 @@
 """How a waiter waits on Redis: it blocks on a list to which each release pushes.
 
-Redis gives each element to the client that has blocked longest, and forgets those whose connection is gone. The command
-stays open over several questions, so that nobody loses its place in the queue by asking.
+Redis gives each element to the client that has blocked longest, and forgets clients whose connection is gone. The
+command stays open over several questions, so that no waiter loses its place in the queue by asking.
 
-On one server, or in a cluster, the question follows that command (`docs/protocol.md`, section 7). A waiter that
-leaves says so first (`:over:<place>`), or what it has left behind would take the lock for nobody; one that is killed
-closes the connection.
+On one server, or in a cluster, the question follows that command (`docs/protocol.md`, section 7). A waiter that leaves
+records that first (`:over:<place>`), or the question that it leaves behind would take the lock for nobody; if a waiter
+is killed, its connection closes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Endpoint, words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
-#: Seconds that a waiter sleeps at most before it asks again: a wake-up that goes to a waiter which is dead, frozen, or
-#: cannot be reached, costs the others no more.
+#: The most seconds that a waiter sleeps before it asks again: a wake-up that goes to a dead, frozen or unreachable
+#: waiter costs the others no more.
 SLICE = 1.0
 
 #: Seconds until the next question when the key is about to move to another server, or has moved.
@@ -48,10 +48,10 @@ class PipedWaiter(AskingWaiter):
 
     Args:
         wake_up: wakes it.
-        ask: acquires the lock, where the wake-up brought no answer.
-        leave: sees to it that nothing is left of the questions; with True, frees the lock.
+        ask: acquires the lock, if the wake-up brought no answer.
+        leave: clears what is left of the questions; with True, frees the lock.
         request: what it asks for.
-        confirm: gives it its whole ttl; whether it is still held.
+        confirm: gives a lease its whole ttl; whether it is still held.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RedisWakeUp:
     """A place in the queue of a lock: a `WakeUp`.
 
     Args:
-        key: of the lock.
+        key: the lock's key.
         server_of: which server the list is on; asked again after an error.
         server: its name, for messages.
         behind: what the server is to do when it wakes the waiter.
@@ -102,7 +102,7 @@ class RedisWakeUp:
         connection, self._connection = self._connection, None
         with suppress(RedisError, OSError), self._exits:
             if self._behind is None and connection is not None and connection.unanswered and _answered(connection):
-                self.pass_on()  # Woken while it left: somebody else may need that.
+                self.pass_on()  # Woken while it left: somebody else may need the wake-up.
 
     @property
     def is_open(self) -> bool:
@@ -118,8 +118,8 @@ class RedisWakeUp:
         """See `WakeUp.wait`.
 
         Returns:
-            The answer to what stood behind, or True where nothing did, or the server has forgotten how; None if it was
-            not woken.
+            The answer to the call behind it, or True if there was none, or the server has forgotten the script; None if
+            it was not woken.
         """
         try:
             connection = self._queued()
@@ -137,7 +137,7 @@ class RedisWakeUp:
             raise LockUnavailable(self._server, words_of(error)) from error
 
     def _heard(self, connection: Connection) -> Any:
-        """The last answer that is still to come; True where that is the one which wakes it."""
+        """The last answer that is still to come; True if that is the wake-up itself."""
         answer, behind = None, self._behind
         try:
             while connection.unanswered:
@@ -159,11 +159,11 @@ class RedisWakeUp:
         return self._connection
 
     def _behind_it(self, connection: Connection) -> Sequence[Command]:
-        """What is to be done as it is woken.
+        """The command to carry out as it is woken.
 
-        By its text where it was not done on this connection before: a server that does not know the script does nothing
-        as it wakes the waiter, which has lost its place in the queue by then. By its digest else: to read and hash the
-        text takes the server longer than to run it.
+        By the script's text if this connection has not run it before: a server that does not know the script would do
+        nothing as it wakes the waiter, which has lost its place in the queue by then. Otherwise by its digest: reading
+        and hashing the text takes the server longer than running it.
         """
         if (behind := self._behind) is None:
             return ()
@@ -171,7 +171,7 @@ class RedisWakeUp:
 
 
 def _is_elsewhere(error: Exception) -> bool:
-    """Whether the key is at another server of the cluster now, or this one is its master no more."""
+    """Whether the key is on another server of the cluster now, or this server is no longer its master."""
     return isinstance(error, (AskError, ClusterDownError, MovedError, TryAgainError)) or str(error).startswith(
         "UNBLOCKED"
     )

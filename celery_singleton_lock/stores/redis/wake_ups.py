@@ -1,9 +1,9 @@
-"""How a process is woken for many locks on Redis: one connection blocks on the lists of them all, in a cluster one for
+"""How a process is woken for many locks on Redis: one connection blocks on the lists of them all; in a cluster, one for
 each hash slot.
 
-It has a place in the `:waiting` of each lock as a waiter does, so that each release pushes an element. Redis gives that
-to the client that has blocked longest; a process that knows of an older place passes it on, by pushing it again. So
-nothing that a dead process has left behind is ever relied upon: a client that does not block is given nothing.
+The process has a place in the `:waiting` of each lock, as a waiter has, so that each release pushes an element. Redis
+gives that to the client that has blocked longest; a process that knows of an older place passes it on, by pushing it
+again. So nobody relies on what a dead process has left behind: a client that does not block gets nothing.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from celery_singleton_lock.stores.wake_ups import Freed, Place
 
 logger = get_logger(__name__)
 
-#: Locks of a server, all of which are named each time that the connection blocks; and of a cluster, where each may need
-#: a connection of its own.
+#: The most locks on a server, where all are named each time that the connection blocks; and on a cluster, where each
+#: may need a separate connection.
 MAX_LOCKS, MAX_CONNECTIONS = 500, 32
 
-#: How often an element is passed on to somebody with an older place. Then its receiver takes it, and the place was
+#: How often an element is passed on to somebody with an older place. After that its receiver takes it: the place was
 #: that of a process that is gone.
 MAX_PASSED_ON = 3
 
-#: Of a lock that was found free, and that nobody was woken for.
+#: In place of that number, for a lock that was found free, and that nobody was woken for.
 LOOKED = MAX_PASSED_ON + 1
 
-#: Seconds after which the places are taken anew, the connection shows that it still carries something, and whatever is
-#: free is found: what a wake-up costs that was lost, or that a holder did not send because it died.
+#: Seconds after which the places are taken anew, which shows that the connection still works, and finds whatever is
+#: free: the cost of a wake-up that was lost, or that a holder did not send because it died.
 REFRESH = WAITING_TTL / 3
 
-#: Seconds for which the element is kept that unblocks a connection of our own.
+#: Seconds for which the element that unblocks one of our own connections is kept.
 NUDGE_TTL = 10.0
 
 
@@ -54,7 +54,7 @@ class RedisWakeUps:
 
     Args:
         servers: where the locks are.
-        server: where that is, for messages.
+        server: the name of that place, for messages.
     """
 
     def __init__(self, servers: Server | Cluster, server: str) -> None:
@@ -66,7 +66,7 @@ class RedisWakeUps:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """In the child of a fork: what the parent is told there, nobody would hear here."""
+        """In the child of a fork: leave the connections to the parent; nobody would listen here."""
         lines, self._lines = self._lines, {}
         for line in lines.values():
             line.forsake()
@@ -90,7 +90,7 @@ class RedisWakeUps:
         """See `WakeUps.give_back`."""
         if (line := self._lines.get(self._servers.slot_of(keyspace.wake_key(key)))) is not None:
             line.forget(key)
-        # The busy one takes it now.
+        # A busy process takes it now.
         self._push(key, MAX_PASSED_ON)
 
     def wake_if_free(self, key: str, limit: int) -> None:
@@ -147,7 +147,7 @@ class RedisWakeUps:
             return False
         waiting = keyspace.waiting_key(freed.key)
         endpoint = self._servers.server_of(waiting)
-        # Those of 0 wait no more.
+        # A place of 0 does not wait any more.
         (older,) = endpoint.command_each([("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)])
         if isinstance(older, Exception):
             _unless_strange(older)
@@ -156,7 +156,7 @@ class RedisWakeUps:
             return False
         if freed.passed_on < MAX_PASSED_ON:
             return self.pass_on(freed)
-        # Nobody has come forward; one that is there, and was busy with another lock, will say so again.
+        # Nobody has taken it; a process that is there, and was busy with another lock, will take its place again.
         endpoint.command("ZADD", waiting, "XX", 0, older[0])
         return False
 
@@ -186,9 +186,9 @@ class _Line:
         self._servers = servers
         self._name = name
         self._places: dict[str, Place] = {}
-        #: Those of which a wake-up found no use here.
+        #: Locks whose wake-up found no use here.
         self._forgotten: set[str] = set()
-        #: Those where somebody else has put a value in the place of wake-ups: nothing can wait for them.
+        #: Locks where somebody else has put a value in place of the wake-ups: nothing can wait for them.
         self._strange: set[str] = set()
         self._exits = ExitStack()
         self._connection: Connection | None = None
@@ -198,7 +198,7 @@ class _Line:
 
     @property
     def descriptors(self) -> list[int]:
-        """To be watched."""
+        """The descriptors to watch."""
         return [] if self._connection is None else [self._connection.fileno()]
 
     def stand(self, places: dict[str, Place]) -> list[Freed]:
@@ -217,9 +217,9 @@ class _Line:
         moved = {key: place for key, place in places.items() if is_due or place != self._places.get(key)}
         commands = [*self._registered(moved), *self._left(left)]
         looks = [("EXISTS", *(keyspace.run_key(key, slot) for slot in range(places[key].limit))) for key in came]
-        if is_due:  # Not whenever it blocks anew: there may always be another one to block for.
+        if is_due:  # Not whenever it blocks anew: there may always be another lock to block for.
             self._strange, self.due = set(), clock.now() + REFRESH
-        # Those in the order of before first: Redis takes the first that has an element.
+        # The earlier ones first, in their order: Redis takes the first list that has an element.
         self._places = {key: places[key] for key in (*self._places, *places) if key in places}
         self._forgotten = set()
         wakes = [keyspace.wake_key(key) for key in self._places if key not in self._strange]
@@ -227,7 +227,7 @@ class _Line:
         for _ in commands:
             _read(connection)
         held = [connection.read() for _ in looks]
-        # What was freed before nobody was told of.
+        # Nobody was notified of locks that were freed before.
         return [Freed(key, LOOKED) for key, slots in zip(came, held, strict=True) if slots < places[key].limit]
 
     def has_heard(self) -> bool:
@@ -285,7 +285,7 @@ class _Line:
             connection.forsake()
 
     def _look_for_strangers(self, refused: ResponseError) -> None:
-        """Find for which locks it cannot block, so that it does for the others."""
+        """Find the locks that it cannot block for, so that it blocks for the others."""
         connection = self._connected(next(iter(self._places)))
         connection.wait_at_most(self._servers.step)
         types = connection.answers([("TYPE", keyspace.wake_key(key)) for key in self._places])
@@ -296,7 +296,7 @@ class _Line:
         logger.debug("somebody else's values are where wake-ups should be, for %s", ", ".join(self._strange))
 
     def _unblock(self) -> list[Freed]:
-        """Have the connection free for other commands; what it was woken for."""
+        """Free the connection for other commands; the locks that it was woken for."""
         connection = self._connection
         if connection is None or not (connection.unanswered or self._answer):
             return []

@@ -1,9 +1,9 @@
 """Bytes to and from a server, by a socket with a time limit for each step.
 
-Python asks the system if a socket with a timeout is ready before each step, which may be a tenth of what a round trip
-takes. So a plain socket is one that never waits here: what it takes at once needs no such question,
-and where there is something to wait for, the question is the waiting. One with TLS may have bytes that the system knows
-nothing of, and those of greenlets wait in their own way: these keep their timeout.
+Before each step, Python asks the system if a socket with a timeout is ready, which may take a tenth of a round trip. So
+a plain socket never waits here: what it takes at once needs no such question, and if there is something to wait for,
+the question is the wait. A TLS socket may have bytes that the system does not know of, and sockets of greenlets wait in
+their own way: these keep their timeout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Wire:
-    """An open socket, which is used here only from now on.
+    """An open socket, which is used only here from now on.
 
     Args:
         opened: as redis-py has connected it.
@@ -31,7 +31,7 @@ class Wire:
         #: How long a step may take, in seconds and in the milliseconds of a poll.
         self._seconds = opened.gettimeout()
         self._ms = _ms(self._seconds)
-        #: Says when there is something to receive; None where the socket has its timeout itself.
+        #: Says when there is something to receive; None if the socket itself has a timeout.
         self._readable = _poller(opened, "POLLIN") if _is_plain(opened) else None
         if self._readable is not None:
             opened.setblocking(False)
@@ -67,7 +67,7 @@ class Wire:
         return self._socket.send(content)
 
     def receive(self, most: int) -> bytes:
-        """What has come, or comes in time; nothing where the other end has closed it.
+        """What has come, or comes in time; nothing if the other end has closed it.
 
         Raises:
             OSError: nothing came in time, or will.
@@ -84,7 +84,7 @@ class Wire:
         return self._socket.detach()
 
     def reset_at_end(self) -> None:
-        """Have the system forget what the server has not got, as the connection is closed."""
+        """Have the system forget what the server has not got when the connection is closed."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
     def _send_rest(self, rest: memoryview) -> None:
@@ -97,7 +97,7 @@ class Wire:
 
 
 def _is_plain(opened: socket.socket) -> bool:
-    """Whether it is the system's own: neither one with TLS nor one of gevent or eventlet, which take its name."""
+    """Whether it is a plain socket of the system: not a TLS socket, nor gevent's or eventlet's, which take its name."""
     return hasattr(select, "poll") and type(opened) is socket.socket and socket.socket.__module__ == "socket"
 
 
@@ -108,5 +108,5 @@ def _poller(opened: socket.socket, event: str) -> select.poll:
 
 
 def _ms(seconds: float | None) -> int | None:
-    # Rounded up: not to wait at all is something else.
+    # Rounded up: zero would mean not to wait at all.
     return None if seconds is None else math.ceil(seconds * 1000)

@@ -1,4 +1,4 @@
-"""A shop that rebuilds its reports. The app is imported with the project, so that all of Django knows it."""
+"""A shop that rebuilds its reports. Importing the project imports the app, so that all of Django uses it."""
 
 from .celery import app as celery_app
 

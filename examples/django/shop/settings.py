@@ -17,11 +17,11 @@ TIME_ZONE = "UTC"
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
 CELERY_RESULT_BACKEND = os.environ.get("CELERY_RESULT_BACKEND", "redis://localhost:6379/1")
 
-# Locks are kept by the broker unless CELERY_SINGLETON_LOCK_BACKEND says otherwise.
+# The locks are in the broker unless CELERY_SINGLETON_LOCK_BACKEND names another server.
 CELERY_SINGLETON_LOCK_TTL = 30
 CELERY_SINGLETON_LOCK_TRANSPORT_OPTIONS = {"socket_keepalive": True}
 
-# Beat may be started on several hosts; its schedule is in the database, and begins with what stands here.
+# You may start beat on several hosts. Its schedule is in the database, and begins with these entries.
 CELERY_BEAT_SCHEDULER = "exclusive"
 CELERY_SINGLETON_LOCK_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_BEAT_SCHEDULE = {

@@ -62,7 +62,7 @@ MUTANTS = (
     ),
     _wake_ups(
         "every lock is looked at when nothing comes or goes",
-        old="        if is_due:  # Not whenever it blocks anew: there may always be another one to block for.\n"
+        old="        if is_due:  # Not whenever it blocks anew: there may always be another lock to block for.\n"
         "            self._strange, self.due = set(), clock.now() + REFRESH\n",
         new="        self._strange, self.due = set(), clock.now() + REFRESH\n",
         breaks="every lock is looked at each two seconds",

@@ -85,8 +85,8 @@ MUTANTS = (
     ),
     _free(
         "a record only where the hold is still there",
-        old="if record_ms ~= '0' then\n  -- Also",
-        new="if ours and record_ms ~= '0' then\n  -- Also",
+        old="if record_ms ~= '0' then\n  -- Even",
+        new="if ours and record_ms ~= '0' then\n  -- Even",
         breaks="what ran has a record, also when its lock is gone",
     ),
     _end(

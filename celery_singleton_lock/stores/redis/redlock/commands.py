@@ -1,7 +1,7 @@
-"""What each node of a Redlock is asked: as `lock_commands`, in attempts to get a majority.
+"""Calls for each node of a Redlock: as in `lock_commands`, in attempts to get a majority.
 
-The last characters of an owner's token name the attempt; what the token is without them, its stem, is the owner's in
-all of them.
+The last characters of an owner's token name the attempt; the token without them, its stem, is the same in all of the
+owner's attempts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ATTEMPTS = 16 ** (OWNER_LENGTH - STEM_LENGTH)
 #: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
 MEMORY_TTL = 315_360_000.0
 
-#: What the record of a promise begins with. A refusal's record on a minority of the nodes would look like the message's
-#: end, and be none: so it is promised first.
+#: The record of a promise begins with this. A refusal's record on a minority of the nodes would look like the message's
+#: end without being it: so the refusal is promised first.
 PROMISE = b"?"
 
 VOTE = Script(*lock_commands.GRANTING, *lock_commands.LOOKING, "lock/vote", "lock/acquire", answers=answers_vote)
 PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
 RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
 
-#: Those that the nodes run.
+#: The scripts that the nodes run.
 SCRIPTS = (
     VOTE,
     PUT_BACK,
@@ -54,7 +54,7 @@ def attempt_of(owner: str, number: int) -> str:
 
 
 def next_attempt(request: LockRequest) -> str:
-    """A name for another attempt: none that the owner has used lately. What undoes that one may still be on its way."""
+    """A name for another attempt, which the owner has not used lately: what undoes an old one may be on its way."""
     last = next(reversed(request.attempts), None)
     number = chance.randrange(ATTEMPTS) if last is None else int(last[STEM_LENGTH:], 16) + 1
     return attempt_of(request.owner, number % ATTEMPTS or 1)
@@ -66,20 +66,20 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0,
     Args:
         request: its owner with the number of the attempt, see `attempt_of`.
         slot: which one to take.
-        memory: the key by which a node knows since when it remembers; None to trust it as it is.
+        memory: the key that says since when a node remembers; None to trust it as it is.
         slots: how many to name.
         late: attempts of the same owner that some node has not answered. They come too late from now on: what undoes
             them may be on another connection, behind this.
     """
     of_all = request.named(stem(request.owner), [stem(owner) for owner in request.given_up])
     keys, asked = lock_commands.question(of_all, request.owner, slots=slots, late=late)
-    # The time that a node's fences begin with is the clients': those of other locks would set the nodes apart.
+    # Not a shared counter: fences begin with the client's time, and those of other locks would set the nodes apart.
     keys[0] = keyspace.fence_key(request.key)
     asked = asked._replace(
         reserved_as=stem(asked.reserved_as),
         holder=request.owner[STEM_LENGTH:] + asked.holder,
         slot=slot,
-        # One for all nodes, or their counters would differ, and had to be made equal before a token is given out.
+        # One for all nodes, or their counters would differ, and have to be made equal before a token is given out.
         fence_seed=round(clock.wall() * 1_000_000),
         memory_ms=ms(MEMORY_TTL) if memory else 0,
     )
@@ -87,7 +87,7 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0,
 
 
 def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
-    """As `lock_commands.free`: in whatever attempt it was taken, and for good. Wakes nobody."""
+    """As `lock_commands.free`, whichever attempt took it, and for good. Wakes nobody."""
     owner, over_for = stem(hold.owner), ms(hold.ttl)
     return lock_commands.ending(
         hold, owner, record=record, reservation=reservation, over=(owner,), over_for=over_for, wakes=False
@@ -95,7 +95,7 @@ def free(hold: Hold, *, record: Record | None = None, reservation: Reservation |
 
 
 def abandon(hold: Hold) -> Call:
-    """As `free`, for an acquire that was given up: whatever of it arrives later takes nothing."""
+    """As `free`, for an acquire that was given up: its late requests take nothing."""
     owner = stem(hold.owner)
     return lock_commands.ending(hold, owner, over=(owner,), wakes=False)
 
@@ -121,6 +121,6 @@ def put_back(holds: Sequence[Hold]) -> Call:
 
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
-    """Lift the counter of fencing tokens to `fence`, if the lock is held there."""
+    """Raise the counter of fencing tokens to `fence`, if the lock is held there."""
     args = [stem(owner), fence, lock_commands.fence_ms(ttl)]
     return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key, slot)], args)

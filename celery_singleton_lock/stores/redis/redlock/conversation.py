@@ -1,10 +1,10 @@
-"""A conversation with all nodes of a Redlock at once: one thread's connections, and what they answer in time.
+"""A conversation with all nodes of a Redlock at once: one thread's connections, and the answers that come in time.
 
-Each node has one ordered connection here. An answer that comes too late is read, and left aside, before the answer to
+Each node has one ordered connection here. An answer that comes too late is read, and ignored, before the answer to
 something newer; what is sent behind a request that the node has not answered yet cannot overtake it.
 
-What is to be repeated (the end of a hold, or of an attempt) counts as sent when it was answered, and not before: a
-connection that breaks, or is given up, leaves it to the next one.
+A call that is to be repeated (the end of a hold, or of an attempt) counts as sent once it was answered, and not before:
+a connection that breaks, or is given up, leaves it to the next one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from celery_singleton_lock.stores.redis.script import Call
 #: Rounds without an answer after which a node counts as silent: it is sent what is pending, and asked for nothing.
 SILENT = 32
 
-#: Unanswered requests, and bytes that its socket has not taken, with which the connection is given up.
+#: Unanswered requests, and bytes that its socket has not taken, at which the connection is given up.
 MUTE, MAX_UNSENT = 1000, 8_000_000
 
-#: Seconds at least for a step of connecting to a node, whatever is left of the time for all.
+#: The least seconds for a step of connecting to a node, whatever is left of the time for all.
 _LEAST = 0.02
 
-#: Seconds after which nobody is about to use a conversation again.
+#: Seconds after which a conversation counts as unused.
 _UNUSED = 0.5
 
-#: The answers so far, by the node's index; an exception where it failed.
+#: The answers so far, by the node's index; an exception if it failed.
 Answers = Mapping[int, Any]
 
 
@@ -45,17 +45,17 @@ class NotAsked(ConnectionError):
     """A node was not asked: there is no connection to it, or it has been silent for long."""
 
 
-# Nobody changes one, as for `Holder`.
+# Nobody changes a call once it is sent, as for `Holder`.
 @dataclass(slots=True)
 class _Sent:
     """A call that a node was sent.
 
     Attributes:
         call: what it was.
-        number: of the round in which it was sent.
-        answers: where the answer goes, as long as somebody waits for it; None where nobody does.
-        settled: the nodes that have answered it, whether or not somebody waits; None where nobody wants to know.
-        until: until when it is to be repeated where it is not answered, on `clock.now()`; 0 if it is not.
+        number: the round in which it was sent.
+        answers: where the answer goes, as long as somebody waits for it; None if nobody does.
+        settled: the nodes that have answered it, whether or not somebody waits; None if nobody wants to know.
+        until: until when it is to be repeated if it is not answered, by `clock.now()`; 0 if it is not repeated.
     """
 
     call: Call
@@ -69,7 +69,7 @@ class Conversation:
     """A connection to each node. Used by one thread at a time; after an exception, to be closed.
 
     Args:
-        nodes: those to ask.
+        nodes: the nodes to ask.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -78,8 +78,8 @@ class Conversation:
         self._unanswered: list[deque[_Sent]] = [deque() for _ in nodes]
         #: The number of the last round.
         self._round = 0
-        #: Whether a round ended before it was decided, or a node had to be asked twice, since there was last nothing to
-        #: wait for.
+        #: Whether a round ended before it was decided, or a node had to be asked twice, since the last time that there
+        #: was nothing to wait for.
         self._is_late = False
         self._unused_since = 0.0
         self._selector = selectors.DefaultSelector()
@@ -87,11 +87,11 @@ class Conversation:
         self._waits_for = [0] * len(nodes)
 
     def connect(self, *, step: float, seconds: float) -> None:
-        """Open what connections are missing and can be had, and send the nodes what is pending.
+        """Open the missing connections, as far as that works, and send the nodes what is pending.
 
         Args:
             step: seconds that each step of connecting to a node may take.
-            seconds: for all of them. Those that failed before come last.
+            seconds: for all nodes. Those that failed before come last.
         """
         until = clock.now() + seconds
         self.collect()
@@ -161,7 +161,7 @@ class Conversation:
                 self._is_late = True
                 break
             self._hear(left)
-        # As they are now: what comes later is nobody's answer.
+        # As they are now: nobody waits for a later answer.
         return [dict(answers) for answers in each]
 
     def tell(self, call: Call, indexes: Collection[int], *, repeat_for: float = 0.0) -> None:
@@ -169,7 +169,7 @@ class Conversation:
 
         Args:
             call: what to do.
-            indexes: of the nodes.
+            indexes: the nodes'.
             repeat_for: seconds for which it is sent again to those that do not answer; 0 if it may be lost.
         """
         command = packed(call.by_digest)
@@ -185,7 +185,7 @@ class Conversation:
             self._is_late = False
 
     def put_away(self) -> bool:
-        """Be used no more for now; whether a node `is_behind`."""
+        """Put it aside for now; whether a node `is_behind`."""
         if any(sent.until for unanswered in self._unanswered for sent in unanswered):
             self.collect()  # What else has arrived meanwhile can wait until it is used again.
         self._unused_since = clock.now()
@@ -197,7 +197,7 @@ class Conversation:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a node has not answered what is to be repeated, longer than the others."""
+        """Whether a node has left a call that is to be repeated unanswered for longer than the others."""
         return any(
             sent.until > clock.now() and (self._is_late or sent.number < self._round)
             for unanswered in self._unanswered
@@ -205,7 +205,7 @@ class Conversation:
         )
 
     def close(self) -> None:
-        """Close all connections; what is pending is left to other ones."""
+        """Close all connections; what is pending is left to others."""
         for index in range(len(self._nodes)):
             self._break_off(index, ConnectionError("the connection was given up"))
         self._selector.close()
@@ -272,10 +272,10 @@ class Conversation:
         try:
             for answer in connection.arrived():
                 if not self._unanswered[index]:
-                    raise ConnectionError("it answered what it was not asked")
+                    raise ConnectionError("it sent an answer that nobody asked for")
                 sent = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
-                    # Also where nobody waits for it any more: it may end a hold.
+                    # Even if nobody waits for it any more: it may end a hold.
                     self._send(index, sent, packed(sent.call.by_text))
                     self._is_late = True
                     if self._connections[index] is None:

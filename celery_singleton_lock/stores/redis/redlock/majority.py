@@ -14,7 +14,7 @@ def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[
     """The locks that at least this many nodes show."""
     by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
     for of_node in each:
-        # A search may come upon a key twice.
+        # A search may find a key twice.
         once = {(key, held.slot, attempt_of(held.owner, 0)): held for key, held in of_node}
         for place, held in once.items():
             by_owner[place].append(held)
@@ -26,7 +26,7 @@ def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[
 
 
 def merged(states: Sequence[KeyState], quorum: int) -> KeyState:
-    """What they have of one key."""
+    """What the nodes have of one key."""
     records = {each.message: each for it in states for each in sorted(it.records, key=lambda each: each.seconds)}
     return KeyState(
         tuple(held for _, held in agreed([[("", held) for held in it.held] for it in states], quorum)),

@@ -13,20 +13,21 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server, words_of
 
-#: Seconds for which a node is left alone that could not be connected to: at first, and at most.
+#: Seconds for which a node that could not be connected to is left alone: at first, and at most.
 PAUSE, MAX_PAUSE = 0.5, 4.0
 
-#: Calls that are kept for a node, at most; the oldest give way.
+#: The most calls that are kept for a node; the oldest are dropped.
 MOST_PENDING = 1000
 
 
 class Node:
     """One server of a Redlock.
 
-    What it has not answered, and is to do all the same (the end of a hold, or of an attempt), is pending until it has.
+    A call that it has not answered, and must carry out all the same (the end of a hold, or of an attempt), is pending
+    until it has.
 
-    No mutex: a fork may come at any time, and in the child nobody would unlock it. What threads do beside each other
-    here does no harm.
+    No mutex: a fork may come at any time, and in the child nobody would unlock it. What threads do here at the same
+    time does no harm.
     """
 
     def __init__(self, server: Server) -> None:
@@ -35,7 +36,7 @@ class Node:
         self._avoided_until = 0.0
         #: Calls, and until when they are worth sending.
         self._pending: deque[tuple[float, Call]] = deque(maxlen=MOST_PENDING)
-        #: Why there is no connection; a text, since an exception would keep all alive that its traceback refers to.
+        #: Why there is no connection; a text, since an exception would keep alive all that its traceback refers to.
         self.reason = "not connected yet"
 
     @property
@@ -71,7 +72,7 @@ class Node:
         self._pause, self._avoided_until = PAUSE, 0.0
 
     def note(self, call: Call, until: float, answer: object) -> None:
-        """Have a call repeated that was not carried out, as far as is known: out of memory, a replica, no answer."""
+        """Have a call repeated if it was not carried out, as far as is known: out of memory, a replica, no answer."""
         if isinstance(answer, Exception) and not isinstance(answer, NoPermissionError):
             self._pending.append((until, call))
 
@@ -100,7 +101,7 @@ class Node:
         return self.has_pending
 
     def take_pending(self) -> Iterator[tuple[float, Call]]:
-        """What is to be sent now, and until when: the taker sees to it, one by one, and may be interrupted."""
+        """The calls to send now, and until when to repeat them: the taker sends them one by one."""
         for _ in range(len(self._pending)):
             with suppress(IndexError):
                 until, call = self._pending.popleft()

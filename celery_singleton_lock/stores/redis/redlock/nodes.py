@@ -1,4 +1,4 @@
-"""The nodes of a Redlock together: the answer of a majority, and what is sent again to nodes that did not answer."""
+"""The nodes of a Redlock together: the answer of a majority, and repeated calls to nodes that did not answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from celery_singleton_lock.stores.redis.server import Endpoint, Server, words_of
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
 TRIES, RETRY_DELAY = 3, 0.2
 
-#: Seconds that the nodes get to answer, where no lease says less.
+#: Seconds that the nodes get to answer, if no lease says less.
 MAX_ANSWER = 0.5
 
-#: Seconds that one step of connecting to a node may take, and at most for connecting to all.
+#: Seconds that one step of connecting to a node may take, and the most for connecting to all.
 CONNECT, CONNECT_ALL = 0.25, 0.5
 
-#: Seconds at most for waiting in vain where they are read one after the other.
+#: The most seconds to wait in vain when nodes are read one after the other.
 READ_ALL = 3.0
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Nodes:
 
     Args:
         servers: an odd number of them.
-        name: of all, for messages.
+        name: the name of them all, for messages.
 
     Attributes:
         each: the nodes.
@@ -58,7 +58,7 @@ class Nodes:
 
     @contextmanager
     def conversation(self, *, step: float = CONNECT, seconds: float = CONNECT_ALL) -> Iterator[Conversation]:
-        """One with those that can be reached, for this thread; what is pending afterwards is seen to.
+        """A conversation with the nodes that can be reached, for this thread; what is pending afterwards is repeated.
 
         Args:
             step, seconds: see `Conversation.connect`.
@@ -72,7 +72,7 @@ class Nodes:
         try:
             conversation.connect(step=step, seconds=seconds)
             yield conversation
-            # Within this as well: what it has not heard the end of would be forgotten with it.
+            # Inside the `try` as well: calls that were not answered yet would be forgotten with it.
             is_behind = conversation.put_away()
         except BaseException:
             conversation.close()
@@ -99,7 +99,7 @@ class Nodes:
         raise self.unavailable(errors_of(answers))
 
     def repeat(self, call: Call, seconds: float, *, but: Collection[int]) -> None:
-        """Have each node hear this, for that many seconds, but those that have answered."""
+        """Have this call repeated, for that many seconds, to each node except those that have answered."""
         for index, node in enumerate(self.each):
             if index not in but:
                 node.note(call, clock.now() + seconds, ConnectionError("it was not asked, as far as is known"))
@@ -122,10 +122,10 @@ class Nodes:
         raise self.unavailable(errors)
 
     def read(self, reading: Callable[[Endpoint], T], *, at_least: int = 1) -> list[T]:
-        """What each node shows that answers, one after the other; those that have failed a moment ago come last.
+        """What each node that answers shows, one after the other; nodes that failed a moment ago come last.
 
         Raises:
-            LockUnavailable: fewer do.
+            LockUnavailable: fewer than `at_least` answer.
         """
         found: list[T] = []
         errors: dict[int, str] = {}
@@ -159,7 +159,7 @@ class Nodes:
         return len(answers) - len(given(answers)) > self.spare
 
     def unavailable(self, errors: Mapping[int, str]) -> LockUnavailable:
-        """Say what was wrong with which node; one that is not among the errors did not answer in time, or did."""
+        """The error that says what was wrong with which node; a node without an error was too late, or answered."""
         failed = "; ".join(f"{self.each[index].server}: {error}" for index, error in sorted(errors.items()))
         return LockUnavailable(
             self._name, f"no majority: {self.quorum} of {len(self.each)} nodes are needed; {failed or 'no answer'}"
@@ -177,15 +177,15 @@ class Nodes:
 
     def _forget_if_forked(self) -> None:
         if self._pid != os.getpid():
-            # These sockets are the parent's, and so is what is pending there. Nor are they closed: the selectors are
-            # the parent's too, which would hear nothing any more.
+            # These sockets are the parent's, and so is what is pending there. They are not closed either: the selectors
+            # are the parent's too, which would hear nothing any more.
             self._conversations, self._pid = deque(), os.getpid()
 
     def _have_pending(self) -> bool:
         return any(node.has_pending for node in self.each)
 
     def _repeat(self) -> bool:
-        """Have the nodes hear what is pending; whether something is left."""
+        """Send the nodes what is pending; whether something is left."""
         is_behind = self._collect()
         for node in self.each:
             # Not in a conversation, which somebody may need while this waits for a node.
@@ -195,7 +195,7 @@ class Nodes:
         return is_behind
 
     def _collect(self) -> bool:
-        """Take note of what has arrived where nobody listens; whether a node is behind there."""
+        """Take note of what has arrived in unused conversations; whether a node is behind there."""
         is_behind = False
         for _ in range(len(self._conversations)):
             try:
@@ -226,7 +226,7 @@ def tries(*, within: float = float("inf")) -> Iterator[int]:
 
 
 def given(answers: Answers) -> list[Any]:
-    """Those that are none of errors."""
+    """The answers that are not errors."""
     return [answer for answer in answers.values() if not isinstance(answer, Exception)]
 
 

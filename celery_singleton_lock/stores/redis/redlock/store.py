@@ -1,8 +1,8 @@
 """A store on a majority of independent servers.
 
-Beside what `docs/protocol.md`, section 10, says: one connection per node carries everything in order, so that taking
-back never overtakes a late acquire; and a waiter is woken by one node, the same for all waiters of a lock while that
-node is well.
+In addition to `docs/protocol.md`, section 10: one connection per node carries everything in order, so that taking back
+never overtakes a late acquire; and one node wakes the waiters of a lock, the same for all of them while that node is
+well.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from celery_singleton_lock.stores.waiters import AskingWaiter
 
 logger = get_logger(__name__)
 
-#: Seconds after which no new try is begun to get a majority.
+#: Seconds after which no new try to get a majority is begun.
 PATIENCE = 3.0
 
-#: Seconds at least for which the end of a hold, or of an attempt, is repeated: what a node was sent may come as late.
+#: The least seconds for which the end of a hold, or of an attempt, is repeated: earlier calls may arrive as late.
 REPEAT_FOR = 600.0
 
-#: Attempts at most that a node is told come too late: one that has not answered for longer is asked for nothing.
+#: The most attempts that a request names as too late: a node that has not answered for longer is asked for nothing.
 MOST_LATE = 32
 
 #: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
@@ -66,7 +66,7 @@ class RedlockStore:
     Args:
         servers: the nodes, an odd number of them.
         server: their URLs, for messages.
-        memory: the key by which a node knows since when it remembers; None to trust nodes that came back empty.
+        memory: the key that says since when a node remembers; None to trust nodes that came back empty.
     """
 
     def __init__(self, servers: Sequence[Server], server: str, *, memory: str | None) -> None:
@@ -100,7 +100,7 @@ class RedlockStore:
             for place in list(undecided):
                 if len(self._renewed(parts[place], each[place])) == len(parts[place]):
                     undecided.discard(place)
-            # Nor does it help to wait where most nodes have failed.
+            # Waiting does not help either if most nodes have failed.
             return not undecided or all(self._nodes.has_failed(each[place]) for place in undecided)
 
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
@@ -129,7 +129,7 @@ class RedlockStore:
             if ours >= self._nodes.quorum:
                 return Freeing.NOW
             if ours + gone >= self._nodes.quorum:
-                # Gone when it is said again: the first one worked.
+                # Gone when the call is repeated: the first one worked.
                 is_said_again = number > 0 or hold.ending
                 is_perhaps_ours = is_said_again or (ours > 0 and gone <= self._nodes.spare)
                 return Freeing.UNCLEAR if is_perhaps_ours else Freeing.NOT_OURS
@@ -181,7 +181,7 @@ class RedlockStore:
         return next((found for found in each if found is not None), None)
 
     def wake(self, key: str) -> None:
-        """Executions wait in their slots only, and look by themselves."""
+        """Does nothing: executions wait only in their slots, and look by themselves."""
 
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[tuple[bytes, int]]:
@@ -193,7 +193,7 @@ class RedlockStore:
         """None: each node would wake another one first."""
 
     def stops(self, prefix: str, process: str) -> None:
-        """None: here it is not known which message is the newest."""
+        """None: a Redlock does not know which message is the newest."""
 
     def tell(self, prefix: str, process: str, stop: Stop) -> None:
         pass
@@ -205,7 +205,7 @@ class RedlockStore:
         self._nodes.close()
 
     def _acquire(self, conversation: Conversation, wanted: LockRequest) -> Lease | Held | Record | Votes:
-        """What was found; the last votes where that is not clear."""
+        """What was found; the last votes if that is not clear."""
         unclear: Votes | None = None
         slots = wanted.limit
         for number in tries(within=PATIENCE):
@@ -258,7 +258,7 @@ class RedlockStore:
         return Answer.RECORD in map(_kind, answers.values()) or self._is_agreed(answers)
 
     def _late(self, request: LockRequest) -> list[str]:
-        """The attempts for its owner that some node may still carry out. No others are kept, but the last."""
+        """The attempts of its owner that some node may still carry out. Of the others, only the last one is kept."""
         late = [attempt for attempt, settled in request.attempts.items() if len(settled) < len(self._nodes.each)]
         late = late[-MOST_LATE:]
         for attempt in {*[*request.attempts][:-1]}.difference(late):
@@ -266,7 +266,7 @@ class RedlockStore:
         return late
 
     def _fence(self, conversation: Conversation, wanted: LockRequest, slot: int, fences: Sequence[int]) -> int | None:
-        """A token that any later majority counts beyond; None if that could not be made sure."""
+        """A token that any later majority counts beyond; None if that could not be ensured."""
         fence, quorum = max(fences), self._nodes.quorum
         if fences.count(fence) >= quorum:
             return fence
@@ -296,7 +296,7 @@ class RedlockStore:
             return {}
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:
-        """What the nodes answered to freeing; where it `repeats`, it is sent again to those that have not."""
+        """The nodes' answers to freeing; if it `repeats`, it is sent again to nodes that have not answered."""
 
         def is_decided(answers: Answers) -> bool:
             ours, gone = _freed_on(answers)
@@ -321,7 +321,7 @@ class RedlockStore:
         return answers
 
     def _refuse(self, key: str, holder: Holder, record: Record, slots: int) -> Held | Record | None:
-        """Refuse the message, on a majority of the nodes that has promised so before."""
+        """Refuse the message, on a majority of nodes that have promised that before."""
         answers: Answers = {}
         record = record._replace(content_for=None)  # It may have to be taken back.
         promise = record._replace(content=commands.PROMISE + record.content, seconds=PROMISED)
@@ -329,9 +329,8 @@ class RedlockStore:
             with self._nodes.conversation() as conversation:
                 for each in (promise, record):
                     call = lock_commands.refuse(key, holder, each, slots=slots, named=stem)
-                    # Not merely until a majority has answered: a node that the message's copy has, and that answers
-                    # sooner than one of those that have promised, would have a refusal taken back that others have been
-                    # told of.
+                    # Not merely until a majority has answered: if a node where the message's copy has the lock answers
+                    # sooner than one that has promised, a refusal that others have already seen would be taken back.
                     answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER)
                     kinds = [*map(_kind, given(answers))]
                     if kinds.count(Answer.GRANTED) < self._nodes.quorum:
@@ -339,12 +338,12 @@ class RedlockStore:
                 else:
                     return None
                 if len(kinds) < self._nodes.quorum:
-                    # Silence is no objection: what is there may be another copy's refusal, which looks like this one.
+                    # Silence is not an objection: what is there may be another copy's refusal, which looks the same.
                     continue
                 for each in () if Answer.MORE_SLOTS in kinds else (promise, record):
                     everywhere = range(len(self._nodes.each))
                     conversation.tell(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
-            # Not in there: that more slots are to be named would end the conversation as an error does.
+            # Outside the conversation, which `MoreSlots` would end as an error does.
             found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
             against = [it for it in found if it is not None and not _is_promise(it)]
             if against:
@@ -403,7 +402,7 @@ def _freed_on(answers: Answers) -> tuple[int, int]:
 
 
 def _is_copy(wanted: LockRequest, held: Held) -> bool:
-    """Whether another copy of this message has the lock: not this owner, nor is it reserved for this message."""
+    """Whether another copy of this message has the lock: not this owner, nor a reservation for this message."""
     if held.owner in (wanted.owner, commands.attempt_of(wanted.holder.reserved_as, 0)):
         return False
     return held.holder is not None and held.holder.is_copy_of(wanted.holder)

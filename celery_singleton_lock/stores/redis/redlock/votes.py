@@ -1,4 +1,4 @@
-"""What the nodes of a Redlock say to one attempt to take a lock."""
+"""The answers of the nodes of a Redlock to one attempt to take a lock."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Votes:
 
     Attributes:
         quorum: how many are a majority.
-        message: for which the lock was asked.
-        granted: the fences of those that gave it.
-        held: the holder there.
-        record: of the message, where one was found.
+        message: the message that the lock was asked for.
+        granted: the fences of the nodes that granted it.
+        held: the holder on each node where it is held.
+        record: the message's record, if one was found.
         withheld: why a node that answered has no vote.
         errors: why a node did not answer.
         unasked: nodes that were not even asked.
@@ -100,4 +100,4 @@ class Votes:
             self.withheld[index] = "more slots are in use there than were named"
             self.slots = max(self.slots, min(rest[0], MAX_SLOTS))
         else:
-            self.withheld[index] = f"it came back without what it knew, and has no vote for {rest[0] / 1000:.1f} s"
+            self.withheld[index] = f"it came back without its data, and has no vote for {rest[0] / 1000:.1f} s"

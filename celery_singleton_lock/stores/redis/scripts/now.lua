@@ -1,5 +1,5 @@
--- The server's time in microseconds since the epoch. TIME lies outside of +@read +@write; where it is refused, the id
--- of an element of a stream has the time to the millisecond. The key is not there before and after.
+-- The server's time in microseconds since the epoch. TIME lies outside of +@read +@write; if it is refused, the id of an
+-- element of a stream has the time to the millisecond. The key does not exist before or after.
 local function now(key)
   local time = redis.pcall('TIME')
   if not time.err then

@@ -7,7 +7,7 @@ local counts, entries, last, refused, labels = KEYS[1], KEYS[2], KEYS[3], KEYS[4
 local lifetime, kept, remembered, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local first = 6 + 3 * tonumber(ARGV[5])
 
--- What somebody else has put in the place of these keys would be in the way for good.
+-- A value that somebody else has put in place of these keys would be in the way for good.
 for i, kind in ipairs({'hash', 'stream', 'hash', 'hash', 'zset'}) do
   local found = redis.call('TYPE', KEYS[i]).ok
   if found ~= kind and found ~= 'none' then
@@ -32,7 +32,7 @@ for i = 6, first - 1, 3 do
     redis.call('ZADD', labels, at, coarse .. '\0' .. field)
   end
 end
--- A message names its label: of too many, those that were used the longest ago are counted together.
+-- A message names its label: if there are too many, those that were used the longest ago are counted together.
 local over = redis.call('ZCARD', labels) - most
 if over > 0 then
   for _, label in ipairs(redis.call('ZRANGE', labels, 0, over - 1)) do
@@ -71,7 +71,7 @@ for i = first, #ARGV, 7 do
   rows[#rows + 1], overlaps[#overlaps + 1] = row, overlap
 end
 
--- Nobody needs to know all of that many keys: start anew.
+-- Nobody needs to know that many keys: start anew.
 for _, hash in ipairs({last, refused}) do
   if redis.call('HLEN', hash) > remembered then
     redis.call('DEL', hash)

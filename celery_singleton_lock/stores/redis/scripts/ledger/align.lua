@@ -1,6 +1,6 @@
 -- KEYS ledger  ARGV lifetime ms, ceiling, (entry, last)...
--- -> {last, ...}: what is known of each entry; where that is nothing, what was given, which is known from now on unless
--- it is 0
+-- -> {last, ...}: what is known of each entry; if that is nothing, what was given, which is known from now on unless it
+-- is 0
 -- Nothing beyond the ceiling is believed: a clock was wrong.
 local ledger, lifetime, ceiling = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found = {}

@@ -9,13 +9,13 @@ local over = redis.call('EXISTS', KEYS[2]) == 1
 for i = 1, count do
   local entry, last, key = ARGV[2 + 2 * i], tonumber(ARGV[3 + 2 * i]), KEYS[2 + i]
   local known = tonumber(redis.call('HGET', KEYS[1], entry) or redis.pcall('GET', KEYS[2 + count + i]) or nil)
-  -- pcall: of another type, it is somebody else's value and no claim, and no reason to claim none of the others.
+  -- pcall: a value of another type is somebody else's and not a claim, and must not keep the others from being claimed.
   local claimer = redis.pcall('GET', key)
   if known and known > last and known <= ceiling then
     found[i] = {SENT, known}
   elseif over or type(claimer) == 'string' and claimer ~= owner then
     local left = redis.call('PTTL', key)
-    -- One that never ends is somebody else's: not to be asked about all the time.
+    -- A value that never ends is somebody else's: do not ask for it all the time.
     found[i] = {CLAIMED_BY_ANOTHER, left >= 0 and left or tonumber(ttl)}
   else
     redis.call('SET', key, owner, 'PX', ttl)

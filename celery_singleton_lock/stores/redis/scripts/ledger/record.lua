@@ -1,6 +1,6 @@
 -- KEYS ledger, claim...  ARGV owner, lifetime ms, ceiling, (entry, last)... (a pair for each claim; last 0: not sent)
 -- -> 1
--- What was sent; the claims end. A last run never goes back.
+-- Records what was sent, and ends the claims. A last run never goes back.
 local owner, ceiling = ARGV[1], tonumber(ARGV[3])
 for i = 2, #KEYS do
   local entry, last = ARGV[2 * i], ARGV[2 * i + 1]

@@ -1,5 +1,5 @@
 -- KEYS secret  ARGV value ('': only look), lifetime ms, raise (1: a greater value takes the place of a smaller one)
--- -> the secret; '' where there is none
+-- -> the secret; '' if there is none
 -- The greater one stays, so that all that ask a majority of the nodes of a Redlock end up with the same.
 local known = redis.call('GET', KEYS[1])
 if ARGV[1] ~= '' and (not known or ARGV[3] == '1' and ARGV[1] > known) then

@@ -1,6 +1,6 @@
 -- KEYS over, claim...  ARGV owner, over ms
 -- -> 1
--- Ends the owner's claims; what it has asked for and comes only now claims nothing any more.
+-- Ends the owner's claims; its late requests claim nothing any more.
 for i = 2, #KEYS do
   if redis.pcall('GET', KEYS[i]) == ARGV[1] then
     redis.call('DEL', KEYS[i])

@@ -2,8 +2,8 @@
 -- Follows request.lua, which names the KEYS and ARGV, places.lua, grant.lua, newest.lua, answers.lua and ended.lua.
 -- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
 --  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} more slots are in use: name them all
---  | {NEWEST, value, pttl, slot, number} held, and of those of which only the newest is to run this is it; with its number in their order
---  | {SUPERSEDED, value, pttl, slot, newest} it is not
+--  | {NEWEST, value, pttl, slot, number} held, and this message is the newest of an order of which only the newest runs; with its number there
+--  | {SUPERSEDED, value, pttl, slot, newest} this message is not the newest
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 if redis.call('EXISTS', over, request, in_use) ~= 0 then
   if redis.call('EXISTS', over, request) ~= 0 then
@@ -15,7 +15,7 @@ if redis.call('EXISTS', over, request, in_use) ~= 0 then
   end
 end
 
--- What arrives later of that takes nothing, and what these owners hold is free.
+-- Late requests of what was given up take nothing, and what these owners hold is free.
 local freed = 0
 local function take_from(whose)
   for slot = 0, slots - 1 do
@@ -62,7 +62,7 @@ for slot = 0, slots - 1 do
     local asked_for = not wanted or slot == wanted
     held = held + 1
     if token == owner and asked_for then
-      -- Its own: the highest one is another's where several hold the lock, or is not known any more.
+      -- Its own fence: the highest one is another's if several hold the lock, or is not known any more.
       local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
       local number = readable and type(fields) == 'table' and tonumber(fields[10])
       if number and fields[13] then
@@ -91,8 +91,8 @@ for slot = 0, slots - 1 do
   end
 end
 
--- Neither two copies of one message beside each other, nor one owner in two slots, also where there is room. Whatever is
--- held counts, also in slots beyond the limit, where there was a higher one. What is kept there moves to within it.
+-- Never two copies of one message at once, nor one owner in two slots, even if there is room. Every hold counts, also in
+-- slots beyond the limit, if there was a higher one. What is kept there moves to within the limit.
 if kept and newer and stops ~= '' then
   redis.call('DEL', KEYS[FIRST + kept]) -- Nor is what was kept for it to keep the newest waiting.
   freed, held, kept = freed + 1, held - 1, nil
@@ -120,7 +120,7 @@ if not slot then
     if waiting_ms ~= '0' then
       redis.call('ZADD', waiting, 'XX', 0, owner)
     end
-    -- It takes nothing of what it was woken for, or has found.
+    -- It does not take the lock that it was woken for, or has found free.
     wake_others(math.max(freed, held < limit and 1 or 0))
     return {SUPERSEDED, first or '', first_pttl or 0, first_slot or 0, newer}
   end
@@ -133,19 +133,19 @@ if not slot then
     wake_others(freed)
     return copy or {HELD, first or '', first_pttl or 0, first_slot or 0}
   end
-  -- The one that waited before this is woken, to end: it is the first in line, as far as all of them are of the order.
+  -- Wake the message that waited before this one, to end: it is the first in line, if all of them are of the order.
   local waits = before and string.sub(first or '', #owner + 1, #owner + #before) ~= before
   wake_others(math.max(freed, waits and 1 or 0))
   return {NEWEST, first or '', first_pttl or 0, first_slot or 0, place}
 end
 
 if waiting_ms ~= '0' then
-  -- It waits no more. Not removed: the key is there until nobody has looked for a while, or somebody would not be woken.
+  -- It does not wait any more. Not removed: the key must be there until nobody has looked for a while, or somebody would not be woken.
   redis.call('ZADD', waiting, 'XX', 0, owner)
 end
 local number = grant(KEYS[FIRST + slot], owner, holder, ttl, fence, fence_ttl, seed, request)
 if slots == 1 and not seed then
-  -- The next to block would be woken by it for nothing, and lose its place. (An attempt on a Redlock may come to nothing.)
+  -- The next to block would be woken by it for nothing, and lose its place. (An attempt on a Redlock may fail.)
   redis.call('DEL', wake)
 end
 if slot > 0 then

@@ -1,13 +1,13 @@
--- Ends a hold, before free.lua does the rest: in most cases nothing, if there is no record, or nothing else.
--- Keys and arguments of what is rare are left out, as in request.lua.
--- KEYS waiting, wake, [record (if record ms is not 0),] [messages that are over, more of them, aside (see now.lua; all if there is a name, or a
---      reservation),] [slots, record of whom it is reserved for, more messages that are over (with theirs; all if there is a reservation),]
---      lock... (one lock, or the slots of a semaphore), over...
--- ARGV owner, wake ms (0: wake nobody); and as far as anything is to be said that is not as follows:
+-- Ends a hold, before free.lua does the rest: in most cases there is no rest, with no record, or nothing but a record.
+-- Rare keys and arguments are left out, as in request.lua.
+-- KEYS waiting, wake, [record (if record ms is not 0),] [messages that are over, more of them, aside (see now.lua; all three if there is a name,
+--      or a reservation),] [slots, record of the message that it is reserved for, more messages that are over, for that one (all three if there is
+--      a reservation),] lock... (one lock, or the slots of a semaphore), over...
+-- ARGV owner, wake ms (0: wake nobody); and the following, up to the last that differs from its default:
 --      record, record ms (0: no record), name of the message among those that are over ('': it is not asked for),
 --      ms for which it is to be one (0: the record alone says that),
 --      repeated (1: this was not answered before, and may have been carried out; needs the name; 0),
---      value of the reservation, its ms (0: no reservation), name of whom it is reserved for,
+--      value of the reservation, its ms (0: no reservation), name of the message that it is reserved for,
 --      over ms, limit (1), locks that are named (1)
 -- -> 1 freed | 2 freed, and a waiter is still to be woken (wake ms 0) | 0 no longer held
 -- Deletes first: a script whose first write is refused for lack of memory does nothing at all.

@@ -1,8 +1,8 @@
--- Messages that are over, and of which no more than that is to be known: of all locks that share the key, in one text. Each
--- has ENTRY bytes there: NAME of a digest of its name, and the second since the epoch from which on it may be forgotten. What
--- is too many for the first text is in a second one, of which there are 256, by the first byte of the digest.
+-- Messages that are over, and of which nothing else needs to be known: those of all locks that share the key, in one text.
+-- Each takes ENTRY bytes there: NAME bytes of a digest of its name, and the second since the epoch from which it may be
+-- forgotten. What the first text has no room for is in one of 256 other texts, by the first byte of the digest.
 -- Follows now.lua.
--- The record of a message of which no more is known: `FORGOTTEN` in stores/base.py. MOST: bytes of a text, about.
+-- FORGOTTEN: the record of a message of which nothing else is known, as in stores/base.py. MOST: bytes of a text, roughly.
 local ENTRY, NAME, MOST, FORGOTTEN = 12, 8, 24576, 'over'
 
 local function second_at(text, at)
@@ -14,7 +14,7 @@ local function second_now(aside)
   return math.floor(now(aside) / 1000000)
 end
 
--- -> the second until which it is known there that the message is over; 0 if it is not
+-- -> the second until which it is noted there that the message is over; 0 if it is not
 local function known_until(ended, name)
   local text = redis.pcall('GET', ended)
   local at, second = 0, 0
@@ -41,8 +41,8 @@ local function note_in(ended, entry, second, seconds)
     return false
   end
   local some = (string.byte(entry, 2) * 256 + string.byte(entry, 3)) % math.max(math.floor(length / ENTRY), 1) * ENTRY
-  -- Now and then it looks at one of those that are there, any of them (in the texts of `more`, all have the first byte); if that may be forgotten, all that may be are taken out. So is what
-  -- somebody else has added, which would shift all that comes behind it.
+  -- Now and then, look at any one of the entries (in the texts of `more`, all have the same first byte). If that may be forgotten, remove all that may be,
+  -- and also what somebody else has added, which would shift everything behind it.
   if length % ENTRY ~= 0 or length > 0 and (length % (8 * ENTRY) == 0 or length >= MOST)
       and second_at(redis.call('GETRANGE', ended, some + NAME, some + ENTRY - 1), 1) <= second then
     local text, kept = redis.call('GET', ended), {}
@@ -64,7 +64,7 @@ local function note_in(ended, entry, second, seconds)
   return true
 end
 
--- Notes that the message is over -> whether it could.
+-- Notes that the message is over -> whether there was room.
 local function note_end(ended, more, name, ms, aside)
   local second, seconds = second_now(aside), math.ceil(ms / 1000) + 1
   local last = second + seconds

@@ -1,6 +1,6 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
--- Follows end.lua, which has done the first, and names the KEYS and ARGV; now.lua and ended.lua.
--- -> whether a record says that all which follows on its message was sent
+-- Follows end.lua, which has ended the hold and names the KEYS and ARGV, now.lua and ended.lua.
+-- -> whether a record says that all that follows from its message was sent
 local function is_settled(text)
   local readable, fields = pcall(cjson.decode, string.match(text, '^[^\n]*'))
   return readable and type(fields) == 'table' and fields[4] == true
@@ -10,8 +10,8 @@ for i = FIRST + locks, #KEYS do
   redis.pcall('SET', KEYS[i], 1, 'PX', over_ms)
 end
 if record_ms ~= '0' then
-  -- Also when the lock is no longer held: the message was carried out all the same. Nothing was deleted then, and for lack
-  -- of memory this is an error: it is said again.
+  -- Even if the lock is no longer held: the message was carried out all the same. Nothing was deleted then, and a lack of
+  -- memory is an error here: the call is repeated.
   if repeated == '1' and known_for(ended, more, name, aside) then
     record_ms = '0'
   elseif not redis.call('SET', done, record, 'PX', record_ms, 'NX') then
@@ -19,12 +19,12 @@ if record_ms ~= '0' then
     if type(there) ~= 'string' or string.sub(there, 1, 1) == '?' then
       redis.call('SET', done, record, 'PX', record_ms)
     elseif there == record then
-      -- Maybe of a try that lay before the server, and was given the whole time.
+      -- Maybe from a try that waited at the server, and got its whole time.
       if repeated == '0' or redis.call('PTTL', done) > tonumber(record_ms) then
         redis.call('PEXPIRE', done, record_ms)
       end
     elseif repeated == '1' or is_settled(there) and not is_settled(record) then
-      -- What is there is newer: this may be the first of several tries, which comes last.
+      -- What is there is newer: this may be the first of several tries, arriving last.
       record_ms = '0'
     else
       redis.call('SET', done, record, 'PX', record_ms)
@@ -37,7 +37,7 @@ end
 if not ours then
   return NOT_OURS
 end
--- A message that it is reserved for, and that has been carried out meanwhile, does not come again.
+-- If the message that it is reserved for has been carried out meanwhile, it does not come again.
 if reserved_ms ~= '0' and (done_of_next == done
     or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside)) then
   redis.call('SET', ours, reserved, 'PX', reserved_ms)
@@ -50,7 +50,7 @@ if somebody_waits then
   if wake_ms == '0' then
     return SOMEBODY_WAITS
   end
-  -- pcall: somebody else's value is there, maybe; the rest is done.
+  -- pcall: somebody else's value may be there; the rest is done.
   local length = redis.pcall('RPUSH', wake, 1)
   if type(length) == 'number' and length > tonumber(limit) then
     redis.call('LTRIM', wake, -limit, -1)

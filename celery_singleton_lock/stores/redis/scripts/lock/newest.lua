@@ -1,7 +1,7 @@
--- Of some messages of a key only the newest is to run: the last one that came. What orders them is when they came first, each once, however
--- often its copies ask.
--- Follows request.lua, now.lua and places.lua. KNOWN: messages that the order has at most, the newest.
--- -> the number of this message in the order; the newest of them all, if that is another one; the newest before this, if this has come just now
+-- Of the messages of an order only the newest runs: the last one that came. They are ordered by when they first came, however often their
+-- copies ask.
+-- Follows request.lua, now.lua and places.lua. KNOWN: the most messages that an order has, the newest ones.
+-- -> the number of this message in the order; the newest of all, if that is another one; the newest before this one, if this one has just come
 local KNOWN = 1000
 local function arrive()
   local number = redis.pcall('ZSCORE', order, arrives_as)
@@ -13,7 +13,7 @@ local function arrive()
   local before, highest = last[1], tonumber(last[2] or 0)
   local is_new = not number and not arrived
   if not number then
-    -- The time: higher than all that were given before the order was lost. What a message says it has counts for no more than that.
+    -- The time: higher than all numbers that were given before the order was lost. A number that a message claims counts for no more than that.
     local time = now(request)
     number = arrived and math.min(arrived, time) or math.max(highest + 1, time)
     redis.call('ZADD', order, string.format('%.0f', number), arrives_as)
@@ -24,9 +24,9 @@ local function arrive()
   return number, number < highest and before, is_new and before
 end
 
--- Has the holder of the lock stop, if it is of the order of which this message is the newest now: behind all that its value says
--- of the holder stands the message from then on, which the holder is told as it renews (renew.lua). A holder that is to stop already does it for the
--- first that has said so.
+-- Has the holder of the lock stop, if it is of the order of which this message is the newest now: from then on, this message is the last part of
+-- the holder in the lock's value, and a renewal reports it to the holder (renew.lua). A holder that is to stop already stops for the first message
+-- that asked for it.
 -- -> the value; whether nobody runs under it: the lock is kept for the next attempt of an older message
 local function stop(lock, value)
   local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))

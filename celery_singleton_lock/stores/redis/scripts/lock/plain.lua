@@ -1,7 +1,7 @@
--- What most acquires find, before acquire.lua looks at all that there may be: one lock, which is free, for which nobody waits or was just
--- woken, and a message that is not known.
--- Follows grant.lua and answers.lua. request.lua comes behind it, which names the KEYS and ARGV: that takes a good part of this.
--- PLAIN: arguments of an acquire that says nothing of what is rare.
+-- What most acquires find, before acquire.lua looks at everything: one lock that is free, that nobody waits for or was just woken for, and
+-- a message that is not known.
+-- Follows grant.lua and answers.lua. request.lua, which names the KEYS and ARGV, comes after it: naming them takes a good part of the time.
+-- PLAIN: the number of arguments of an acquire without anything rare.
 -- -> {GRANTED, fence, slot} | whatever follows
 local PLAIN = 7
 if #ARGV <= PLAIN then

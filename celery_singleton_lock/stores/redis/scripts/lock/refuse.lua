@@ -1,4 +1,4 @@
--- Records that a message is not carried out, unless it is being, or was.
+-- Records that a message is not carried out, unless it is being, or was, carried out.
 -- Follows now.lua, answers.lua and ended.lua.
 -- KEYS record, slots, messages that are over, more of them, aside (see now.lua), lock... (one lock, or the slots of a semaphore)
 -- ARGV record, record ms, owner under which the lock may be reserved for it ('': none), sending (how the holder of a copy
@@ -6,8 +6,8 @@
 --      ms for which it is one (0: the record alone says that)
 -- -> {GRANTED} recorded | {HELD, value, pttl, slot} another copy of the message has the lock
 --  | {RECORD, record, pttl} it was carried out | {MORE_SLOTS, slots} more slots are in use: name them all
--- Idempotent by the record: what a repeated call finds is its own. One that begins with '?' is a promise, on one node of a
--- Redlock: it keeps others from recording anything, and is replaced by its own record.
+-- Idempotent by the record: a repeated call finds its own. A record that begins with '?' is a promise, on one node of a
+-- Redlock: it keeps others from recording anything, and the record that it promises replaces it.
 local done, in_use, ended, more, aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local FIRST = 6
 local record, record_ms, reserved_as, sending, retries, replaced, name, ended_ms = unpack(ARGV)

@@ -1,7 +1,7 @@
 -- KEYS lock...  ARGV owner, ttl ms, ... (a pair for each key; owner '': the key that says how many slots are in use)
--- -> {1 | id | 0, ...}: 1 renewed, 0 no longer held; the id of a task: renewed, and to end for that one, see newest.lua
--- An owner may be a stem: the hold is its, in whatever attempt it was taken, and bears the name of none from then on. What
--- takes one of them back may come late, and must not touch what was counted here.
+-- -> {1 | id | 0, ...}: 1 renewed, 0 no longer held; the id of a task: renewed, but to end for that task, see newest.lua
+-- An owner may be a stem: the hold is its own, whichever attempt took it, and names no attempt from then on. A call that
+-- takes an attempt back may come late, and must not touch what was counted here.
 -- Never creates a key. pcall: a foreign value of another type is "not held", and must not fail the others.
 local OWNER_LENGTH = 32
 local renewed = {}
@@ -27,7 +27,7 @@ for i, lock in ipairs(KEYS) do
         end
       end
       if string.sub(value, 1, OWNER_LENGTH) ~= of_none then
-        -- Behind a first write, it is not refused for lack of memory.
+        -- After a first write, it is not refused for lack of memory.
         redis.call('SET', lock, of_none .. string.sub(value, OWNER_LENGTH + 1), 'PX', ttl)
       end
     end

@@ -1,18 +1,18 @@
--- What is asked of a lock, by name, for acquire.lua and for what looks before it (plain.lua, hand_over.lua, vote.lua).
--- A key or an argument costs the server as much as half a command. So those of what is rare are left out where it is not asked.
+-- Names what is asked of a lock, for acquire.lua and for what looks before it (plain.lua, hand_over.lua, vote.lua).
+-- A key or an argument costs the server as much as half a command. So rare ones are left out if they are not needed.
 -- KEYS fence, [messages that are over (if once),] slots, over, over of this request, wake,
 --      [record, more messages that are over (if once),] [waiting (if it will wait, was woken, gives owners up, or has arrived),]
---      [order of those that came (if it has arrived),]
+--      [order (if it has arrived),]
 --      lock... (one lock, or the slots of a semaphore), over... (of what was given up before), memory (if memory ms is not 0)
--- ARGV owner, holder, ttl ms, fence ttl ms; and as far as anything is to be said that is not as follows:
+-- ARGV owner, holder, ttl ms, fence ttl ms; and the following, up to the last that differs from its default:
 --      name of this message among those that are over (if once: look whether it has been carried out; ''),
 --      waiting ms (0: will not wait), ms of the caller's clock,
 --      owner under which the lock may be reserved for it ('': none),
---      sending (how the holder of a copy begins, behind the 32 characters of the owner; '' where there is none),
+--      sending (how the holder of a copy begins, behind the 32 characters of the owner; '' if there is none),
 --      locks that are named (1), slot to take ('': any), seed of the counter of fences ('': the server's time),
 --      memory ms (0: trust the server as it is), limit (1; the slots beyond it are looked at, and not taken),
---      owners that were given up ('': one behind the other), over ms, wake ms, woken (1: a wake-up has come for this; 0),
---      arrived as ('': it is none of those of which only the newest is to run), number in their order ('': not known), ms of that order,
+--      owners that were given up (one behind the other; ''), over ms, wake ms, woken (1: a wake-up has come for this; 0),
+--      arrived as ('': it has no place in an order of which only the newest runs), number in that order ('': not known), ms of that order,
 --      name of its order: a holder of that order is to stop for it ('': none is)
 local owner, holder, ttl, fence_ttl, ended_name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] or ''
 local waiting_ms, asked_at, reserved_as, sending = ARGV[6] or '0', ARGV[7], ARGV[8] or '', ARGV[9] or ''
@@ -22,7 +22,7 @@ local arrives_as, arrived, order_ms = ARGV[19] or '', tonumber(ARGV[20] or ''), 
 local stops = ARGV[22] or ''
 local once = ended_name ~= ''
 
--- OTHERS: from there on no key is there in most cases, see plain.lua.
+-- OTHERS: from this key on, none exists in most cases, see plain.lua.
 local OTHERS = once and 3 or 2
 local fence, ended, in_use, over = KEYS[1], once and KEYS[2], KEYS[OTHERS], KEYS[OTHERS + 1]
 local request, wake = KEYS[OTHERS + 2], KEYS[OTHERS + 3]

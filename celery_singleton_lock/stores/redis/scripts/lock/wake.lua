@@ -1,4 +1,4 @@
--- KEYS wake  ARGV wake ms, wake-ups kept at most (0: all)
+-- KEYS wake  ARGV wake ms, the most wake-ups that are kept (0: all)
 redis.pcall('RPUSH', KEYS[1], 1)
 if ARGV[2] ~= '0' then
   redis.pcall('LTRIM', KEYS[1], -tonumber(ARGV[2]), -1)

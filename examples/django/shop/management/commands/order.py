@@ -16,6 +16,6 @@ class Command(BaseCommand):
     @transaction.atomic
     def handle(self, *, tenant_id: int, **_: Any) -> None:
         report = Report.objects.create(tenant_id=tenant_id, ordered_by="a customer")
-        # The worker would not find the report before the transaction is committed. What beat sends is skipped while
-        # another one of the tenant's is made; each order waits for that.
+        # The worker would not find the report before the transaction is committed. A report that beat orders is
+        # skipped while another report of the tenant is being made; an order of a customer waits for it.
         rebuild_report.apply_async_on_commit((tenant_id, report.id), singleton_lock={"wait": 60})
