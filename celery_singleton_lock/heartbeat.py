@@ -17,10 +17,12 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.prompt import Prompt
 from celery_singleton_lock.pulse import Renews, pulse
 from celery_singleton_lock.server_watch import ServerWatch
+from celery_singleton_lock.stores.base import FORGOTTEN, Record
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
 
@@ -31,6 +33,10 @@ LINGER = 1.0
 
 #: The longest wait in seconds, at the end of the last lease, for a thread that does not linger.
 FAREWELL = 1.0
+
+
+#: Seconds that a store keeps what it was asked to write in an outage.
+ASKED_FOR = 1.0
 
 
 class Heartbeat(Renews):
@@ -188,8 +194,11 @@ class Heartbeat(Renews):
                     watched.lose(lease, GONE)
 
     def _ask_about(self, key: str) -> None:
-        """Ask the store something about this key; raises `LockUnavailable` if it does not answer."""
-        self._store.renew([Hold.of_nobody(key)], timeout=trust.MAX_STEP)
+        """Have the store write a record that nobody reads, where it keeps those of this key: a server that only reads,
+        or is out of memory, does not grant locks. Raises `LockUnavailable`.
+        """
+        nobody = Holder(sending=new_owner())
+        self._store.refuse(key, nobody, Record(nobody.message, FORGOTTEN, ASKED_FOR))
 
     def _under_watch(self) -> list[Watched]:
         """The leases that are still to be renewed."""

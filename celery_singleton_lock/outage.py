@@ -74,17 +74,21 @@ class Outage:
             self._half_time = (now + _first(leases).give_up_at) / 2
 
     def answered(self, server: str) -> None:
-        """Note that the server has answered, as it nearly always does."""
+        """Note that the server has answered, as it nearly always does; the outage ends if nothing has failed lately."""
         began = self._began
         if began is None:
             return
-        now = clock.now()
-        if self._answered_at is None:
-            self._answered_at = now
-        if now >= self._last + QUIET:
+        answered_at = self.heard()
+        if clock.now() >= self._last + QUIET:
             self._began = None
-            level, seconds = min(self._level, logging.WARNING), self._answered_at - began
-            logger.log(level, "%s answers again, after an outage of %.1f s", server, seconds)
+            level = min(self._level, logging.WARNING)
+            logger.log(level, "%s answers again, after an outage of %.1f s", server, answered_at - began)
+
+    def heard(self) -> float:
+        """Note an answer that may or may not be the end of the outage; when the first since the last failure came."""
+        if self._answered_at is None:
+            self._answered_at = clock.now()
+        return self._answered_at
 
 
 def _first(leases: Sequence[AtRisk]) -> AtRisk:
@@ -97,5 +101,8 @@ def _in_words(leases: Sequence[AtRisk], now: float) -> str:
     if not leases:
         return ""
     first = _first(leases)
-    number = "1 lease is not renewed, and" if len(leases) == 1 else f"{len(leases)} leases are not renewed; the first"
-    return f"; {number} is given up in {max(first.give_up_at - now, 0.0):.1f} s: {first.in_words()}"
+    seconds = max(first.give_up_at - now, 0.0)
+    if len(leases) == 1:
+        return f"; 1 lease is given up in {seconds:.1f} s unless it is renewed: {first.in_words()}"
+    many = f"{len(leases)} leases are given up unless they are renewed"
+    return f"; {many}, the first in {seconds:.1f} s: {first.in_words()}"

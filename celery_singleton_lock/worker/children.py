@@ -281,8 +281,8 @@ class Children:
         awaited = [self._news.descriptor, self._silences.descriptor, *pidfds]
         _poll(awaited, None if seconds == float("inf") else max(seconds, 0.0))
         self._news.take()
-        if (key := self._silences.latest()) is not None:
-            self._server_watch.look(key)
+        if (reported := self._silences.latest()) is not None:
+            self._server_watch.look(*reported)
 
     def _free_for_the_dead(self) -> None:
         with self._mutex.lock:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,11 @@ class Store(MemoryStore):
         self.fail = False
         self.renewed = 0
         self.failed = threading.Event()
+
+    def refuse(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fail:
+            raise LockUnavailable("test", "told to fail")
+        return super().refuse(*args, **kwargs)
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         if self.fail:
@@ -430,7 +436,7 @@ def test_outage_is_reported_for_all_children(
     deliveries[3].is_running = False
     store.fail = True
     until(lambda: "trying again" in caplog.text)
-    assert "; trying again; 2 leases are not renewed; the first is given up in " in caplog.text
+    assert "; trying again; 2 leases are given up unless they are renewed, the first in " in caplog.text
     assert "s: task shop.bill[id], k2" in caplog.text
     store.fail = False
     until(lambda: "answers again" in caplog.text)
@@ -444,7 +450,7 @@ def test_outage_that_a_child_reports_is_looked_into(
     caplog.set_level(logging.WARNING)
     family.start()
     store.fail = True
-    family._silences.report("k")
+    family._silences.report("k", "refused")
     until(lambda: "trying again" in caplog.text)
     store.fail = False
     until(lambda: "answers again" in caplog.text)

@@ -52,8 +52,8 @@ def test_outage_is_reported_at_its_start_at_half_time_and_at_its_end(
     outage = Outage(lambda: [Lease("export", 1020.0), Lease("bill", 1010.0)])
     outage.failed(SILENT)
     assert said() == [
-        f"WARNING no lock from {SERVER}: ConnectionError: refused; trying again; 2 leases are not renewed; "
-        "the first is given up in 10.0 s: task shop.bill[id] (tenant_id=7), p:1:{bill}"
+        f"WARNING no lock from {SERVER}: ConnectionError: refused; trying again; 2 leases are given up unless "
+        "they are renewed, the first in 10.0 s: task shop.bill[id] (tenant_id=7), p:1:{bill}"
     ]
     for now[0] in (1000.5, 1001.0, 1002.0):
         outage.failed(SILENT)
@@ -61,7 +61,9 @@ def test_outage_is_reported_at_its_start_at_half_time_and_at_its_end(
     for now[0] in (1005.0, 1007.0, 1008.0):
         outage.failed(SILENT)
     (half,) = said()
-    assert "for 5.0 s now; trying again; 2 leases are not renewed; the first is given up in 5.0 s: task" in half
+    assert (
+        "for 5.0 s now; trying again; 2 leases are given up unless they are renewed, the first in 5.0 s: task" in half
+    )
     now[0] += QUIET
     outage.answered(SERVER)
     assert said() == [f"WARNING {SERVER} answers again, after an outage of 9.0 s"]
@@ -72,7 +74,7 @@ def test_outage_is_reported_at_its_start_at_half_time_and_at_its_end(
 def test_only_lease_is_named(now: list[float], said: Callable[[], list[str]]) -> None:
     Outage(lambda: [Lease("bill", 1010.0)]).failed(SILENT)
     (began,) = said()
-    assert "; 1 lease is not renewed, and is given up in 10.0 s: task shop.bill[id] (tenant_id=7), p:1:{bill}" in began
+    assert "; 1 lease is given up in 10.0 s unless it is renewed: task shop.bill[id] (tenant_id=7), p:1:{bill}" in began
 
 
 def test_half_time_is_that_of_a_lease_that_was_taken_meanwhile(now: list[float], said: Callable[[], list[str]]) -> None:

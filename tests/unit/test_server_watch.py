@@ -79,7 +79,7 @@ def test_nobody_is_asked_while_others_ask(server: Server, watch: ServerWatch, mo
     monkeypatch.setattr(server_watch, "ASK_AFTER", 60.0)
     monkeypatch.setattr(watch._later, "want", lambda: None)
     watch.failed(server.error(), "k")
-    watch.look("k")
+    watch.look("k", "refused")
     assert 0 < (watch._look() or 0) <= 60.0
     assert server.asked == []
 
@@ -87,20 +87,35 @@ def test_nobody_is_asked_while_others_ask(server: Server, watch: ServerWatch, mo
 def test_silence_that_a_child_reports_is_looked_into(
     server: Server, watch: ServerWatch, said: Callable[[str], list[str]]
 ) -> None:
-    watch.look("child's")
+    watch.look("child's", "refused")
     until(lambda: said("trying again") == ["WARNING"])
     assert server.asked[0] == "child's"
     server.is_silent = False
     until(lambda: said("answers again") == ["WARNING"])
 
 
-def test_server_that_answers_the_main_process_is_not_reported(
+def test_silence_that_is_over_when_it_is_looked_into_is_one_line(
     server: Server, watch: ServerWatch, said: Callable[[str], list[str]]
 ) -> None:
     server.is_silent = False
-    watch.look("k")
+    watch.look("k", "reset")
     until(lambda: server.asked and not threads())
-    assert said(server.name) == []
+    assert said(server.name) == said("no lock from redis://locks: reset; it answers by now") == ["WARNING"]
+
+
+def test_other_answers_do_not_end_an_outage(
+    server: Server, watch: ServerWatch, said: Callable[[str], list[str]]
+) -> None:
+    """A server that is out of memory still renews leases."""
+    watch.failed(server.error(), "k")
+    for _ in range(3):
+        watch.answered()
+        asked = len(server.asked)
+        until(lambda: len(server.asked) > asked)  # noqa: B023 - called at once
+    assert said(server.name) == ["WARNING"]
+    server.is_silent = False
+    until(lambda: not threads())
+    assert said("answers again") == ["WARNING"]
 
 
 def test_child_leaves_the_outage_to_its_main_process(
@@ -111,7 +126,7 @@ def test_child_leaves_the_outage_to_its_main_process(
     watch.start_anew()  # As after a fork.
     watch.failed(server.error(), "k")
     assert said("trying again") == ["DEBUG"]
-    assert silences.latest() == "k"
+    assert silences.latest() == ("k", "refused")
     watch.answered()
     assert said("answers again") == ["DEBUG"]
     assert server.asked == []
@@ -140,7 +155,7 @@ def test_leases_of_the_children_count(
     watch = ServerWatch(server.name, server.ask, lambda: [Lease()])
     watch.watch_for_children(lambda key: None, lambda: [Lease(), Lease()])
     watch.failed(server.error(), "k")
-    assert "3 leases are not renewed" in caplog.text
+    assert "3 leases are given up unless" in caplog.text
     server.is_silent = False
     until(lambda: not threads())
 
@@ -165,21 +180,29 @@ class TestSilences:
         assert silences.latest() is None
         pid = os.fork()
         if pid == 0:
-            silences.report("first")
-            silences.report("späť")
+            silences.report("first", "refused")
+            silences.report("späť", "reset")
             os._exit(0)
         os.waitpid(pid, 0)
-        assert silences.latest() == "späť"
+        assert silences.latest() == ("späť", "reset")
         assert silences.latest() is None
 
     def test_full_pipe_blocks_nobody(self) -> None:
         silences = Silences()
         for number in range(100_000):
-            silences.report(f"key-{number:09}")
-        assert str(silences.latest()).startswith("key-")
+            silences.report(f"key-{number:09}", "refused")
+        assert str(silences.latest()).startswith("('key-")
         assert silences.latest() is None
 
-    def test_report_that_could_be_torn_apart_is_dropped(self) -> None:
+    def test_reports_are_short(self) -> None:
         silences = Silences()
-        silences.report("k" * MAX_SIZE)
-        assert silences.latest() is None
+        silences.report("k" * MAX_SIZE, "\U0001f600" * MAX_SIZE)
+        key, reason = silences.latest() or ("", "")
+        assert key.startswith("kkk")
+        assert reason.startswith("\U0001f600")
+
+    def test_nonsense_is_not_believed(self) -> None:
+        silences = Silences()
+        for line in (b"nonsense\n", b"[1]\n", b"\xff\n"):
+            os.write(silences._writer, line)
+            assert silences.latest() is None
