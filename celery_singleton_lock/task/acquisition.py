@@ -36,7 +36,7 @@ class Acquisition:
         self._store = execution.runtime.store
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
-        self._outage = execution.runtime.heartbeat.outage
+        self._watch = execution.runtime.heartbeat.server_watch
         self._arrival = newest.arrival_of(execution)
         self._holder = newest.as_holder(execution)
         self.given_up = requeue.given_up(execution.request)
@@ -57,11 +57,11 @@ class Acquisition:
         while True:
             try:
                 found = self._ask_until_free()
-                self._outage.answered(self._store.server)
+                self._watch.answered()
                 return found
             except LockUnavailable as error:
                 self.abandon()
-                self._outage.failed(error)
+                self._watch.failed(error, it.key)
                 policy = it.options.on_unavailable
                 if policy == "run":
                     logger.warning("%s runs without a lock: %s", it, error)
@@ -91,7 +91,7 @@ class Acquisition:
         Raises:
             Ignore: the message was put back.
         """
-        self._outage.failed(error)
+        self._watch.failed(error, self.execution.key)
         self.execution.progress.gives_up = self._owner
         requeue.put_back(self.execution.task, reason=reason)
 

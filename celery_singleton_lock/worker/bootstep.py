@@ -156,6 +156,8 @@ class LockStep(bootsteps.StartStopStep):
         runtime = Runtime.of(parent.app)
         if runtime.settings.enabled:
             let_pauses_switch()
+            if (children := children_of.get(parent.app)) is not None:
+                children.start()
             arguments = (runtime, parent.hostname)
             threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
             prepare = Publisher.of(parent.app).prepare
@@ -199,7 +201,7 @@ def _leave_lines(**_: Any) -> None:
 def _look_after_processes(parent: Any, runtime: Runtime) -> None:
     """Renew and free for the processes of the pool; refuse several processes that share no locks."""
     if not runtime.settings.backend.in_memory:
-        children_of[parent.app] = Children(runtime.store, runtime.journal)
+        children_of[parent.app] = Children(runtime.store, runtime.journal, runtime.heartbeat.server_watch)
         key_report.open_channel()
     elif parent.concurrency > 1:
         raise InvalidOption(

@@ -10,6 +10,7 @@ reported its key, the key is made in another thread (`aside`).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,7 +26,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock._celery import WorkerRequest, counts_part_once, gives_back, is_active
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
@@ -125,6 +126,17 @@ class SingletonRequest(WorkerRequest):
             label=cleaned.text(report.label),
         )
         return RunHold(report.hold(), holder, self.task.name)
+
+    @property
+    def give_up_at(self) -> float:
+        """When its execution gives its lease up unless it is renewed; infinite if it has none, as far as is known."""
+        at = self._reported.give_up_at
+        return math.inf if at is None else at
+
+    def in_words(self) -> str:
+        """Whose lease it is, and which, for people."""
+        report, task = self._reported.report, f"task {self.task.name}[{cleaned.text(self.id)}]"
+        return task if report is None else f"{with_label(task, report.label)}, {report.key}"
 
     @property
     def is_stopped_when_lost(self) -> bool:

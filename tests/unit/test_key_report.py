@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task import key_report
-from celery_singleton_lock.task.key_report import MAX_SIZE, Report
+from celery_singleton_lock.task.key_report import MAX_SIZE, End, Report
 
 
 class Delivery:
@@ -21,6 +21,10 @@ class Delivery:
     @property
     def report(self) -> Report | None:
         return self._reported.report
+
+    @property
+    def give_up_at(self) -> float | None:
+        return self._reported.give_up_at
 
 
 def send(owner: str, key: str = "k") -> None:
@@ -62,6 +66,24 @@ def test_report_of_a_child_that_dies_right_after_arrives(channel: None) -> None:
     in_child(lambda: (send(delivery.owner), os.kill(os.getpid(), 0)))
     key_report.receive()
     assert delivery.report is not None
+
+
+def test_child_reports_when_it_gives_up_its_lease(channel: None) -> None:
+    delivery, other = Delivery(), Delivery()
+    in_child(lambda: (send(delivery.owner), key_report.send(End(delivery.owner, 1234.5))))
+    in_child(lambda: key_report.send(End(delivery.owner, 1244.25)))
+    key_report.receive()
+    assert delivery.give_up_at == 1244.25
+    assert delivery.report is not None
+    assert other.give_up_at is None
+
+
+@pytest.mark.parametrize("at", ['"soon"', "null", "NaN", "[1.0]", "true"])
+def test_nonsense_in_place_of_a_time_is_not_believed(channel: None, at: str) -> None:
+    delivery = Delivery()
+    os.write(key_report._channel._writer, f'["{delivery.owner}", {at}]\n'.encode())
+    key_report.receive()
+    assert delivery.give_up_at is None
 
 
 def test_execution_in_the_main_process_needs_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
