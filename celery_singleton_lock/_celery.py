@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         expires: Any
         acknowledged: bool
         time_start: float
+        hostname: str
         worker_pid: int | None
         delivery_info: dict[str, Any]
         request_dict: dict[str, Any]

@@ -110,15 +110,17 @@ class LockLost(SingletonLockError):
     Attributes:
         key: the key of the lock.
         reason: the cause, in words.
+        label: as for a `LockConflict`; also empty in an error of a check by the task itself.
     """
 
-    def __init__(self, key: str, reason: str = "") -> None:
+    def __init__(self, key: str, reason: str = "", *, label: str = "") -> None:
         Exception.__init__(self, key, reason)
         self.key = key
         self.reason = reason
+        self.label = label
 
     def __str__(self) -> str:
-        return f"{self.key}: lock lost while running: {self.reason or 'unknown reason'}"
+        return f"{with_label(self.key, self.label)}: lock lost while running: {self.reason or 'unknown reason'}"
 
 
 class LockUnavailable(SingletonLockError):

@@ -9,6 +9,7 @@ Protocol: `docs/protocol.md`, section 4.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -16,10 +17,12 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.pulse import Renewer, pulse
+from celery_singleton_lock.server_watch import ServerWatch
 from celery_singleton_lock.shared_flag import SharedFlag
+from celery_singleton_lock.stores.base import FORGOTTEN, Record
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
 
@@ -32,22 +35,34 @@ LINGER = 1.0
 FAREWELL = 1.0
 
 
+#: Seconds that a store keeps what it was asked to write in an outage.
+ASKED_FOR = 1.0
+
+
 class Heartbeat(Renewer):
     """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share.
 
     Attributes:
-        outage: logs about a store that does not answer.
+        server_watch: logs when the store does not answer.
     """
 
     def __init__(self, store: Store) -> None:
-        self.outage = Outage()
         self._store = store
+        self.server_watch = ServerWatch(store.server, self._ask_about, self._under_watch)
         self._closed = False
         self._renew_flag = SharedFlag()
         self.start_anew()
         pulse.prepare()
 
-    def start(self, lease: Lease, on_lost: Callable[[], None], *, linger: bool = True) -> None:
+    def start(
+        self,
+        lease: Lease,
+        on_lost: Callable[[], None],
+        *,
+        linger: bool = True,
+        words: Callable[[], str] | None = None,
+        on_moved: Callable[[], object] | None = None,
+    ) -> None:
         """Renew `lease` from now on. Call `on_lost` when the lease is lost or must end for a newer task, and repeat the
         call until it is stopped.
 
@@ -56,11 +71,16 @@ class Heartbeat(Renewer):
             on_lost: runs in the heartbeat's thread, so it must be quick. A bound method does not keep its object alive;
                 any other callable must not refer to the lease, which would then be renewed until it is stopped.
             linger: False to end the thread when the last lease is stopped, rather than a moment later.
+            words: whose lease it is, for people; like `on_lost`.
+            on_moved: runs in the heartbeat's thread within a second after the lease began, and whenever the time at
+                which it is given up has changed. Like `on_lost`; must not raise an error.
         """
         lease.ask = self._ask
         due_at = lease.acquired_at + lease.good_for * trust.RENEW_AFTER
         lasts = LINGER if linger and not self._closed else 0.0
         watched = Watched(weakref.ref(lease), weakly(on_lost), due_at, lasts)
+        watched.words = None if words is None else weakly(words)
+        watched.on_moved = None if on_moved is None else weakly(on_moved)
         with pulse.mutex:
             self.watched[lease.owner] = watched
             try:
@@ -149,7 +169,7 @@ class Heartbeat(Renewer):
         try:
             renewed = self._store.renew(leases, timeout=step)
         except LockUnavailable as error:
-            self.outage.failed(error, leases)
+            self.server_watch.failed(error, leases[0].key)
             for (watched, lease), before in zip(pairs, renewals, strict=True):
                 if lease.renewals > before:
                     watched.due_at = due_after(lease)  # Some other lease got no answer.
@@ -166,12 +186,23 @@ class Heartbeat(Renewer):
             self._renew(pairs[:middle], began)
             self._renew(pairs[middle:], began)
         else:
-            self.outage.answered(self._store.server)
+            self.server_watch.answered()
             for (watched, lease), ours in zip(pairs, renewed, strict=True):
                 if ours:
                     watched.due_at = due_after(lease)
                 else:
                     watched.lose(lease, GONE)
+
+    def _ask_about(self, key: str) -> None:
+        """Have the store write a record that nobody reads, where it keeps those of this key: a server that only reads,
+        or is out of memory, does not grant locks. Raises `LockUnavailable`.
+        """
+        nobody = Holder(sending=new_owner())
+        self._store.refuse(key, nobody, Record(nobody.message, FORGOTTEN, ASKED_FOR))
+
+    def _under_watch(self) -> list[Watched]:
+        """The leases that are still to be renewed."""
+        return [watched for watched in list(self.watched.values()) if watched.give_up_at < math.inf]
 
     def _renew_for(self, lease: Lease, ttl: float) -> bool:
         if lease.reason is not None:

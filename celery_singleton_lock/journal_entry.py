@@ -24,6 +24,9 @@ SCHEDULED_HEADER = "singleton_lock_entry"
 #: of a newer message.
 LOST, STOPPED, SUPERSEDED = "LOST", "STOPPED", "SUPERSEDED"
 
+#: The outcome of a run whose process died; the kind of its entry is "free".
+CRASHED = "CRASHED"
+
 #: The kinds of copies that were not carried out, and will not be.
 REFUSALS: tuple[Kind, ...] = ("skip", "raise", "reject")
 
@@ -37,12 +40,13 @@ class Entry(NamedTuple):
         kind: see `Kind`.
         task: the task's name.
         key: the key of the lock.
-        task_id: the task id of the copy.
+        task_id: the task id of the copy; of a "free" entry, that of the run that died.
         node, pid: where it was: the worker's node name, and the process.
         began, ended: when the body ran; for a copy that did not run, when it asked for the lock and when it had its
             answer. Seconds on one clock: this host's until the entry is written, then the server's.
         waited: seconds of waiting for the lock; for a run, since its message first met a conflict.
-        outcome: for a run: Celery's state for it, LOST, STOPPED or SUPERSEDED.
+        outcome: for a run: Celery's state for it, LOST, STOPPED or SUPERSEDED; for a "free" entry CRASHED, or '' if
+            nothing is known about the run that died, as in the entries of older versions.
         fence, renewals: the fence of a run's lease, and how often it was renewed.
         limit: how many may hold the lock at once.
         holder, holder_node, holder_since: the task that had the lock meanwhile, where it ran, and since when.
@@ -68,6 +72,11 @@ class Entry(NamedTuple):
     holder_since: float = 0.0
     scheduled: str = ""
     label: str = ""
+
+    @property
+    def ran(self) -> bool:
+        """Whether it is about a run, and says when that began: one that has ended, or died with its process."""
+        return self.kind == "run" or self.outcome == CRASHED
 
     def moved(self, offset: float) -> Entry:
         """The same entry on a clock that is ahead by `offset` seconds."""

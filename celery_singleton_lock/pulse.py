@@ -218,6 +218,7 @@ class Pulse:
                     heartbeat.watched.pop(owner, None)
                     self.left(heartbeat, watched.linger)
                     continue
+                watched.say_end(lease)
                 under_way = heartbeat.is_under_way(owner)
                 if now < watched.next_at(under_way=under_way):
                     continue

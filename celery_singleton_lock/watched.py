@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.lease import Lease
 
 #: Why a lease that the store no longer has was lost.
 GONE = "the store no longer has it: it ended, was taken over, or was deleted"
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +30,9 @@ class Watched:
         due_at: when to renew the lease; once it is lost, when to report that.
         linger: seconds for which the thread stays if this was the last lease.
         strikes_at: when to ask its holder again to stop, once a newer task should run; the lease is renewed meanwhile.
+        words: whose lease it is, see `weakly`; None if only its key is known.
+        on_moved: called when the time at which the lease is given up has changed, see `weakly`.
+        said: the last such time for which it was called.
     """
 
     lease: weakref.ref[Lease]
@@ -34,6 +40,28 @@ class Watched:
     due_at: float
     linger: float
     strikes_at: float = 0.0
+    words: Callable[[], str | None] | None = None
+    on_moved: Callable[[], object] | None = None
+    said: float = 0.0
+
+    @property
+    def give_up_at(self) -> float:
+        """When the lease is given up unless it is renewed; infinite once it is lost or forgotten."""
+        lease = self.lease()
+        return math.inf if lease is None or lease.reason is not None else lease.give_up_at
+
+    def in_words(self) -> str:
+        """Whose lease it is, for people."""
+        lease = self.lease()
+        key = "" if lease is None else lease.key
+        whose = None if self.words is None else self.words()
+        return key if whose is None else f"{whose}, {key}"
+
+    def say_end(self, lease: Lease) -> None:
+        """Call `on_moved` if that is due."""
+        if self.on_moved is not None and lease.reason is None and lease.give_up_at != self.said:
+            self.said = lease.give_up_at
+            self.on_moved()
 
     def next_at(self, *, under_way: bool) -> float:
         """When to act: to renew the lease, to give it up while a renewal is under way, to report that it is lost, or to
@@ -81,8 +109,8 @@ class Watched:
             self.due_at = min(now + pause, give_up_at)
 
 
-def weakly(call: Callable[[], None]) -> Callable[[], None]:
-    """The same call; for a bound method, it does not keep the object alive, and does nothing once that is gone."""
+def weakly(call: Callable[[], T]) -> Callable[[], T | None]:
+    """The same call; a bound method does not keep its object alive, and the call returns None once that is gone."""
     # Not `weakref.WeakMethod`, which takes half a kilobyte: there may be many.
     return partial(_call, weakref.ref(call.__self__), call.__func__) if isinstance(call, MethodType) else call
 
@@ -93,6 +121,5 @@ def due_after(lease: Lease) -> float:
     return lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
 
 
-def _call(subject: weakref.ref[Any], method: Callable[[Any], None]) -> None:
-    if (alive := subject()) is not None:
-        method(alive)
+def _call(subject: weakref.ref[Any], method: Callable[[Any], T]) -> T | None:
+    return None if (alive := subject()) is None else method(alive)

@@ -11,6 +11,7 @@ wrapped scheduler sends is claimed and recorded (`claiming.py`).
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -31,6 +32,7 @@ from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -59,7 +61,7 @@ class ExclusiveScheduler(Scheduler):
         self._arguments = kwargs
         self._inner: Claiming | None = None
         self._ticking = False
-        self._silent_since: float | None = None
+        self._outage = Outage(begins="beat: nothing is sent until the lock server answers: %s%s", level=logging.ERROR)
         super().__init__(app, lazy=True, **kwargs)
         self._leadership: Leadership | None = None
         if lazy:
@@ -67,6 +69,7 @@ class ExclusiveScheduler(Scheduler):
         settings, store = Runtime.of(app).settings, Runtime.of(app).store
         if not settings.enabled:
             store = MemoryStore()
+        self._server = store.server
         key = key_of_beat(settings.prefix, self._settings.name)
         if self._settings.mode == "leader":
             self._leadership = self._candidacy(store, key)
@@ -96,9 +99,10 @@ class ExclusiveScheduler(Scheduler):
         self._ticking = True
         try:
             seconds = self._tick(*args, **kwargs)
-            self._heard()
+            self._outage.answered(self._server)
         except LockUnavailable as error:
-            seconds = self._unheard(error)
+            self._outage.failed(error)
+            seconds = RETRY_AFTER
         finally:
             self._ticking = False
         return seconds
@@ -175,17 +179,6 @@ class ExclusiveScheduler(Scheduler):
         node, process = f"beat@{socket.gethostname()}", process_identity.own()
         holder = Holder(node=node, pid=os.getpid(), since=clock.wall(), process=process)
         return Leadership(store, key, self._settings.name, ttl=self._settings.ttl, holder=holder)
-
-    def _heard(self) -> None:
-        if self._silent_since is not None:
-            logger.warning("beat: the lock server answers again, after %.1f s", clock.now() - self._silent_since)
-            self._silent_since = None
-
-    def _unheard(self, error: LockUnavailable) -> float:
-        if self._silent_since is None:
-            logger.error("beat: nothing is sent until the lock server answers: %s", error)
-            self._silent_since = clock.now()
-        return RETRY_AFTER
 
 
 def _class_of(scheduler: str | type) -> Any:

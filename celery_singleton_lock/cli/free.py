@@ -22,9 +22,6 @@ from celery_singleton_lock.runtime import Runtime
 #: The seconds that workers have for each answer, when they are asked for messages.
 TIMEOUT = 2.0
 
-#: The seconds that workers have to say whether they hold a lock; watching for a renewal may take as long as its ttl.
-ASKED_FOR = 1.0
-
 
 def _how(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options that both commands have."""
@@ -149,7 +146,7 @@ def _judged(
         return
     yield from _of_messages(app, [lock for lock in locks if lock.is_queued])
     others = [lock for lock in locks if not lock.is_queued]
-    alive = running(app, [lock for lock in others if longest_watch([lock.held]) > ASKED_FOR], timeout=ASKED_FOR)
+    alive = running(app, others)
     for lock in alive:
         yield lock, Verdict.ALIVE
     others = [lock for lock in others if lock not in alive]

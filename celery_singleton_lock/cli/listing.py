@@ -10,6 +10,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command, layout, selection
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
+from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 
@@ -48,6 +49,8 @@ def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
             command.say_json(lock.fields())
     elif locks:
         click.echo(table(locks, width=layout.width()))
+        if any(lock.is_left_behind for lock in locks):
+            click.echo(f"(gone) {GONE}.", err=True)
     else:
         click.echo("No such lock is held." if selection else "No lock is held.", err=True)
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from celery_singleton_lock import process_identity
 from celery_singleton_lock.cli import command, target
-from celery_singleton_lock.diagnosis.held import HeldLock, duration
+from celery_singleton_lock.diagnosis.held import GONE, HeldLock, duration
 from celery_singleton_lock.keys.key import is_of_queue, key_of_queue
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
@@ -79,7 +78,7 @@ def _times(lock: HeldLock) -> str:
     holder = lock.held.holder
     if holder is None:
         return "this package did not write the value" + ("; it never expires" if lock.expires_in is None else "")
-    over = "; that process is gone" if process_identity.is_over(holder.process) else ""
+    over = f"; {GONE}" if lock.is_left_behind else ""
     stops = f"; it must stop for task {holder.superseded_by}" if holder.superseded_by is not None else ""
     return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}{stops}"
 

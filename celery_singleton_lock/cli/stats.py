@@ -8,9 +8,12 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, layout
+from celery_singleton_lock.errors import with_label
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys.key import name_in
 
+#: The titles of the columns: of the counts, and of the keys whose copies are refused.
+_REFUSED = ("KEY", "TIMES", "LABEL")
 _COLUMNS = ("TASK", "RUNS", "HELD EACH", "WAITED EACH", "OTHERWISE")
 
 
@@ -24,21 +27,24 @@ def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
     with command.runtime_of(ctx) as runtime:
         journal = runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal)
         counts, refused = metrics.read(journal.counts()), journal.refused()
+        entries = journal.entries(since=0.0) if refused else ()
+        labels = {entry.key: entry.label for entry in entries if entry.label and entry.key in refused}
     tasks = [*metrics.by_task(counts)]
     in_a_row = sorted(refused.items(), key=lambda item: -item[1])
     if as_json:
         for fields in tasks:
             command.say_json(fields)
         for key, times in in_a_row:
-            command.say_json({"key": key, "name": name_in(key), "refused_in_a_row": times})
+            fields = {"key": key, "name": name_in(key), "label": labels.get(key, ""), "refused_in_a_row": times}
+            command.say_json(fields)
         return
     if not tasks:
         click.echo("Nothing has been counted yet.", err=True)
     else:
         click.echo(table([_cells(**fields) for fields in tasks], layout.width()))
-    for key, times in in_a_row:
-        often = "once" if times == 1 else f"{times} times"
-        command.say(f"{name_in(key)}  refused {often} since a run under this key ended  [{key}]")
+    if in_a_row:
+        click.echo("\nCopies refused in a row, since the last run under the key ended:")
+        click.echo(refusals([(key, str(times), labels.get(key, "")) for key, times in in_a_row], layout.width()))
 
 
 def table(rows: Sequence[Sequence[str]], width: float) -> str:
@@ -46,6 +52,17 @@ def table(rows: Sequence[Sequence[str]], width: float) -> str:
     lines = layout.columns([_COLUMNS, *rows])
     if max(map(len, lines)) > width:
         lines = [line for task, *cells in rows for line in layout.paragraph(task, _in_words(cells), width=width)]
+    return "\n".join(lines)
+
+
+def refusals(rows: Sequence[tuple[str, str, str]], width: float) -> str:
+    """The keys, with how often their copies were refused, and their labels; in a paragraph each if that is too wide."""
+    lines = layout.columns([_REFUSED, *rows])
+    if max(map(len, lines)) > width:
+        lines = []
+        for key, times, label in rows:
+            copies = "1 copy" if times == "1" else f"{times} copies"
+            lines += layout.paragraph(with_label(key, label), f"{copies} refused in a row", width=width)
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ def cells(lock: HeldLock) -> tuple[str, ...]:
     """The cells of a lock, for people, one for each of the `COLUMNS`."""
     return (
         lock.lock_in_words(),
-        lock.holder_in_short(),
+        f"{lock.holder_in_short()}{' (gone)' if lock.is_left_behind else ''}",
         lock.holder.node or "-",
         str(lock.holder.pid or "-"),
         "-" if lock.held_for is None else duration(lock.held_for),

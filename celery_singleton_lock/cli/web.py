@@ -47,6 +47,7 @@ def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], a
     """
     try:
         from celery_singleton_lock.web import LOOPBACK, Access, Site, serve
+        from celery_singleton_lock.web.access import WrongHost
     except ImportError as error:
         raise click.ClickException(str(error)) from error
     private = not _is_loopback(host)
@@ -54,12 +55,17 @@ def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], a
     hosts = (*LOOPBACK, *allow_host, *(() if host in ANY else (host,)))
     try:
         access = Access(hosts, token, allow_release, private)
+    except WrongHost as error:
+        raise click.UsageError(f"--allow-host: {error}") from error
     except ValueError as error:
         raise click.ClickException(f"{TOKEN}: {error}") from error
     with command.runtime_of(ctx):
         site, listening = Site(ctx.obj.app, access), _listen(host, port)
         if token and not os.environ.get(TOKEN):
             click.echo(f"token to sign in with: {token}")
+        if host in ANY and not allow_host:
+            click.echo("Only this machine can open the page so far. Use --allow-host NAME for the name in a browser's")
+            click.echo("address bar elsewhere, such as that of this machine, or its IP address.")
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"locks at http://{shown}:{listening.getsockname()[1]}/")
         serve(site, listening)

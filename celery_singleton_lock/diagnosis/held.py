@@ -7,13 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.errors import with_label
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import is_of_queue, name_in, without_queue
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.queue_lock import is_by_time
+
+#: What to do about a lock whose holder's process has provably ended.
+GONE = "its process is gone: celery locks release frees it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,11 @@ class HeldLock:
     def is_queued(self) -> bool:
         """Whether it is the lock of a message, taken when that was sent; no task runs under it."""
         return is_of_queue(self.key) and self.held.holder is not None
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether the process of the holder ran on this host and has ended; False if that cannot be proven."""
+        return not self.is_queued and process_identity.is_over(self.holder.process)
 
     @property
     def holder(self) -> Holder:
@@ -89,6 +97,7 @@ class HeldLock:
             "waiters": self.held.waiters,
             "scope": self.scope,
             "superseded_by": self.holder.superseded_by,
+            "left_behind": self.is_left_behind,
         }
 
     def lock_in_words(self) -> str:
@@ -122,7 +131,8 @@ class HeldLock:
         """The holder of the lock, and for how long it holds it."""
         held_for = "" if self.held_for is None or self.is_queued else f" for {duration(self.held_for)}"
         waiters = f", {self.held.waiters} waiting" if self.held.waiters else ""
-        return f"{self.holder_in_words()}{held_for}, {self.end_in_words()}{waiters}"
+        gone = f"; {GONE}" if self.is_left_behind else ""
+        return f"{self.holder_in_words()}{held_for}, {self.end_in_words()}{waiters}{gone}"
 
     def end_in_words(self) -> str:
         if self.expires_in is None:

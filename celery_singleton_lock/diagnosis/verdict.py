@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,9 @@ NOISE = 1 / 20
 #: The longest and shortest time in seconds until an undecided lock is inspected again.
 POLL, MIN_POLL = 0.5, 0.01
 
+#: Seconds that workers have to say whether they hold a lock; watching for a renewal may take as long as its ttl.
+ASKED_FOR = 1.0
+
 
 class Verdict(enum.Enum):
     """What is known about the holder; the value says why the lock is freed, or why it is not."""
@@ -41,6 +44,11 @@ class Verdict(enum.Enum):
     ALIVE = "its holder is alive and renews it; --force frees it anyway"
     KEPT = "it is kept for a while on purpose, without a running task; --force frees it anyway"
     FOREIGN = "this package did not write its value; if it is in the way, delete the key in Redis"
+
+    @property
+    def fact(self) -> str:
+        """What is known, without advice for the command line."""
+        return self.value.partition(";")[0]
 
 
 #: The verdicts after which a lock is freed.
@@ -92,18 +100,19 @@ def verdicts(store: Store, locks: Iterable[HeldLock]) -> Iterator[tuple[HeldLock
             clock.sleep(min(POLL, *(watch.late_in for watch in undecided)))
 
 
-def running(app: Any, locks: Sequence[HeldLock], *, timeout: float) -> list[HeldLock]:
-    """The locks whose workers say, within `timeout` seconds, that they hold them.
+def running(app: Any, locks: Iterable[HeldLock]) -> list[HeldLock]:
+    """The locks whose workers say, within `ASKED_FOR` seconds, that they hold them: watching these takes longer.
 
     A worker that does not say so proves nothing, and neither does a broker that does not answer.
     """
+    locks = [lock for lock in locks if longest_watch([lock.held]) > ASKED_FOR]
     nodes = sorted({lock.holder.node for lock in locks if lock.holder.node})
     if not nodes:
         return []
     try:
         with app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1)
-            control = app.control.inspect(nodes, timeout=timeout, connection=connection, limit=len(nodes))
+            control = app.control.inspect(nodes, timeout=ASKED_FOR, connection=connection, limit=len(nodes))
             answers = ask_each_worker(control, "locks") or {}
     except OperationalError:
         return []

@@ -8,6 +8,7 @@ from weakref import ref
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.errors import with_label
 from celery_singleton_lock.journal_entry import Entry
 
 logger = get_logger(__name__)
@@ -38,7 +39,7 @@ class Alerts:
             entry.task,
             f" (beat's entry {entry.scheduled!r})" if entry.scheduled else "",
             in_a_row,
-            entry.key,
+            with_label(entry.key, entry.label),
             entry.holder,
             entry.holder_node,
             held,
@@ -52,7 +53,7 @@ class Alerts:
         seconds = min(entry.ended, other.ended) - max(entry.began, other.began)
         logger.error(
             "%s was held twice at the same time, for %.3f s: by %s and by %s",
-            entry.key,
+            with_label(entry.key, entry.label or other.label),
             seconds,
             _in_words(entry),
             _in_words(other),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.journal_entry import LOST, REFUSALS, SUPERSEDED, Entry
+from celery_singleton_lock.journal_entry import CRASHED, LOST, REFUSALS, SUPERSEDED, Entry
 
 
 class Counter(NamedTuple):
@@ -122,7 +122,8 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
     if entry.kind in ("joined", "superseded"):
         return [((entry.kind, task, ""), 1)]
     if entry.kind == "free":
-        return [(("takeovers", task, ""), 1)]
+        ran = (("runs", task, CRASHED), 1), *_observed(HELD, task, entry.ended - entry.began)
+        return [(("takeovers", task, ""), 1), *(ran if entry.ran else ())]
     conflict: tuple[Key, int] = ("conflicts", task, entry.kind), 1
     if entry.scheduled and entry.kind in REFUSALS:
         return [conflict, (("refused_ticks", task, entry.scheduled), 1)]

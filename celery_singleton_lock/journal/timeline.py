@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from celery_singleton_lock.journal_entry import REFUSALS, Entry
+from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
 
@@ -66,6 +66,23 @@ def running(key: str, held: Held, now: float) -> Entry | None:
     ).cleaned()
 
 
+def without_waits(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries of one key in order, each run from when it had the lock.
+
+    Of a run that has not ended, or that died, only the time when it asked for the lock is known. With `lock_wait` that
+    may be before the end of the run before it; until then it waited.
+    """
+    return sorted((_without_wait(entry, entries) for entry in entries), key=lambda it: it.began)
+
+
+def _without_wait(entry: Entry, entries: Sequence[Entry]) -> Entry:
+    if entry.outcome not in (RUNNING, CRASHED) or entry.limit != 1:
+        return entry
+    before = [it.ended for it in entries if it.ran and it is not entry and entry.began < it.ended <= entry.ended]
+    began = max(before, default=entry.began)
+    return entry._replace(began=began, waited=began - entry.began)
+
+
 def page(title: str, entries: Sequence[Entry], window: Window) -> str:
     template = Template(files(__package__).joinpath("timeline.html").read_text(encoding="utf-8"))
     by_time = sorted(entries, key=lambda it: it.began)
@@ -106,7 +123,7 @@ def _axis(window: Window) -> str:
 def _lanes(lanes: Mapping[str, Sequence[Entry]], window: Window) -> Iterator[str]:
     for key, entries in lanes.items():
         name = next((it.label for it in entries if it.label), key.rpartition(":")[2].rstrip("}")[:12])
-        for number, beside in enumerate(beside_each_other(entries), 1):
+        for number, beside in enumerate(beside_each_other(without_waits(entries)), 1):
             bars = "".join(bar for entry in beside for bar in _bars(entry, window))
             shown = escape(name) if number == 1 else f'<span class="faint">and beside it ({number})</span>'
             yield f'<div class="row"><b title="{escape(key)}">{shown}</b><div class="lane">{bars}</div></div>'
@@ -121,7 +138,7 @@ def beside_each_other(entries: Sequence[Entry]) -> list[list[Entry]]:
     ends = [float("-inf")]
     for entry in entries:
         lane = 0
-        if entry.kind == "run":
+        if entry.ran:
             lane = next((number for number, end in enumerate(ends) if end <= entry.began), len(ends))
             if lane == len(ends):
                 lanes.append([])
@@ -134,7 +151,7 @@ def beside_each_other(entries: Sequence[Entry]) -> list[list[Entry]]:
 def _bars(entry: Entry, window: Window) -> Iterator[str]:
     title = escape(in_words(entry))
     left, right = window.share(entry.began), window.share(entry.ended)
-    if entry.kind != "run":
+    if not entry.ran:
         sign, kind = _SIGNS.get(entry.kind, "\u00d7"), "free" if entry.kind == "free" else "copy"
         marked = "mark" if entry.kind in REFUSALS else f"mark {kind}"
         yield f'<i class="{marked}" data-sign="{sign}" style="left:{100 * left:.3f}%" title="{title}"></i>'
@@ -144,19 +161,23 @@ def _bars(entry: Entry, window: Window) -> Iterator[str]:
         yield f'<i class="wait" style="left:{100 * asked:.3f}%;width:{100 * (left - asked):.3f}%" title="{title}"></i>'
     outcome = "now" if entry.outcome == RUNNING else escape(entry.outcome.lower())
     yield f'<i class="{outcome}" style="left:{100 * left:.3f}%;width:{100 * (right - left):.3f}%" title="{title}"></i>'
+    if entry.outcome == CRASHED:
+        sign = _SIGNS["free"]
+        yield f'<i class="mark free" data-sign="{sign}" style="left:{100 * right:.3f}%" title="{title}"></i>'
 
 
 def in_words(entry: Entry) -> str:
     holder = f", held by {entry.holder} on {entry.holder_node}" if entry.holder else ""
     waited = f", waited {entry.waited:.2f} s" if entry.waited >= 0.005 else ""
-    seconds = f" for {entry.ended - entry.began:.2f} s" if entry.kind == "run" else ""
+    after = "after" if entry.outcome == CRASHED else "for"
+    seconds = f" {after} {entry.ended - entry.began:.2f} s" if entry.ran else ""
     where = f" on {entry.node} (pid {entry.pid})" if entry.node else ""
     task = f"{entry.task}[{entry.task_id}]"
     return f"{_moment(entry.began)[11:]} {task}{where}: {_ending(entry)}{seconds}{waited}{holder}"
 
 
 def _row(entry: Entry) -> str:
-    seconds = f"{entry.ended - entry.began:.3f}" if entry.kind == "run" else ""
+    seconds = f"{entry.ended - entry.began:.3f}" if entry.ran else ""
     waited = f"{entry.waited:.3f}" if entry.waited >= 0.0005 else ""
     where = f"{entry.node} ({entry.pid})" if entry.node else str(entry.pid)
     cells = [
@@ -173,7 +194,7 @@ def _row(entry: Entry) -> str:
 
 
 def _ending(entry: Entry) -> str:
-    return entry.outcome.lower() if entry.kind == "run" else entry.kind
+    return entry.outcome.lower() if entry.ran else entry.kind
 
 
 def _moment(seconds: float) -> str:

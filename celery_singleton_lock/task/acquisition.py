@@ -10,7 +10,7 @@ from typing import NoReturn
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, process_identity, trust
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import FIRST, new_owner, stem
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
@@ -36,7 +36,7 @@ class Acquisition:
         self._store = execution.runtime.store
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
-        self._outage = execution.runtime.heartbeat.outage
+        self._watch = execution.runtime.heartbeat.server_watch
         self._arrival = newest.arrival_of(execution)
         self._holder = newest.as_holder(execution)
         self.given_up = requeue.given_up(execution.request)
@@ -57,11 +57,11 @@ class Acquisition:
         while True:
             try:
                 found = self._ask_until_free()
-                self._outage.answered(self._store.server)
+                self._watch.answered()
                 return found
             except LockUnavailable as error:
                 self.abandon()
-                self._outage.failed(error)
+                self._watch.failed(error, it.key)
                 policy = it.options.on_unavailable
                 if policy == "run":
                     logger.warning("%s runs without a lock: %s", it, error)
@@ -91,7 +91,7 @@ class Acquisition:
         Raises:
             Ignore: the message was put back.
         """
-        self._outage.failed(error)
+        self._watch.failed(error, self.execution.key)
         self.execution.progress.gives_up = self._owner
         requeue.put_back(self.execution.task, reason=reason)
 
@@ -157,8 +157,8 @@ class Acquisition:
     def _report(self) -> None:
         """Report to the worker's main process, if there is one, which lock is asked for next."""
         if (given := self._delivered_as) is not None:
-            it = self.execution
-            key_report.send(key_report.Report(given, it.key, it.options.ttl, it.options.limit, self._owner))
+            it, label = self.execution, self.execution.holder.label
+            key_report.send(key_report.Report(given, it.key, it.options.ttl, it.options.limit, self._owner, label))
 
     def _free_left_behind(self, found: Held) -> bool:
         """Free the lock of a process of this host that has provably ended; whether it was freed."""
@@ -167,8 +167,14 @@ class Acquisition:
             return False
         freed = bool(self._store.free(it.hold_of(found)))
         if freed:
-            logger.warning("%s: %s was left behind by a process that is gone; freed", it, it.key)
-            journal_entries.did_not_run(it, "free", found.holder)
+            logger.warning(
+                "%s: the lock was left behind by a process that is gone, and is freed: %s was held by task %s on %s",
+                it,
+                with_label(it.key, found.holder.label),
+                found.holder.task_id,
+                found.holder.place,
+            )
+            journal_entries.died(it, found)
         return freed
 
     def _is_own_earlier_attempt(self, found: Held) -> bool:

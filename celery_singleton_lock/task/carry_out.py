@@ -31,7 +31,8 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
     """
     acquisition = Acquisition(execution)
     if requeue.was_lost(execution.request):
-        return refusal.fail_lost(acquisition, LockLost(execution.key, "it could not be renewed in time"))
+        lost = LockLost(execution.key, "it could not be renewed in time", label=execution.holder.label)
+        return refusal.fail_lost(acquisition, lost)
     run: Run | None = None
     try:
         found = following.end_of_leader(acquisition, brought) or joining.acquire(acquisition)

@@ -8,8 +8,10 @@ from celery import states
 
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.journal.crashes import crash
 from celery_singleton_lock.journal_entry import LOST, SCHEDULED_HEADER, STOPPED, SUPERSEDED, Entry, Kind
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import Outcome
 
@@ -31,6 +33,13 @@ def did_not_run(execution: Execution, kind: Kind, holder: Holder | None) -> None
     if holder is not None:
         of_copy |= {"holder": holder.task_id, "holder_node": holder.node, "holder_since": holder.since}
     _add(execution, kind, execution.began, now, now - execution.began, **of_copy)
+
+
+def died(execution: Execution, found: Held) -> None:
+    """Another run's process died, and this execution has freed its lock."""
+    it, fence = execution, found.fence or 0
+    entry = crash(it.task.name, it.key, found.holder, limit=it.options.limit, fence=fence)
+    it.runtime.journal.add(entry, at_once=it.request.is_eager)
 
 
 def _add(execution: Execution, kind: Kind, began: float, ended: float, waited: float, **of_kind: Any) -> None:

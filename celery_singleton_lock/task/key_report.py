@@ -6,6 +6,8 @@ or hang, and every other lock depends on the main process. So the execution repo
 through a pipe that the processes of the pool inherit, or directly if it runs in the main process itself. A process that
 dies after that has reported what it may hold.
 
+While it runs under its lease, the execution also reports until when it trusts the lease.
+
 A report is one line, short enough to be written whole. Writing it never waits: if the pipe is full, the report is lost,
 and only the child looks after that lock. The main process reads reports when it needs one, and as deliveries begin.
 """
@@ -13,6 +15,7 @@ and only the child looks after that lock. The main process reads reports when it
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 from contextlib import suppress
@@ -51,6 +54,7 @@ class Report(NamedTuple):
         ttl: seconds that each renewal is good for.
         limit: how many may hold the key at once.
         asks_as: the owner under which it asks: the same, or another if that was given up.
+        label: a few words about what the digest in the key was made from; empty if unknown.
     """
 
     owner: str
@@ -58,10 +62,12 @@ class Report(NamedTuple):
     ttl: float
     limit: int
     asks_as: str
+    label: str = ""
 
     def dumps(self) -> bytes:
         # As a JSON encoder would write it, in a third of the time.
-        return f'["{self.owner}", {_quoted(self.key)}, {self.ttl}, {self.limit}, "{self.asks_as}"]\n'.encode()
+        rest = f'{self.ttl}, {self.limit}, "{self.asks_as}", {_quoted(self.label)}'
+        return f'["{self.owner}", {_quoted(self.key)}, {rest}]\n'.encode()
 
     @classmethod
     def loads(cls, line: bytes) -> Report | None:
@@ -70,7 +76,8 @@ class Report(NamedTuple):
         if fields is None or len(fields) != len(cls._fields):
             return None
         report = cls(*fields)
-        named = is_owner(report.owner) and is_owner(report.asks_as) and isinstance(report.key, str)
+        texts = isinstance(report.key, str) and isinstance(report.label, str)
+        named = texts and is_owner(report.owner) and is_owner(report.asks_as)
         return report if named and TTL.allows(report.ttl) and is_whole(report.limit, 1, MAX_LIMIT) else None
 
     def hold(self) -> Hold:
@@ -78,10 +85,36 @@ class Report(NamedTuple):
         return Hold(self.key, self.asks_as, ttl=self.ttl, limit=self.limit)
 
 
+class End(NamedTuple):
+    """When an execution gives its lease up unless it is renewed.
+
+    Attributes:
+        owner: the owner that the main process gave the delivery.
+        give_up_at: on `clock.now()`, which the processes of a host share.
+    """
+
+    owner: str
+    give_up_at: float
+
+    def dumps(self) -> bytes:
+        return f'["{self.owner}", {self.give_up_at}]\n'.encode()
+
+    @classmethod
+    def loads(cls, line: bytes) -> End | None:
+        """Read a line; None if it is something else."""
+        fields = cleaned.array(line)
+        if fields is None or len(fields) != len(cls._fields):
+            return None
+        end = cls(*fields)
+        is_time = isinstance(end.give_up_at, float) and math.isfinite(end.give_up_at)
+        return end if is_time and is_owner(end.owner) else None
+
+
 class Reported:
-    """In the main process, as long as the delivery is there: its last report; None before the first."""
+    """In the main process, as long as the delivery is there: its last reports; None before the first."""
 
     report: Report | None = None
+    give_up_at: float | None = None
 
 
 class _Channel:
@@ -99,7 +132,7 @@ class _Channel:
         """Count a delivery that begins; whether the pipe is to be emptied now."""
         return next(self._deliveries) % _SELDOM == 0
 
-    def write(self, report: Report) -> None:
+    def write(self, report: Report | End) -> None:
         """In a process of the pool."""
         line = report.dumps()
         if len(line) <= MAX_SIZE:
@@ -140,8 +173,8 @@ def expect(owner: str) -> Reported:
     return _reported.setdefault(owner, Reported())
 
 
-def send(report: Report) -> None:
-    """Say which lock is asked for next."""
+def send(report: Report | End) -> None:
+    """Say which lock is asked for next, or until when a lease is trusted."""
     if _channel is not None and _channel.pid != os.getpid():
         _channel.write(report)
     else:
@@ -154,7 +187,9 @@ def receive() -> None:
         lines = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
     for line in lines:
         # Most deliveries have gone by now: their reports are not even parsed.
-        if line[_OWNER].decode(errors="replace") in _reported and (report := Report.loads(line)) is not None:
+        if line[_OWNER].decode(errors="replace") not in _reported:
+            continue
+        if (report := Report.loads(line) or End.loads(line)) is not None:
             _give(report)
 
 
@@ -164,6 +199,10 @@ def make_room() -> None:
         receive()
 
 
-def _give(report: Report) -> None:
-    if (reported := _reported.get(report.owner)) is not None:
+def _give(report: Report | End) -> None:
+    if (reported := _reported.get(report.owner)) is None:
+        return
+    if isinstance(report, End):
+        reported.give_up_at = report.give_up_at
+    else:
         reported.report = report

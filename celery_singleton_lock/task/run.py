@@ -26,7 +26,7 @@ from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, Lock
 from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Reservation
-from celery_singleton_lock.task import journal_entries, newest, outcome, requeue, settling
+from celery_singleton_lock.task import delivery, journal_entries, key_report, newest, outcome, requeue, settling
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.outcome import Outcome
@@ -95,7 +95,9 @@ class Run:
         try:
             # In a worker, one task follows another; a direct caller may look for leftover threads afterwards.
             in_worker = not (it.request.is_eager or it.request.called_directly)
-            it.runtime.heartbeat.start(lease, self._when_to_stop, linger=in_worker)
+            it.runtime.heartbeat.start(
+                lease, self._when_to_stop, linger=in_worker, words=self._in_words, on_moved=self._report_end
+            )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
             if newest.is_stopped_by_newer(it):
                 it.runtime.stop_listener.expect(lease.owner)
@@ -114,7 +116,15 @@ class Run:
                 raise self._body.sent from None
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
-            _fail_for_loss(it, LockLost(lease.key, self._why_lost()))
+            _fail_for_loss(it, LockLost(lease.key, self._why_lost(), label=it.holder.label))
+
+    def _in_words(self) -> str:
+        return str(self._execution)
+
+    def _report_end(self) -> None:
+        """Report to the worker's main process, if there is one, until when the lease is trusted."""
+        if (given := delivery.owner_of(self._execution.request)) is not None:
+            key_report.send(key_report.End(given, self._lease.give_up_at))
 
     def _record_attempt_before(self) -> None:
         """Record that this message's previous attempt is over. That attempt has sent this one, and may have died before

@@ -43,6 +43,10 @@ HEADERS: Mapping[str, str] = {
 }
 
 
+class WrongHost(ValueError):
+    """A name in `hosts` cannot be the name of a host."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """What is allowed.
@@ -64,6 +68,12 @@ class Access:
     def __post_init__(self) -> None:
         if isinstance(self.hosts, str):
             raise TypeError(f"hosts is {self.hosts!r}; allowed: a list of names, such as [{self.hosts!r}]")
+        for name in self.hosts:
+            if "*" in name:
+                raise WrongHost(
+                    f"{name!r} is not a host name; allowed: the names under which browsers open the page, each in "
+                    "full, such as 'locks.example.com'"
+                )
         if (self.allow_release or self.private) and not self.token:
             raise ValueError("allow_release and private need a token: give one of at least 16 random characters")
         if self.token and len(self.token) < SHORTEST:

@@ -14,7 +14,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock, duration
-from celery_singleton_lock.diagnosis.verdict import TO_FREE, longest_watch, verdicts
+from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.keys.key import is_of_queue
 from celery_singleton_lock.runtime import Runtime
@@ -68,7 +68,7 @@ def release(app: Any, wanted: Wanted) -> Outcome:
     runtime = Runtime.of(app)
     try:
         lock = _seen(runtime, wanted)
-        return Outcome(False, _CHANGED) if lock is None else _released(runtime, lock)
+        return Outcome(False, _CHANGED) if lock is None else _released(app, runtime, lock)
     except LockUnavailable as error:
         return Outcome(False, f"The lock server does not answer: {cleaned.line(error)}.")
 
@@ -94,7 +94,7 @@ def stop(app: Any, wanted: Wanted) -> Outcome:
         )
     except Exception as error:  # noqa: BLE001 - every transport has its own errors
         return Outcome(False, f"The worker cannot be asked: {cleaned.line(f'{type(error).__name__}: {error}')}.")
-    logger.warning("%s: somebody used the page to stop task %s", lock.key, lock.holder.task_id)
+    logger.warning("%s: somebody used the page to stop task %s", lock.title(), lock.holder.task_id)
     return _promised(lock, replies)
 
 
@@ -115,24 +115,27 @@ def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
     return next((it for it in locks if it.slot == wanted.slot and mark_of(it) == wanted.mark), None)
 
 
-def _released(runtime: Runtime, lock: HeldLock) -> Outcome:
+def _released(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
     if is_of_queue(lock.key):
         return Outcome(False, "A message has held it since it was sent; see `celery locks clear --orphaned`.")
+    holder = lock.holder_in_words()
+    if running(app, [lock]):
+        return Outcome(False, f"Not released: {holder}: {Verdict.ALIVE.fact}.")
     seconds = longest_watch([lock.held])
     if seconds > PATIENCE:
         return Outcome(
             False,
-            f"It takes up to {duration(seconds)} to find out whether its holder is alive; `celery locks release` waits "
-            "for that.",
+            f"Not released: {holder}: its worker does not say that it holds the lock. It takes up to "
+            f"{duration(seconds)} to find out whether it is alive; `celery locks release` waits for that.",
         )
     (_, verdict), *_ = verdicts(runtime.store, [lock])
     if verdict not in TO_FREE:
-        return Outcome(False, f"Not released: {verdict.value.partition(';')[0]}.")
+        return Outcome(False, f"Not released: {holder}: {verdict.fact}.")
     ttl = lock.ttl or runtime.settings.defaults["ttl"]
     if not runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1)):
         return Outcome(False, _CHANGED)
-    logger.warning("%s: released from the page: %s", lock.key, verdict.value)
-    return Outcome(True, f"Released: {verdict.value}.")
+    logger.warning("%s: released from the page: %s: %s", lock.title(), holder, verdict.fact)
+    return Outcome(True, f"Released: {holder}: {verdict.fact}.")
 
 
 def _promised(lock: HeldLock, replies: Any) -> Outcome:

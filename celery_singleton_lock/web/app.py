@@ -57,7 +57,7 @@ def app_of(
 
     Raises:
         InvalidOption: a setting of the Celery app is wrong.
-        ValueError: the token is missing or too short.
+        ValueError: the token is missing or too short, or a name in `hosts` is a pattern such as `*`.
     """
     site = Site(celery_app, Access(hosts, token, allow_release, private))
     return Guard(site.app, site.access)

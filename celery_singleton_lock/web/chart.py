@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.journal.timeline import RUNNING, in_words, running
-from celery_singleton_lock.journal_entry import REFUSALS, Entry
+from celery_singleton_lock.journal.timeline import RUNNING, in_words, running, without_waits
+from celery_singleton_lock.journal_entry import CRASHED, LOST, REFUSALS, STOPPED, SUPERSEDED, Entry
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.web.snapshot import Snapshot
 
@@ -126,12 +126,13 @@ def lane_of(what: Happened, snapshot: Snapshot, minutes: float) -> Lane:
     """What happened under one key, drawn."""
     origin = axis(snapshot.now, minutes).origin
     now = [run for it in what.locks if (run := running(it.key, it.held, snapshot.now)) is not None]
-    entries = sorted([*what.entries, *now], key=lambda it: it.began)[-MOST_BARS:]
-    runs = [entry for entry in entries if entry.kind == "run"]
-    others = [entry for entry in entries if entry.kind != "run"]
+    entries = without_waits(sorted([*what.entries, *now], key=lambda it: it.began))[-MOST_BARS:]
+    runs = [entry for entry in entries if entry.ran]
+    others = [entry for entry in entries if not entry.ran]
     rows = _rows(runs)
     bars = [bar for run, row in zip(runs, rows, strict=True) for bar in _bars(run, row, origin)]
     marks = [Mark(_kind(it), round(it.began - origin, 2), in_words(it)) for it in others]
+    marks += [Mark("freed", round(it.ended - origin, 2), in_words(it)) for it in runs if it.outcome == CRASHED]
     return Lane(what.key, name_in(what.key), what.label, bars, marks, max(rows, default=0) + 1, _summary(runs, others))
 
 
@@ -156,17 +157,17 @@ def _rows(runs: Sequence[Entry]) -> list[int]:
 
 def _bars(run: Entry, row: int, origin: float) -> Iterator[Bar]:
     x = round(run.began - origin, 2)
-    if run.outcome == RUNNING:
-        # While it runs, its bar goes beyond the picture's edge, which is now. No duration, which changes all the time.
-        yield Bar("now", x, 10 * ERA, row, f"{run.task or 'held'}[{run.task_id or '-'}] on {run.node}: {RUNNING}")
-        return
-    title = in_words(run)
+    # While it runs, no duration, which changes all the time.
+    is_running = run.outcome == RUNNING
+    title = f"{run.task or 'held'}[{run.task_id or '-'}] on {run.node}: {RUNNING}" if is_running else in_words(run)
     if run.waited >= 0.05:
         yield Bar("wait", round(x - run.waited, 2), round(run.waited, 2), row, title)
-    kind = {"SUCCESS": "ran", "RETRY": "again", "LOST": "lost", "STOPPED": "lost", "SUPERSEDED": "lost"}.get(
-        run.outcome, "failed"
-    )
-    yield Bar(kind, x, round(run.ended - run.began, 2), row, title)
+    if is_running:
+        # Its bar goes beyond the picture's edge, which is now.
+        yield Bar("now", x, 10 * ERA, row, title)
+        return
+    kinds = {"SUCCESS": "ran", "RETRY": "again", **dict.fromkeys((LOST, STOPPED, SUPERSEDED, CRASHED), "lost")}
+    yield Bar(kinds.get(run.outcome, "failed"), x, round(run.ended - run.began, 2), row, title)
 
 
 def _kind(entry: Entry) -> str:
@@ -178,12 +179,13 @@ def _kind(entry: Entry) -> str:
 def _summary(runs: Iterable[Entry], others: Iterable[Entry]) -> str:
     """The same in words, for screen readers."""
     runs, kinds = [*runs], [_kind(it) for it in others]
-    now = sum(run.outcome == RUNNING for run in runs)
+    now, died = (sum(run.outcome == outcome for run in runs) for outcome in (RUNNING, CRASHED))
     counts = (
         (now, "running now"),
         (len(runs) - now, "run" if len(runs) - now == 1 else "runs"),
+        (died, "of these died"),
         (kinds.count("refused"), "refused"),
         (kinds.count("copy"), "copies or retries"),
-        (kinds.count("freed"), "freed for a dead process"),
+        (kinds.count("freed"), "locks freed after a death"),
     )
     return ", ".join(f"{count} {what}" for count, what in counts if count)

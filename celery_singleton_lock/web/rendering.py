@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import jinja2
 from markupsafe import Markup
 
-from celery_singleton_lock.diagnosis.held import duration
+from celery_singleton_lock.diagnosis.held import GONE, duration
 from celery_singleton_lock.web.chart import HEIGHT, short
 from celery_singleton_lock.web.snapshot import moment
 
@@ -56,6 +56,7 @@ class Renderer:
             moment=moment,
             seconds=seconds,
             short=short,
+            GONE=GONE,
             HEIGHT=HEIGHT,
             moving=moving,
         )

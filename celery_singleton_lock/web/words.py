@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from celery_singleton_lock.journal_entry import LOST, STOPPED, SUPERSEDED, Entry, Kind
+from celery_singleton_lock.journal_entry import CRASHED, LOST, STOPPED, SUPERSEDED, Entry, Kind
 
 _OUTCOMES = {
     "SUCCESS": "ran",
@@ -13,6 +13,7 @@ _OUTCOMES = {
     LOST: "lost its lock and was stopped",
     STOPPED: "was stopped with its process",
     SUPERSEDED: "was stopped for a newer message",
+    CRASHED: "died with its process; its lock was freed",
 }
 
 _ENDINGS: Mapping[Kind, str] = {
@@ -35,7 +36,7 @@ _ENDINGS: Mapping[Kind, str] = {
 
 def ending(entry: Entry) -> str:
     """What happened to the copy."""
-    if entry.kind == "run":
+    if entry.ran:
         return _OUTCOMES.get(entry.outcome, f"ran: {entry.outcome.lower()}")
     return _ENDINGS.get(entry.kind, entry.kind)
 

@@ -38,6 +38,7 @@ from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of
+from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
 
@@ -155,6 +156,8 @@ class LockStep(bootsteps.StartStopStep):
         runtime = Runtime.of(parent.app)
         if runtime.settings.enabled:
             let_pauses_switch()
+            if (children := children_of.get(parent.app)) is not None:
+                children.start()
             arguments = (runtime, parent.hostname)
             threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
             prepare = Publisher.of(parent.app).prepare
@@ -198,7 +201,7 @@ def _leave_lines(**_: Any) -> None:
 def _look_after_processes(parent: Any, runtime: Runtime) -> None:
     """Renew and free for the processes of the pool; refuse several processes that share no locks."""
     if not runtime.settings.backend.in_memory:
-        children_of[parent.app] = Children(runtime.store, runtime.journal)
+        children_of[parent.app] = Children(runtime.store, runtime.journal, runtime.heartbeat.server_watch)
         key_report.open_channel()
     elif parent.concurrency > 1:
         raise InvalidOption(
@@ -215,7 +218,8 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
             holder = held.holder
             if holder is not None and holder.node == node and process_identity.is_over(holder.process):
                 left += 1
-                free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.journal)
+                hold = held.hold(key, ttl=runtime.settings.defaults["ttl"])
+                free(runtime.store, RunHold(hold, holder), runtime.journal)
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
         # The worker starts all the same: servers and workers may be started together, in any order.

@@ -22,15 +22,19 @@ from typing import Protocol
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, with_label
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.journal.crashes import crash, is_of_run
 from celery_singleton_lock.journal.writer import JournalWriter
-from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MIN_TTL
+from celery_singleton_lock.outage import AtRisk
+from celery_singleton_lock.server_watch import ServerWatch
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.worker.nudge import Nudge
+from celery_singleton_lock.worker.run_hold import RunHold
+from celery_singleton_lock.worker.silences import Silences
 
 logger = get_logger(__name__)
 
@@ -52,7 +56,7 @@ PATIENCE = 2
 RETRY_AFTER = 0.5
 
 
-class Delivery(Protocol):
+class Delivery(AtRisk, Protocol):
     """What a child carries out."""
 
     @property
@@ -118,6 +122,13 @@ class _Child:
         self.renew_after(self.interval)
         return self.hold()
 
+    def leased(self) -> Delivery | None:
+        """What it carries out, if that has a lease."""
+        delivery = self._running()
+        if delivery is None or delivery.hold() is None or delivery.give_up_at == math.inf:
+            return None
+        return delivery
+
     def hold(self) -> Hold | None:
         """The hold of what it carries out; None if it does nothing, or needs no lock."""
         self._note(self._running())
@@ -158,9 +169,15 @@ class _Child:
 
 
 class Children:
-    """The children of this process that carry out exclusive tasks."""
+    """The children of this process that carry out exclusive tasks; made before any of them.
 
-    def __init__(self, store: Store, journal: JournalWriter) -> None:
+    Args:
+        store: where their locks are.
+        journal: notes what is freed for them.
+        server_watch: notices outages of the store for them.
+    """
+
+    def __init__(self, store: Store, journal: JournalWriter, server_watch: ServerWatch) -> None:
         self._store = store
         self._journal = journal
         self._children: dict[int, _Child] = {}
@@ -169,9 +186,17 @@ class Children:
         self._mutex = Mutex()
         self._thread: threading.Thread | None = None
         self._news = Nudge()
+        self._silences = Silences()
+        self._server_watch = server_watch
+        server_watch.watch_for_children(self._silences.report, self._leased)
         #: When the thread goes on by itself.
         self._wakes_at = 0.0
         self._closed = False
+
+    def start(self) -> None:
+        """Start the thread, which a child may need before the first delivery is assigned."""
+        with self._mutex.lock:
+            self._start_thread()
 
     def assign(self, pid: int, delivery: Delivery) -> None:
         """The child with this pid carries out `delivery` from now on."""
@@ -184,10 +209,7 @@ class Children:
             if new := child is None:
                 child = self._children[pid] = _Child(pid)
             child.carry_out(delivery)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
-                self._thread.start()
-            elif new or self._succeeded or child.due_at < self._wakes_at:
+            if not self._start_thread() and (new or self._succeeded or child.due_at < self._wakes_at):
                 self._news.give()
 
     def free_when_gone(self, pid: int | None) -> None:
@@ -220,6 +242,20 @@ class Children:
         self._closed = True
         self._news.give()
 
+    def _start_thread(self) -> bool:
+        """Start the thread, under the mutex; False if it is there."""
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
+        self._thread.start()
+        return True
+
+    def _leased(self) -> list[Delivery]:
+        """What its children carry out under a lease."""
+        with self._mutex.lock:
+            found = [child.leased() for child in self._children.values()]
+        return [delivery for delivery in found if delivery is not None]
+
     def _run(self) -> None:
         while not self._has_ended():
             try:
@@ -243,8 +279,11 @@ class Children:
             now = clock.now()
             self._wakes_at = min((child.looked_at(now) for child in self._children.values()), default=float("inf"))
             seconds = self._wakes_at - now
-        _poll([self._news.descriptor, *pidfds], None if seconds == float("inf") else max(seconds, 0.0))
+        awaited = [self._news.descriptor, self._silences.descriptor, *pidfds]
+        _poll(awaited, None if seconds == float("inf") else max(seconds, 0.0))
         self._news.take()
+        if (reported := self._silences.latest()) is not None:
+            self._server_watch.look(*reported)
 
     def _free_for_the_dead(self) -> None:
         with self._mutex.lock:
@@ -272,10 +311,11 @@ class Children:
         try:
             renewed = self._store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
         except LockUnavailable as error:
-            logger.debug("children: %d holds not renewed, trying again: %s", len(holds), error)
+            self._server_watch.failed(error, holds[0].key)
             for child, hold in pairs:
                 child.renew_after(min(RETRY_AFTER, hold.ttl * trust.RETRY_SHARE))
             return
+        self._server_watch.answered()
         with self._mutex.lock:
             for (child, hold), is_held in zip(pairs, renewed, strict=True):
                 # A child that has freed its lock has stopped: it may still store its end, and send what follows.
@@ -292,9 +332,11 @@ def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
     if freed is None:
         logger.warning("%s could not be freed yet: no answer from %s; trying again", hold.key, store.server)
     elif freed:
-        now = clock.now()
-        journal.add(Entry("free", name_in(hold.key), hold.key, None, None, os.getpid(), now, now))
-        logger.warning("%s: freed for a process that ended without freeing it", hold.key)
+        run = hold if isinstance(hold, RunHold) else RunHold(hold, Holder())
+        journal.add(crash(run.task, hold.key, run.holder, limit=hold.limit))
+        whose = f": {run}" if is_of_run(run.holder) else ""
+        key = with_label(hold.key, run.holder.label)
+        logger.warning("%s: freed for a process that ended without freeing it%s", key, whose)
 
 
 def _open(pid: int) -> int | None:

@@ -9,7 +9,6 @@ dies meanwhile, the lock ends when the task's lease would have ended.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from celery.worker.control import control_command, inspect_command
 
 from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock._celery import active_requests, ask_each_worker
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.keys.key import has_form_of_key, is_key
 from celery_singleton_lock.lease import Hold
@@ -30,7 +29,8 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.execution import holder_of
-from celery_singleton_lock.worker.request import SingletonRequest, children_of
+from celery_singleton_lock.worker.request import SingletonRequest
+from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
 
@@ -117,29 +117,32 @@ setattr(Inspect, "locks", _ask_for_locks)  # noqa: B010 - the stubs do not know 
 setattr(Control, "release_lock", _ask_to_release)  # noqa: B010
 
 
-def _running() -> Iterator[tuple[SingletonRequest, Hold]]:
+def _running() -> Iterator[tuple[SingletonRequest, RunHold]]:
     """The requests that the pool carries out and that may have a lock, each with its hold."""
     for request in active_requests():
         if isinstance(request, SingletonRequest) and (hold := request.hold()) is not None:
             yield request, hold
 
 
-def _take_away(store: Store, request: SingletonRequest, hold: Hold, node: str) -> Hold | None:
+def _take_away(store: Store, request: SingletonRequest, hold: RunHold, node: str) -> Hold | None:
     """Reserve a lock for nobody; the hold that keeps it then, None if the task did not have the lock."""
-    nobody = replace(holder_of(request.task, request.context), node=node, pid=0, process="", replaced=NOBODY)
+    nobody = replace(
+        holder_of(request.task, request.context, hold.holder.label), node=node, pid=0, process="", replaced=NOBODY
+    )
     if not store.free(hold, reservation=Reservation(nobody, hold.ttl)):
         return None
-    logger.warning("%s: the lock is taken from task %s by remote control", hold.key, nobody.task_id)
+    key = with_label(hold.key, hold.holder.label)
+    logger.warning("%s: the lock is taken by remote control from %s", key, hold)
     return Hold(hold.key, nobody.reserved_as, ttl=hold.ttl, limit=hold.limit)
 
 
-def _in_words(request: SingletonRequest, hold: Hold) -> dict[str, Any]:
-    in_child = request.app in children_of  # Pools of greenlets do not report a pid.
+def _in_words(request: SingletonRequest, hold: RunHold) -> dict[str, Any]:
     return {
         "key": hold.key,
-        "task": request.task.name,
-        "task_id": cleaned.text_or_none(request.id),
-        "pid": request.worker_pid if in_child else os.getpid(),
+        "label": hold.holder.label,
+        "task": hold.task,
+        "task_id": hold.holder.task_id,
+        "pid": hold.holder.pid,
         "held_for": round(max(clock.wall() - request.time_start, 0.0), 3),
         "ttl": hold.ttl,
     }

@@ -10,6 +10,8 @@ reported its key, the key is made in another thread (`aside`).
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
@@ -22,10 +24,10 @@ from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceed
 from celery.signals import task_revoked
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock._celery import WorkerRequest, counts_part_once, gives_back, is_active
-from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.errors import LockUnavailable, with_label
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
@@ -39,6 +41,7 @@ from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock
 from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import line_of
+from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
 
@@ -108,11 +111,32 @@ class SingletonRequest(WorkerRequest):
     def is_running(self) -> bool:
         return is_active(self)
 
-    def hold(self) -> Hold | None:
+    def hold(self) -> RunHold | None:
         """The hold that its execution may have; None if the execution has not begun to ask for a lock."""
         key_report.receive()  # It may ask under another owner by now.
         report = self._reported.report
-        return None if report is None else report.hold()
+        if report is None:
+            return None
+        holder = Holder(
+            cleaned.text_or_none(self.id),
+            node=cleaned.text_or_none(self.hostname),
+            pid=(self.worker_pid or 0) if self.app in children_of else os.getpid(),
+            since=self.time_start or 0.0,
+            ttl=report.ttl,
+            label=cleaned.text(report.label),
+        )
+        return RunHold(report.hold(), holder, self.task.name)
+
+    @property
+    def give_up_at(self) -> float:
+        """When its execution gives its lease up unless it is renewed; infinite if it has none, as far as is known."""
+        at = self._reported.give_up_at
+        return math.inf if at is None else at
+
+    def in_words(self) -> str:
+        """Whose lease it is, and which, for people."""
+        report, task = self._reported.report, f"task {self.task.name}[{cleaned.text(self.id)}]"
+        return task if report is None else f"{with_label(task, report.label)}, {report.key}"
 
     @property
     def is_stopped_when_lost(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.stores import open_url
@@ -42,7 +43,7 @@ class TestList:
         assert (line["node"], line["pid"], line["slot"]) == (worker.name, run.pid, 0)
         assert 0 <= line["held_for"] < 60
         assert 0 < line["expires_in"] <= line["ttl"] == 2.0
-        assert (line["waiters"], line["scope"]) == (0, "while_executing")
+        assert (line["waiters"], line["scope"], line["left_behind"]) == (0, "while_executing", False)
         titles, row = ask(shop, "list").stdout.splitlines()
         assert titles.startswith("KEY ")
         assert row.split()[:4] == [line["key"], result.id, worker.name, str(run.pid)]
@@ -168,7 +169,11 @@ class TestShow:
         (of_first,) = re.findall(rf"done     message {re.escape(done['message'])}: (.*)", for_people)
         assert re.fullmatch(r"SUCCESS, shown for \d+ \w+ more; a copy does not run for 60 min from its end", of_first)
         worker.kill()
-        until(lambda: "; that process is gone" in ask(shop, "show", told["key"]).stdout)
+        until(lambda: f"; {GONE}" in ask(shop, "show", told["key"]).stdout)
+        left = ask(shop, "list")
+        assert f" {second.id} (gone) " in left.stdout
+        assert left.stderr == f"(gone) {GONE}.\n"
+        assert [line["left_behind"] for line in listed(shop)] == [True]
 
     def test_says_that_a_lock_is_free(self, shop: Shop) -> None:
         shown = ask(shop, "show", EXCLUSIVE, "never")

@@ -53,6 +53,7 @@ def test_worker_lists_the_locks_that_it_holds(shop: Shop, pool: str) -> None:
     (told,) = inspected(shop)
     assert (told["task_id"], told["task"]) == (holding.id, "tests.integration.app.exclusive")
     assert (told["key"], told["pid"], told["ttl"]) == (key_of(shop), begun.pid, 2.0)
+    assert told["label"] == "job='report'"
     assert 0 <= told["held_for"] < 60
 
 

@@ -99,12 +99,13 @@ class TestWorkerIsKilled:
     def test_another_worker_of_the_host_frees_its_locks(self, patient: Shop, pool: str) -> None:
         """The process has provably ended, so that nobody has to wait for the end of its lease."""
         (victim,) = patient.start("victim", pool=pool)
-        patient.send("exclusive", "report", 300.0)
-        patient.record.wait_for(starts=1)
+        killed = patient.send("exclusive", "report", 300.0)
+        (run,) = patient.record.wait_for(starts=1)
         killed_at = clock.now()
         victim.kill()
-        patient.start("heir", pool=pool)
+        (heir,) = patient.start("heir", pool=pool)
         assert patient.send("exclusive", "report").get(timeout=LIMIT) == "report"
+        assert f"(job='report') was held by task {killed.id} on victim@test (pid {run.pid})" in heir.log
         assert overlaps(patient.record.runs("report", killed_at=killed_at)) == []
 
     def test_worker_of_the_same_name_frees_the_locks_of_the_dead_one(self, patient: Shop) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock.journal_entry import LOST
+from celery_singleton_lock.journal_entry import CRASHED, LOST
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.testing import RedisServer
@@ -77,10 +77,12 @@ def test_counts_are_available_while_the_workers_run(shop: Shop) -> None:
 
 def test_killed_child_and_lost_lock(shop: Shop) -> None:
     (worker,) = shop.start("one")
-    shop.send("exclusive", "report", 300.0)
+    killed = shop.send("exclusive", "report", 300.0)
     (run,) = shop.record.wait_for(starts=1)
     os.kill(run.pid, signal.SIGKILL)
     until(lambda: not shop.held())
+    where = f"task {TASK}[{killed.id}] on one@test (pid {run.pid})"
+    until(lambda: f"(job='report'): freed for a process that ended without freeing it: {where}" in worker.log)
     shop.send("exclusive", "report", 300.0)
     shop.record.wait_for(starts=2)
     (key,) = shop.held()
@@ -90,8 +92,11 @@ def test_killed_child_and_lost_lock(shop: Shop) -> None:
     assert worker.terminate() == 0
     found = stats(shop)
     assert found[TASK]["losses"] == 1
-    assert found[TASK]["runs"] == {LOST: 1}
-    assert found["job"]["takeovers"] == 1, "the main process knows the lock's name"
+    assert found[TASK]["runs"] == {CRASHED: 1, LOST: 1}
+    assert found[TASK]["takeovers"] == 1
+    crash = next(entry for entry in journal(shop).entries(since=0.0) if entry.kind == "free")
+    assert (crash.task_id, crash.node, crash.pid, crash.label) == (killed.id, "one@test", run.pid, "job='report'")
+    assert crash.ended > crash.began
 
 
 def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
@@ -103,11 +108,14 @@ def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Cal
         with pytest.raises(TaskRevokedError):
             shop.send("exclusive", "report").get(timeout=LIMIT)
     until(lambda: "was refused 3 times in a row" in worker.log)
-    assert re.search(
-        rf"{TASK} was refused 3 times in a row: \S+ has been held by task {running.id} on one@test", worker.log
-    )
+    said = rf"{TASK} was refused 3 times in a row: \S+ \(job='report'\) has been held by task {running.id} on one@test"
+    assert re.search(said, worker.log)
     shown = of_shop(shop, "stats").stdout
-    assert "job  refused 4 times since a run under this key ended" in shown
+    *_, heading, titles, row = shown.splitlines()
+    assert heading == "Copies refused in a row, since the last run under the key ended:"
+    assert titles.split() == ["KEY", "TIMES", "LABEL"]
+    (key,) = shop.held()
+    assert row.split() == [key.removesuffix(":run"), "4", "job='report'"]
 
 
 def test_overlapping_runs_are_found_whatever_the_cause(shop: Shop) -> None:

@@ -25,9 +25,6 @@ from tests.web.scenes import entry, hold, with_task, write
 
 TOKEN = "a-token-of-these-tests"
 
-#: The text about a lock whose holder is alive; the rest of it is about the command line.
-NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
-
 
 def test_page_shows_what_is_held_and_what_was_refused(shop: Shop) -> None:
     (worker,) = shop.start("one")
@@ -123,10 +120,11 @@ def signed_in(shop: Shop) -> Iterator[Callable[..., str]]:
 def test_lock_of_a_live_worker_is_not_released_but_its_task_is_stopped(shop: Shop) -> None:
     (worker,) = shop.start("one")
     until(lambda: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
-    running = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
+    running = shop.send("exclusive", "report", LONG, singleton_lock={"ttl": 3600.0})
+    (run,) = shop.record.wait_for(starts=1)
     with signed_in(shop) as press:
-        assert press("release") == NOT_RELEASED
+        holder = f"task {running.id} on one@test (pid {run.pid})"
+        assert press("release") == f"Not released: {holder}: {Verdict.ALIVE.fact}.", "its worker says so"
         assert f"task {running.id} is stopped within a second" in press("stop")
         with pytest.raises(LockLost):
             running.get(timeout=LIMIT)
@@ -136,11 +134,12 @@ def test_lock_of_a_live_worker_is_not_released_but_its_task_is_stopped(shop: Sho
 def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
     shop = shop_on(redis_server, singleton_lock_ttl=60.0)
     (worker,) = shop.start("one", pool="solo")
-    shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
+    killed = shop.send("exclusive", "report", LONG)
+    (run,) = shop.record.wait_for(starts=1)
     worker.kill()
     with signed_in(shop) as press:
-        assert press("release") == f"Released: {Verdict.OVER.value}."
+        holder = f"task {killed.id} on one@test (pid {run.pid})"
+        assert press("release") == f"Released: {holder}: {Verdict.OVER.fact}."
 
 
 def test_new_token_is_printed_and_needed_from_other_hosts(shop: Shop) -> None:
@@ -149,11 +148,21 @@ def test_new_token_is_printed_and_needed_from_other_hosts(shop: Shop) -> None:
         assert "Sign in" in page.read("/")[1]
         answer = httpx.post(f"{page.url}/login", data={"token": token}, headers={"origin": page.url}, timeout=LIMIT)
         assert answer.status_code == 303
+    with site(shop, "--host", "0.0.0.0") as page:
+        assert "Use --allow-host NAME" in page.told
+        assert httpx.get(f"{page.url}/", headers={"host": "locks.example"}, timeout=LIMIT).status_code == 421
     with site(shop, "--host", "0.0.0.0", "--allow-host", "locks.example") as page:
+        assert "--allow-host" not in page.told
         url = page.url.replace("0.0.0.0", "127.0.0.1")
         for headers in ({}, {"host": "locks.example"}):
             assert httpx.get(f"{url}/metrics", headers=headers, timeout=LIMIT).status_code == 401
         assert httpx.get(f"{url}/locks", timeout=LIMIT).status_code == 303
+
+
+def test_pattern_is_not_a_host_name(shop: Shop) -> None:
+    told = locks("web", "--allow-host", "*", env=environment_of(shop))
+    assert told.returncode == 2
+    assert "--allow-host: '*' is not a host name" in told.stderr
 
 
 def test_short_token_is_refused(shop: Shop) -> None:

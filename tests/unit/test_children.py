@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 import signal
 import subprocess
@@ -10,18 +12,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import JournalWriter
+from celery_singleton_lock.journal_entry import CRASHED
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.worker import children
 from celery_singleton_lock.worker.children import Children
+from celery_singleton_lock.worker.run_hold import RunHold
 from tests.patience import LIMIT, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")
@@ -39,6 +45,11 @@ class Store(MemoryStore):
         self.renewed = 0
         self.failed = threading.Event()
 
+    def refuse(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fail:
+            raise LockUnavailable("test", "told to fail")
+        return super().refuse(*args, **kwargs)
+
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         if self.fail:
             self.failed.set()
@@ -53,11 +64,15 @@ class Delivery:
     def __init__(self, store: MemoryStore, key: str = "k", *, holds: bool = True, ttl: float = TTL) -> None:
         self.is_running = True
         self.key, self.owner, self.ttl = key, new_owner(), ttl
+        self.give_up_at = math.inf
         if holds:
             store.acquire(LockRequest(key, self.owner, ttl=ttl, holder=Holder()))
 
     def hold(self) -> Hold:
         return Hold(self.key, self.owner, ttl=self.ttl)
+
+    def in_words(self) -> str:
+        return f"task shop.bill[id], {self.key}"
 
 
 @pytest.fixture
@@ -67,7 +82,7 @@ def store() -> Store:
 
 @pytest.fixture
 def family(store: Store) -> Iterator[Children]:
-    family = Children(store, JournalWriter(None, Alerts(lambda: None, 0)))
+    family = Children(store, JournalWriter(None, Alerts(lambda: None, 0)), Heartbeat(store).server_watch)
     yield family
     family.close()
 
@@ -223,6 +238,32 @@ def test_lock_of_a_dead_child_is_freed_at_once(store: Store, family: Children, f
     family.assign(child.pid, delivery)
     child.kill()
     until(lambda: not is_held(store))
+
+
+def test_freed_lock_is_reported_with_the_run_that_died(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    journal = store.journal("p", size=10)
+    writer, since = JournalWriter(journal, Alerts(lambda: None, 0)), clock.wall() - 30
+    holder = Holder("the-id", node="one@web", pid=7, since=since, ttl=600, label="tenant=7")
+    children.free(store, RunHold(Delivery(store, ttl=600).hold(), holder, "shop.report"), writer)
+    assert (
+        "k (tenant=7): freed for a process that ended without freeing it: "
+        "task shop.report[the-id] on one@web (pid 7)" in caplog.text
+    )
+    writer.write()
+    (entry,) = journal.entries(since=0.0)
+    assert (entry.kind, entry.outcome, entry.task, entry.key) == ("free", CRASHED, "shop.report", "k")
+    assert (entry.task_id, entry.node, entry.pid, entry.label) == ("the-id", "one@web", 7, "tenant=7")
+    assert entry.ended - entry.began == pytest.approx(30.0, abs=LIMIT)
+
+
+def test_freed_lock_without_a_known_run_is_no_crash_of_one(store: Store) -> None:
+    """It may have been kept for a retry that was revoked."""
+    journal = store.journal("p", size=10)
+    writer = JournalWriter(journal, Alerts(lambda: None, 0))
+    children.free(store, Delivery(store, ttl=600).hold(), writer)
+    writer.write()
+    (entry,) = journal.entries(since=0.0)
+    assert (entry.kind, entry.outcome, entry.ran, entry.task_id) == ("free", "", False, None)
 
 
 def test_lock_of_a_child_that_died_before_it_was_assigned_is_freed(
@@ -408,6 +449,39 @@ def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Cal
     family.assign(child.pid, later)
     child.kill()
     until(lambda: not is_held(store, "later"))
+
+
+def test_outage_is_reported_for_all_children(
+    store: Store, family: Children, fork: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for those that have no lease yet, or no task."""
+    caplog.set_level(logging.WARNING)
+    deliveries = [Delivery(store, f"k{n}") for n in range(4)]
+    for number, delivery in enumerate(deliveries):
+        delivery.give_up_at = clock.now() + 100 - 10 * number
+        family.assign(fork().pid, delivery)
+    deliveries[0].give_up_at = math.inf
+    deliveries[3].is_running = False
+    store.fail = True
+    until(lambda: "trying again" in caplog.text)
+    assert "; trying again; 2 leases are given up unless they are renewed, the first in " in caplog.text
+    assert "s: task shop.bill[id], k2" in caplog.text
+    store.fail = False
+    until(lambda: "answers again" in caplog.text)
+    assert len(caplog.messages) == 2
+
+
+def test_outage_that_a_child_reports_is_looked_into(
+    store: Store, family: Children, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before any delivery was assigned: its child may be faster than this process."""
+    caplog.set_level(logging.WARNING)
+    family.start()
+    store.fail = True
+    family._silences.report("k", "refused")
+    until(lambda: "trying again" in caplog.text)
+    store.fail = False
+    until(lambda: "answers again" in caplog.text)
 
 
 def test_one_thread_watches_all_children(store: Store, family: Children, fork: Callable) -> None:

@@ -96,6 +96,18 @@ def test_key_is_whole_on_the_narrowest_terminal() -> None:
     assert max(map(len, lines[1:])) <= 20
 
 
+def test_too_wide_refusals_become_a_paragraph_for_each_key() -> None:
+    rows = [("p:1:{shop.sync:6f}", "14", "tenant_id=7"), ("p:1:{shop.bill:1a}", "1", "")]
+    assert stats.refusals(rows, width=30).splitlines() == [
+        "p:1:{shop.sync:6f}",
+        "  (tenant_id=7)",
+        "  14 copies refused in a row",
+        "p:1:{shop.bill:1a}",
+        "  1 copy refused in a row",
+    ]
+    assert stats.refusals(rows, width=1000).splitlines()[0].split() == ["KEY", "TIMES", "LABEL"]
+
+
 def test_too_wide_counts_become_a_paragraph_for_each_task() -> None:
     rows = [("shop.export", "3 (SUCCESS 2, FAILURE 1)", "2 s", "0.5 s", "conflicts 4 (skip 4)"), ("shop.sync", *"1234")]
     assert stats.table(rows, width=40).splitlines() == [

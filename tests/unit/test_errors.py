@@ -63,6 +63,11 @@ def test_conflict_with_a_lock_that_never_expires_says_so() -> None:
     assert pickle.loads(pickle.dumps(error)).remaining == math.inf
 
 
+def test_lost_lock_is_named_with_its_label() -> None:
+    lost = LockLost("k", "taken over", label="tenant=7")
+    assert str(lost) == str(pickle.loads(pickle.dumps(lost))) == "k (tenant=7): lock lost while running: taken over"
+
+
 def test_errors_share_only_the_base_class() -> None:
     for error in ERRORS:
         assert isinstance(error, SingletonLockError)

@@ -17,7 +17,7 @@ from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal import writer
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import MOST, JournalWriter
-from celery_singleton_lock.journal_entry import LOST, Entry
+from celery_singleton_lock.journal_entry import CRASHED, LOST, Entry
 from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.memory import MemoryStore
 from tests.servers import until
@@ -115,6 +115,15 @@ def test_each_kind_of_entry_is_counted(book: Book, journal_writer: JournalWriter
     assert (held["1"], held["5"], held["600"], held["3600"], held["+Inf"]) == (0, 1, 1, 2, 2)
     assert metrics.sum_of(metrics.HELD, "report", counts) == pytest.approx(702.0, abs=0.01)
     assert dict(metrics.buckets(metrics.WAITED, "report", counts))["0.5"] == 2
+
+
+def test_crash_is_counted_as_a_run_and_as_a_takeover(book: Book, journal_writer: JournalWriter) -> None:
+    now = clock.now()
+    journal_writer.add(run(now - 30.0, now, outcome=CRASHED)._replace(kind="free"))
+    journal_writer.write()
+    counts = book.counts()
+    assert counts["runs", "report", CRASHED] == counts["takeovers", "report", ""] == 1
+    assert metrics.sum_of(metrics.HELD, "report", counts) == pytest.approx(30.0, abs=0.01)
 
 
 def test_failed_write_is_repeated_later(book: Book, journal_writer: JournalWriter) -> None:
@@ -216,13 +225,13 @@ class TestWarnings:
         since = clock.wall() + Book.ahead - 3 * 3600
         with caplog.at_level(logging.WARNING):
             for _ in range(14):
-                journal_writer.add(refusal()._replace(holder_since=since))
+                journal_writer.add(refusal()._replace(holder_since=since, label="tenant=7"))
                 journal_writer.write()
         assert [it["in_a_row"] for it in blocked] == [3, 6, 12]
         assert blocked[0]["sender"] == "the task"
         assert (blocked[0]["key"], blocked[0]["holder"], blocked[0]["node"]) == (KEY, "other", "there")
         assert blocked[0]["held"] == pytest.approx(3 * 3600, abs=5)
-        assert "task report was refused 3 times in a row" in caplog.text
+        assert f"task report was refused 3 times in a row: {KEY} (tenant=7) has been held by" in caplog.text
         assert "held by task other on there for 1080" in caplog.text
         journal_writer.write()
         assert book.counts()["blocked", "report", ""] == 3
@@ -253,13 +262,13 @@ class TestWarnings:
     ) -> None:
         now = clock.now()
         journal_writer.add(run(now - 20.0, now - 10.0, fence=1))
-        journal_writer.add(run(now - 15.0, now - 5.0, fence=2))
+        journal_writer.add(run(now - 15.0, now - 5.0, fence=2)._replace(label="tenant=7"))
         with caplog.at_level(logging.ERROR):
             journal_writer.write()
         (found,) = overlaps
         assert found["seconds"] == pytest.approx(5.0)
         assert [entry.fence for entry in found["runs"]] == [2, 1]
-        assert "held twice at the same time, for 5.000 s" in caplog.text
+        assert f"{KEY} (tenant=7) was held twice at the same time, for 5.000 s" in caplog.text
         journal_writer.write()
         assert book.counts()["overlaps", "report", ""] == 1
 

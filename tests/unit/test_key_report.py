@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task import key_report
-from celery_singleton_lock.task.key_report import MAX_SIZE, Report
+from celery_singleton_lock.task.key_report import MAX_SIZE, End, Report
 
 
 class Delivery:
@@ -22,9 +22,13 @@ class Delivery:
     def report(self) -> Report | None:
         return self._reported.report
 
+    @property
+    def give_up_at(self) -> float | None:
+        return self._reported.give_up_at
+
 
 def send(owner: str, key: str = "k") -> None:
-    key_report.send(Report(owner, key, 30.0, 2, owner))
+    key_report.send(Report(owner, key, 30.0, 2, owner, "tenant=é"))
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def test_child_reports_its_key(channel: None) -> None:
     first, second = Delivery(), Delivery()
     in_child(lambda: send(second.owner, "kéy"))
     key_report.receive()
-    assert second.report == Report(second.owner, "kéy", 30.0, 2, second.owner)
+    assert second.report == Report(second.owner, "kéy", 30.0, 2, second.owner, "tenant=é")
     assert first.report is None
 
 
@@ -64,11 +68,29 @@ def test_report_of_a_child_that_dies_right_after_arrives(channel: None) -> None:
     assert delivery.report is not None
 
 
+def test_child_reports_when_it_gives_up_its_lease(channel: None) -> None:
+    delivery, other = Delivery(), Delivery()
+    in_child(lambda: (send(delivery.owner), key_report.send(End(delivery.owner, 1234.5))))
+    in_child(lambda: key_report.send(End(delivery.owner, 1244.25)))
+    key_report.receive()
+    assert delivery.give_up_at == 1244.25
+    assert delivery.report is not None
+    assert other.give_up_at is None
+
+
+@pytest.mark.parametrize("at", ['"soon"', "null", "NaN", "[1.0]", "true"])
+def test_nonsense_in_place_of_a_time_is_not_believed(channel: None, at: str) -> None:
+    delivery = Delivery()
+    os.write(key_report._channel._writer, f'["{delivery.owner}", {at}]\n'.encode())
+    key_report.receive()
+    assert delivery.give_up_at is None
+
+
 def test_execution_in_the_main_process_needs_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_report, "_channel", None)
     delivery = Delivery()
     send(delivery.owner)
-    assert delivery.report == Report(delivery.owner, "k", 30.0, 2, delivery.owner)
+    assert delivery.report == Report(delivery.owner, "k", 30.0, 2, delivery.owner, "tenant=é")
 
 
 def test_full_pipe_blocks_nobody(channel: None) -> None:
@@ -107,7 +129,7 @@ def test_too_long_report_is_left_out(channel: None) -> None:
 
 def test_cut_lines_are_joined(channel: None) -> None:
     delivery = Delivery()
-    line = Report(delivery.owner, "k", 30.0, 2, delivery.owner).dumps()
+    line = Report(delivery.owner, "k", 30.0, 2, delivery.owner, "").dumps()
     os.write(key_report._channel._writer, b"nonsense\n[1]\n\xff\n" + line[:20])
     key_report.receive()
     assert delivery.report is None
@@ -128,13 +150,13 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        [new_owner(), "k", 10**400, 1, new_owner()],
-        [new_owner(), "k", 0.0, 1, new_owner()],
-        [new_owner(), "k", 30.0, float("inf"), new_owner()],
-        [new_owner(), "k", 30.0, 10**9, new_owner()],
-        ["owner", "k", 30.0, 1, new_owner()],
-        [new_owner(), 7, 30.0, 1, new_owner()],
-        [new_owner(), "k", 30.0, 1],
+        [new_owner(), "k", 10**400, 1, new_owner(), ""],
+        [new_owner(), "k", 0.0, 1, new_owner(), ""],
+        [new_owner(), "k", 30.0, float("inf"), new_owner(), ""],
+        [new_owner(), "k", 30.0, 10**9, new_owner(), ""],
+        ["owner", "k", 30.0, 1, new_owner(), ""],
+        [new_owner(), 7, 30.0, 1, new_owner(), ""],
+        [new_owner(), "k", 30.0, 1, new_owner()],
     ],
     ids=["ttl beyond floats", "no ttl", "no end of slots", "too many slots", "no owner", "no key", "too short"],
 )

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 from celery_singleton_lock import LockUnavailable
-from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.outage import QUIET, Outage
 
-SILENT = LockUnavailable("redis://locks:6379", "ConnectionError: refused")
+SERVER = "redis://locks:6379"
+SILENT = LockUnavailable(SERVER, "ConnectionError: refused")
+
+
+class Lease(NamedTuple):
+    """A lease that ends unless the server answers."""
+
+    name: str
+    give_up_at: float
+
+    def in_words(self) -> str:
+        return f"task shop.{self.name}[id] (tenant_id=7), p:1:{{{self.name}}}"
 
 
 @pytest.fixture
@@ -26,40 +36,59 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What was logged since the last call."""
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.DEBUG)
 
     def since() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if record.name.endswith("outage")]
+        found = [f"{it.levelname} {it.getMessage()}" for it in caplog.records if it.name.endswith("outage")]
         caplog.clear()
         return found
 
     return since
 
 
-def lease(name: str, now: list[float], ttl: float) -> Lease:
-    return Lease(f"p:1:{{{name}}}", new_owner(), ttl=ttl, fence=1, sent_at=now[0])
-
-
 def test_outage_is_reported_at_its_start_at_half_time_and_at_its_end(
     now: list[float], said: Callable[[], list[str]]
 ) -> None:
-    outage, leases = Outage(), [lease("export", now, 20.0), lease("bill", now, 10.0)]
-    outage.failed(SILENT, leases)
-    (began,) = said()
-    assert began.startswith("no lock from redis://locks:6379: ConnectionError: refused; trying again; 2 leases are not")
-    assert "p:1:{bill} is given up in " in began, "the first lease to end"
+    outage = Outage(lambda: [Lease("export", 1020.0), Lease("bill", 1010.0)])
+    outage.failed(SILENT)
+    assert said() == [
+        f"WARNING no lock from {SERVER}: ConnectionError: refused; trying again; 2 leases are given up unless "
+        "they are renewed, the first in 10.0 s: task shop.bill[id] (tenant_id=7), p:1:{bill}"
+    ]
     for now[0] in (1000.5, 1001.0, 1002.0):
-        outage.failed(SILENT, leases)
+        outage.failed(SILENT)
     assert said() == []
     for now[0] in (1005.0, 1007.0, 1008.0):
-        outage.failed(SILENT, leases)
+        outage.failed(SILENT)
     (half,) = said()
-    assert "for 5.0 s now; trying again; 2 leases are not renewed" in half
+    assert (
+        "for 5.0 s now; trying again; 2 leases are given up unless they are renewed, the first in 5.0 s: task" in half
+    )
     now[0] += QUIET
-    outage.answered("redis://locks:6379")
-    assert said() == ["redis://locks:6379 answers again, after an outage of 8.0 s"]
-    outage.answered("redis://locks:6379")
+    outage.answered(SERVER)
+    assert said() == [f"WARNING {SERVER} answers again, after an outage of 9.0 s"]
+    outage.answered(SERVER)
     assert said() == []
+
+
+def test_only_lease_is_named(now: list[float], said: Callable[[], list[str]]) -> None:
+    Outage(lambda: [Lease("bill", 1010.0)]).failed(SILENT)
+    (began,) = said()
+    assert "; 1 lease is given up in 10.0 s unless it is renewed: task shop.bill[id] (tenant_id=7), p:1:{bill}" in began
+
+
+def test_half_time_is_that_of_a_lease_that_was_taken_meanwhile(now: list[float], said: Callable[[], list[str]]) -> None:
+    """In a cluster, some servers still grant locks."""
+    leases: list[Lease] = []
+    outage = Outage(lambda: leases)
+    outage.failed(SILENT)
+    leases.append(Lease("bill", 1010.0))
+    outage.failed(SILENT)
+    now[0] = 1005.0
+    outage.failed(SILENT)
+    began, half = said()
+    assert "lease" not in began
+    assert "for 5.0 s now" in half
 
 
 def test_outage_goes_on_despite_answers_between_failures(now: list[float], said: Callable[[], list[str]]) -> None:
@@ -67,20 +96,48 @@ def test_outage_goes_on_despite_answers_between_failures(now: list[float], said:
     outage = Outage()
     for _ in range(10):
         outage.failed(SILENT)
-        outage.answered("redis://locks:6379")
+        outage.answered(SERVER)
         now[0] += QUIET / 2
-    assert said() == ["no lock from redis://locks:6379: ConnectionError: refused; trying again"]
+    assert said() == [f"WARNING no lock from {SERVER}: ConnectionError: refused; trying again"]
+
+
+def test_outage_lasts_until_the_first_answer(now: list[float], said: Callable[[], list[str]]) -> None:
+    """Neither until the last failure, nor until the answer that shows that it is over."""
+    outage = Outage()
+    outage.failed(SILENT)
+    for now[0] in (1034.0, 1034.5):
+        outage.failed(SILENT)
+        outage.answered(SERVER)
+    assert len(said()) == 1
+    now[0] = 1050.0
+    outage.answered(SERVER)
+    assert said() == [f"WARNING {SERVER} answers again, after an outage of 34.5 s"]
 
 
 def test_next_outage_is_reported_again(now: list[float], said: Callable[[], list[str]]) -> None:
-    outage = Outage()
+    outage = Outage(lambda: [Lease("export", 1010.0)])
     for _ in range(2):
-        outage.failed(SILENT, [lease("export", now, 10.0)])
+        outage.failed(SILENT)
         now[0] += 60.0
-        outage.answered("redis://locks:6379")
+        outage.answered(SERVER)
     assert len(said()) == 4
 
 
 def test_nothing_is_reported_without_a_failure(now: list[float], said: Callable[[], list[str]]) -> None:
-    Outage().answered("redis://locks:6379")
+    Outage().answered(SERVER)
     assert said() == []
+
+
+@pytest.mark.parametrize(
+    ("level", "begins", "ends"), [(logging.DEBUG, "DEBUG", "DEBUG"), (logging.ERROR, "ERROR", "WARNING")]
+)
+def test_end_is_at_most_a_warning(
+    now: list[float], said: Callable[[], list[str]], level: int, begins: str, ends: str
+) -> None:
+    outage = Outage(begins="nothing is sent: %s%s", level=level)
+    outage.failed(SILENT)
+    now[0] += QUIET
+    outage.answered(SERVER)
+    began, ended = said()
+    assert began == f"{begins} nothing is sent: no lock from {SERVER}: ConnectionError: refused"
+    assert ended.startswith(f"{ends} {SERVER} answers again")

@@ -74,7 +74,7 @@ def begin(request: SingletonRequest) -> Hold:
     """As the child that carries it out: it reports the lock that it is about to ask for."""
     options, key, _ = request.task.lock_of(request.context, request.args, request.kwargs)
     owner = request.delivery_info[OWNER]
-    key_report.send(key_report.Report(owner, key, options.ttl, options.limit, owner))
+    key_report.send(key_report.Report(owner, key, options.ttl, options.limit, owner, ""))
     hold = request.hold()
     assert hold is not None
     return hold

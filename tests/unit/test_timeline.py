@@ -16,7 +16,7 @@ from celery_singleton_lock.journal.timeline import (
     page,
     running,
 )
-from celery_singleton_lock.journal_entry import KINDS, Entry
+from celery_singleton_lock.journal_entry import CRASHED, KINDS, Entry
 from celery_singleton_lock.stores.base import Held
 
 WINDOW = Window(1_000_000.0, 1_000_600.0)
@@ -64,6 +64,36 @@ def test_run_that_exceeds_the_window_is_cut_off() -> None:
     text = page("Locks", [run(999_000.0, 1_000_060.0), run(1_000_540.0, 2_000_000.0)], WINDOW)
     assert 'style="left:0.000%;width:10.000%"' in text
     assert 'style="left:90.000%;width:10.000%"' in text
+
+
+def crashed(began: float, ended: float) -> Entry:
+    """Its process died, and somebody freed its lock at the end."""
+    return run(began, ended, kind="free", outcome=CRASHED, label="tenant=7")
+
+
+def test_crashed_run_is_a_bar_that_ends_in_a_dagger() -> None:
+    text = page("Locks", [run(1_000_000.0, 1_000_030.0), crashed(1_000_060.0, 1_000_120.0)], WINDOW)
+    assert 'class="crashed" style="left:10.000%;width:10.000%"' in text
+    assert 'class="mark free" data-sign="†" style="left:20.000%"' in text
+    assert "shop.report[the-id] on one@web (pid 7): crashed after 60.00 s" in text
+    assert text.count('<div class="lane">') == 1
+    assert ">tenant=7</b>" in text
+    assert "1 crashed" in text
+    parsed(text)
+
+
+def test_crash_that_an_older_version_wrote_is_a_mark() -> None:
+    older = Entry("free", "shop.report", "p:1:{shop.report:abcdef}", None, None, 7, 1_000_060.0, 1_000_060.0)
+    text = page("Locks", [older], WINDOW)
+    assert re.findall(r'<i class="([^"]+)"[^>]*title=', text) == ["mark free"]
+
+
+def test_wait_of_a_crashed_run_is_not_drawn_over_the_run_before_it() -> None:
+    """Only the time when it asked for the lock is known."""
+    text = page("Locks", [run(1_000_000.0, 1_000_060.0), crashed(1_000_030.0, 1_000_120.0)], WINDOW)
+    assert 'class="wait" style="left:5.000%;width:5.000%"' in text
+    assert 'class="crashed" style="left:10.000%;width:10.000%"' in text
+    assert text.count('<div class="lane">') == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,8 +23,11 @@ from tests.web.scenes import hold, over
 
 TOKEN = "a-token-of-the-tests"
 
-#: The text about a lock whose holder is alive, without its end, which is about the command line.
-NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
+#: The holder that `hold` makes for "acme", in words.
+HOLDER = "task id-of-acme on one@web (pid 7)"
+
+#: The text about a lock whose holder is alive.
+NOT_RELEASED = f"Not released: {HOLDER}: {Verdict.ALIVE.fact}."
 
 
 def client_of(app: Celery, **options: Any) -> Client:
@@ -71,7 +74,7 @@ def test_lock_of_a_process_that_is_over_is_released(app: Celery, client: Client)
     lease = hold(app, "acme", process=over())
     release, stop = forms(client, lease)
     assert (release["action"], stop["action"]) == ("/release", "/stop")
-    assert press(client, release) == (200, f"Released: {Verdict.OVER.value}.")
+    assert press(client, release) == (200, f"Released: {HOLDER}: {Verdict.OVER.fact}.")
     assert not is_held(app, lease)
 
 
@@ -82,7 +85,7 @@ def test_lock_that_is_not_renewed_is_released(app: Celery, client: Client, monke
     time = [clock.now()]
     monkeypatch.setattr(clock, "now", lambda: time[-1])
     monkeypatch.setattr(clock, "sleep", from_here_on(lambda _: time.append(time[0] + 47), clock.sleep))
-    assert press(client, release) == (200, f"Released: {Verdict.LATE.value}.")
+    assert press(client, release) == (200, f"Released: {HOLDER}: {Verdict.LATE.fact}.")
 
 
 def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +111,7 @@ def test_verdict_that_would_take_too_long_is_not_waited_for(app: Celery, client:
     sign_in(client)
     lease = hold(app, "acme", ttl=3600.0)
     release, _ = forms(client, lease)
-    assert "to find out whether its holder is alive" in press(client, release)[1]
+    assert "It takes up to 53 min to find out whether it is alive" in press(client, release)[1]
     assert is_held(app, lease)
 
 
@@ -319,7 +322,7 @@ class TestWrongTokens:
         stranger._app = client._app
         for _ in range(2 * FREE):
             sign_in(stranger, "wrong")
-        assert press(client, release)[1] == f"Released: {Verdict.OVER.value}."
+        assert press(client, release)[1] == f"Released: {HOLDER}: {Verdict.OVER.fact}."
 
     def test_wrong_tokens_of_programs_count_as_well(self, app: Celery) -> None:
         client = client_of(app, private=True)

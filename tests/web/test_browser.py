@@ -386,7 +386,8 @@ class TestActing:
         assert "/lock?" in page.url
         page.get_by_label("Release it if").check()
         button.click()
-        expect(page.locator("main [role=status]")).to_have_text(f"Released: {Verdict.OVER.value}.")
+        released = f"Released: task id-of-acme on one@web (pid 7): {Verdict.OVER.fact}."
+        expect(page.locator("main [role=status]")).to_have_text(released)
         assert Runtime.of(made.app).store.held(lease.key) == []
         assert made.wrong == []
 

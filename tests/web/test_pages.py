@@ -15,9 +15,10 @@ from celery import Celery
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.journal_entry import KINDS
+from celery_singleton_lock.journal_entry import CRASHED, KINDS
 from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
@@ -31,7 +32,7 @@ from celery_singleton_lock.web.watch import Watch
 from tests.patience import LIMIT, until
 from tests.web.client import Client
 from tests.web.reading import Page
-from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, with_task, write
+from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, over, with_task, write
 
 #: A URL where nobody answers.
 NOBODY = "redis://127.0.0.1:1/0"
@@ -66,6 +67,14 @@ def test_locks_are_shown_with_holder_and_place(app: Celery, client: Client) -> N
     assert "message id-of-other" in queued
     Runtime.of(app).store.free(lease)
     assert not [row for row in page(client, "/locks").rows() if "tenant=acme" in row]
+
+
+def test_lock_whose_process_is_gone_is_marked(app: Celery, client: Client) -> None:
+    hold(app, "acme", process=over())
+    hold(app, "other", process=process_identity.own())
+    hold(app, "queued", queued=True, process=over())
+    shown = page(client, "/locks").rows()
+    assert [row for row in shown if GONE in row] == [row for row in shown if "id-of-acme" in row]
 
 
 def test_waiter_for_several_holders_is_counted_once(app: Celery, client: Client) -> None:
@@ -239,6 +248,11 @@ class TestHosts:
         assert client.get("/", headers={"host": "ops.example:80"}).status_code == 200
         assert client.get("/").status_code == 421
 
+    def test_pattern_is_not_a_name(self, app: Celery) -> None:
+        for name in ("*", "*.example"):
+            with pytest.raises(ValueError, match=r"is not a host name; allowed: .* such as 'locks.example.com'"):
+                app_of(app, hosts=["localhost", name])
+
     def test_one_name_is_not_a_list_of_names(self, app: Celery) -> None:
         with pytest.raises(TypeError, match=r"\['ops.example'\]"):
             app_of(app, hosts="ops.example")
@@ -375,6 +389,16 @@ class TestChart:
         assert [bar.row for bar in lane.bars] == [0, 1, 0]
         assert lane.rows == 2
         assert lane.summary == "3 runs"
+
+    def test_crashed_run_is_a_bar_with_a_mark_at_its_end(self, app: Celery) -> None:
+        """The wait of the run before it is not known: it asked for the lock while that ran."""
+        write(app, entry(app, "a", ago=40, lasted=20), entry(app, "a", "free", ago=30, lasted=25, outcome=CRASHED))
+        (lane,) = lanes(Watch(app).look(), 10)
+        assert [(bar.kind, bar.row) for bar in lane.bars] == [("ran", 0), ("wait", 0), ("lost", 0)]
+        (mark,) = lane.marks
+        assert (mark.kind, mark.x) == ("freed", pytest.approx(lane.bars[-1].x + lane.bars[-1].width, abs=0.02))
+        assert lane.label == "tenant=a"
+        assert lane.summary == "2 runs, 1 of these died"
 
     def test_bar_of_a_running_task_reaches_beyond_now(self, app: Celery) -> None:
         hold(app, "a")

@@ -26,7 +26,7 @@ RECORD = ["SUCCESS", 3600.0, True, False]
 VALUE = {"a": [1, {"~tuple": [2, {"~bytes": "AA=="}]}], "b": {"~dict": [[1, 2]]}, "c": {"~timedelta": [1, 2, 3]}}
 MOMENTS = [{"~datetime": "2026-01-01T00:00:00"}, {"~decimal": "1.5"}, {"~uuid": "0" * 32}, {"~set": [1]}]
 ERROR = {"~tuple": ["builtins", "ValueError", {"~tuple": ["a", 1]}, {"x": 1}]}
-REPORT = ["0" * 32, "p:1:{t:0}", 30.0, 1, "0" * 32]
+REPORT = ["0" * 32, "p:1:{t:0}", 30.0, 1, "0" * 32, "tenant=7"]
 STANDING = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
 MARK = value_codec.MARK
 

@@ -1,0 +1,108 @@
+"""What the log of a worker says about an outage of the lock server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
+from tests.integration.workers import Worker
+from tests.patience import LIMIT
+from tests.recording import Run
+
+#: Seconds of the leases: no half-time comes before the test looks, even on a busy machine.
+TTL = 6.0
+
+_WARNING = re.compile(r"\[[^]]*: (?:WARNING|ERROR)/(\w+)(?:-\d+)?\] (.*)")
+
+
+@pytest.fixture
+def split(redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop with a separate lock server, which the test may break."""
+    return shop_on(redis_server, locks=own_redis, singleton_lock_ttl=TTL)
+
+
+def said(worker: Worker, about: str) -> list[tuple[str, str]]:
+    """The warnings and errors that contain a text, each with the kind of process that logged it."""
+    return [(process, line) for process, line in _WARNING.findall(worker.log) if about in line]
+
+
+def seconds(line: str) -> float:
+    found = re.search(r"after an outage of ([\d.]+) s", line)
+    assert found is not None
+    return float(found[1])
+
+
+def stopped(shop: Shop, jobs: list[str]) -> list[Run]:
+    """The runs of these jobs, once all of them were stopped."""
+    until(lambda: all(run.outcome == "aborted" for job in jobs for run in shop.record.runs(job)), "they are stopped")
+    return [run for job in jobs for run in shop.record.runs(job)]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_outage_is_reported_once_from_its_beginning_to_its_end(split: Shop, own_redis: RedisServer, pool: str) -> None:
+    """Also if all leases were lost, and nobody needs the server when it answers again."""
+    jobs = ["export"] if pool == "solo" else ["export", "bill", "ship"]
+    (worker,) = split.start("one", pool=pool, concurrency=len(jobs))
+    results = [split.send("exclusive", job, LONG) for job in jobs]
+    split.record.wait_for(starts=len(jobs))
+    until(lambda: worker.log.count("holds singleton_lock") == len(jobs))
+    clock.sleep(1.0)  # Until the main process has heard of each lease.
+    own_redis.kill()
+    began = clock.now()
+    stopped(split, jobs)
+    lost = said(worker, "has lost its lock")
+    own_redis.start()
+    until(lambda: said(worker, "answers again"), "the end is reported")
+    lasted = clock.now() - began
+    (begins, half), (ends,) = said(worker, "; trying again; "), said(worker, "answers again")
+    assert begins[0] == ends[0] == "MainProcess"
+    assert ("1 lease is given up" if len(jobs) == 1 else "3 leases are given up") in begins[1]
+    assert re.search(r" in \d\.\d s.*: task [\w.]+\[[\w-]+\] \(job='\w+'\), singleton_lock:", begins[1])
+    assert "s now; trying again; " in half[1]
+    assert 2 * TTL / 3 - TTL / 3 - 1 < seconds(ends[1]) < lasted
+    assert len(lost) == len(jobs)
+    assert {process for process, _ in lost} == {"ForkPoolWorker" if pool == "prefork" else "MainProcess"}
+    assert [type(result.get(timeout=LIMIT, propagate=False)).__name__ for result in results] == ["LockLost"] * len(jobs)
+    assert len(said(worker, "127.0.0.1")) == 3 + len(jobs), "nothing else is said about it"
+
+
+@pytest.mark.parametrize("pool", quick_first("prefork", "threads"))
+def test_outage_without_leases_is_reported_once(split: Shop, own_redis: RedisServer, pool: str) -> None:
+    """Whichever process of the pool asks for a lock."""
+    (worker,) = split.start("one", pool=pool, concurrency=3)
+    own_redis.kill()
+    results = [split.send("exclusive", f"job-{number}") for number in range(6)]
+    until(lambda: worker.log.count("put back, due in") >= 6)
+    until(lambda: said(worker, "trying again"), "the beginning is reported")
+    own_redis.start()
+    assert [result.get(timeout=LIMIT) for result in results] == [f"job-{number}" for number in range(6)]
+    until(lambda: said(worker, "answers again"), "the end is reported")
+    assert [process for process, _ in said(worker, "127.0.0.1")] == ["MainProcess"] * 2
+
+
+@pytest.mark.parametrize("pool", quick_first("prefork", "threads"))
+def test_refusal_is_an_outage_until_locks_are_granted(split: Shop, own_redis: RedisServer, pool: str) -> None:
+    """A server without memory answers, and renews the lease of a task that runs."""
+    (worker,) = split.start("one", pool=pool, concurrency=3)
+    holder = split.send("exclusive", "export", LONG)
+    split.record.wait_for(starts=1)
+    with own_redis.client(2) as server:
+        server.config_set("maxmemory", 1)
+        results = [split.send("exclusive", f"job-{number}") for number in range(3)]
+        until(lambda: worker.log.count("put back, due in") >= 6)
+        renewed = server.pttl(split.held()[0])
+        until(lambda: server.pttl(split.held()[0]) > renewed, "the lease was renewed")
+        ((process, begins),) = said(worker, "127.0.0.1")
+        server.config_set("maxmemory", 0)
+    assert process == "MainProcess"
+    assert "OutOfMemoryError" in begins
+    assert [result.get(timeout=LIMIT) for result in results] == [f"job-{number}" for number in range(3)]
+    until(lambda: said(worker, "answers again"), "the end is reported")
+    split.record.let_end("export")
+    assert holder.get(timeout=LIMIT) == "export"
+    assert len(said(worker, "127.0.0.1")) <= 3, "there may be a line at half time"
