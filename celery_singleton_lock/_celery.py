@@ -518,6 +518,31 @@ def may_be_asked(backend: Any) -> bool:
     return keeps_results(backend) and str(backend.as_uri()) != "rpc://"
 
 
+def record_end(
+    backend: Any,
+    task_id: str,
+    error: Exception,
+    request: Any,
+    *,
+    state: str,
+    store_result: bool,
+    call_errbacks: bool,
+) -> None:
+    """Give an execution its final state, and with it the later steps of its chain and its part in a chord.
+
+    Promise: nobody waits forever for an execution that met a held lock; errbacks are called for failures only.
+    Touches: celery.backends.base.Backend.mark_as_failure
+    """
+    backend.mark_as_failure(
+        task_id,
+        error,
+        request=request,
+        store_result=store_result,
+        call_errbacks=call_errbacks,
+        state=state,
+    )
+
+
 def counts_part_once(backend: Any) -> bool:
     """Whether a part of a chord that is told to the result backend once more is counted no second time.
 

@@ -31,7 +31,7 @@ from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
 from celery.exceptions import Ignore, Reject
-from celery.utils import timer2
+from celery.utils import timer2, uuid
 from celery.worker import control, state, strategy
 from celery.worker.request import Request
 from kombu import Connection, Consumer, Queue
@@ -580,6 +580,39 @@ class TestWorkers:
     @pytest.mark.parametrize(("name", "forks"), [("prefork", True), ("threads", False), ("solo", False)])
     def test_pool_is_known_by_its_class(self, name: str, forks: bool) -> None:
         assert _celery.is_prefork(get_implementation(name)) is forks
+
+    @pytest.mark.parametrize(("state", "call_errbacks"), [("REVOKED", False), ("FAILURE", True)])
+    def test_end_is_recorded_for_the_chain_the_chord_and_the_errbacks(
+        self, state: str, call_errbacks: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise whoever waits for an execution that a held lock has ended waits forever."""
+        backend: Any = Celery(set_as_current=False, backend="cache+memory://").backend
+        told: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(backend, "on_chord_part_return", lambda request, *its: told.append(("chord", *its)))
+        monkeypatch.setattr(backend, "_call_task_errbacks", lambda *_: told.append(("errbacks",)))
+        task_id, later_id = uuid(), uuid()  # This backend is common to all apps.
+        later = {"task": "later", "options": {"task_id": later_id}}
+        request = Context(id=task_id, chord={"task": "body"}, chain=[later], errbacks=[later])
+        error = ValueError("locked")
+        _celery.record_end(
+            backend, task_id, error, request, state=state, store_result=True, call_errbacks=call_errbacks
+        )
+        assert [backend.get_state(its) for its in (task_id, later_id)] == [state, state]
+        assert told == [("chord", state, error), *[("errbacks",)] * call_errbacks]
+
+    def test_end_that_nobody_asks_for_is_not_stored(self) -> None:
+        backend: Any = Celery(set_as_current=False, backend="cache+memory://").backend
+        task_id = uuid()
+        _celery.record_end(
+            backend,
+            task_id,
+            ValueError("locked"),
+            Context(id=task_id),
+            state="REVOKED",
+            store_result=False,
+            call_errbacks=False,
+        )
+        assert backend.get_state(task_id) == "PENDING"
 
     @pytest.mark.parametrize(("url", "once"), [("redis://", True), ("cache+memory://", False), ("disabled://", False)])
     def test_parts_of_a_chord_are_counted_once_on_redis(self, url: str, once: bool) -> None:
