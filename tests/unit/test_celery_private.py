@@ -682,6 +682,13 @@ class TestScheduler:
             assert {"is_due", "reserve", "apply_entry", "populate_heap", "producer"} <= used
             assert {"schedules_equal", "old_schedulers", "schedule"} <= used
 
+    def test_scheduler_is_known_by_its_short_name(self) -> None:
+        """Otherwise the doctor warns about a beat that is exclusive, and is silent about one that is not."""
+        assert _celery.named_schedulers()["exclusive"] == "celery_singleton_lock.beat:ExclusiveScheduler"
+        its = Service.get_scheduler
+        assert inspect.signature(its).parameters["extension_namespace"].default == "celery.beat_schedulers"
+        assert {"load_extension_class_names", "symbol_by_name"} <= set(its.__code__.co_names)
+
     def test_connection_and_scheduler_are_made_on_demand(self, app: Celery, scheduler: Scheduler) -> None:
         assert isinstance(vars(Scheduler)["connection"], cached_property)
         assert isinstance(vars(Service)["scheduler"], cached_property)
