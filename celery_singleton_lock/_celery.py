@@ -411,6 +411,17 @@ def queue_taken_from(message: Any) -> Any:
     return None
 
 
+def consumed_queues(app: Any) -> Mapping[str, Any]:
+    """The queues that a worker of this app takes messages from, by name: those of the settings, or of `-Q`.
+
+    Promise: as for `queue_taken_from`, where the broker does not say it; and the audit finds queues whose messages
+    every worker gets.
+    Touches: celery.app.amqp.Queues.consume_from
+    """
+    queues: Mapping[str, Any] = app.amqp.queues.consume_from
+    return queues
+
+
 def queues_reached(channel: Any, exchange: str, routing_key: str) -> set[str]:
     """The queues that a message gets to by one of kombu's virtual transports.
 

@@ -34,7 +34,7 @@ from celery.exceptions import Ignore, Reject
 from celery.utils import timer2, uuid
 from celery.worker import control, state, strategy
 from celery.worker.request import Request
-from kombu import Connection, Consumer, Queue
+from kombu import Connection, Consumer, Exchange, Queue
 from kombu.asynchronous.timer import Timer
 from kombu.message import Message
 from kombu.transport import virtual
@@ -547,6 +547,18 @@ class TestMessages:
                 assert _celery.queue_taken_from(SimpleNamespace(channel=amqp, delivery_info=other)) is None
         assert "_receive_callback" in Consumer._basic_consume.__code__.co_names
         assert "callbacks" in inspect.getsource(importlib.import_module("amqp.channel").Channel.basic_consume)
+
+    def test_consumed_queues_are_those_that_were_chosen(self, app: Celery) -> None:
+        """Otherwise a message that is put back goes to a queue that this worker does not read."""
+        app.conf.task_queues = [Queue("one"), Queue("two", Exchange("all", type="fanout"))]
+        assert set(_celery.consumed_queues(app)) == {"one", "two"}
+        assert _celery.consumed_queues(app)["two"].exchange.type == "fanout"
+        app.amqp.queues.select(["one"])
+        assert set(_celery.consumed_queues(app)) == {"one"}
+        app.amqp.queues.select_add("three")
+        assert set(_celery.consumed_queues(app)) == {"one", "three"}
+        app.amqp.queues.deselect(["one"])
+        assert set(_celery.consumed_queues(app)) == {"three"}
 
     def test_queues_that_an_exchange_routes_to_are_known(self, channel: Any) -> None:
         queue = Queue("reached", routing_key="a-key")(channel)
