@@ -32,6 +32,7 @@ from celery.exceptions import Reject
 from celery.utils.imports import load_extension_class_names
 from celery.worker import state as worker_state
 from kombu import serialization
+from kombu.exceptions import LimitExceeded
 from kombu.utils import functional
 
 #: The versions that were read for this.
@@ -331,6 +332,23 @@ def sends_by_its_producer(app: Any, publish: Callable[..., Any]) -> bool:
     apply_async = getattr(getattr(publish, "func", publish), "__func__", publish)
     methods = apply_async, getattr(app.send_task, "__func__", app), getattr(app.producer_or_acquire, "__func__", app)
     return methods == _METHODS
+
+
+def context_of_producer(app: Any, given: Any) -> Any:
+    """A context that yields a producer to send with: the one that is given, or one of the app's pool, as soon as one is
+    free; after an error, it has the pool replace the producer's connection.
+
+    If one is free, Celery would only look up a setting first. Entering a producer yields it, and leaving it returns it
+    to its pool.
+
+    Promise: a message is made while its lock is asked for, and then sent as Celery would send it.
+    Touches: celery.Celery.producer_pool, celery.Celery.producer_or_acquire, kombu.pools.ProducerPool.acquire,
+    kombu.messaging.Producer.__enter__, kombu.messaging.Producer.__exit__
+    """
+    if given is None:
+        with suppress(LimitExceeded):
+            return app.producer_pool.acquire()
+    return app.producer_or_acquire(given)
 
 
 def setting(app: Celery, name: str) -> Any:

@@ -463,6 +463,52 @@ class TestTask:
         assert found == [(task.name, "inside.outer")]
 
 
+class TestProducer:
+    """A message is sent by a producer that is acquired when its lock is granted, as Celery would acquire it."""
+
+    @pytest.fixture
+    def app(self) -> Celery:
+        return Celery(broker=f"memory://{uuid()}", set_as_current=False)  # Apps of one broker share a pool.
+
+    def test_free_one_is_returned(self, app: Celery) -> None:
+        context = _celery.context_of_producer(app, None)
+        assert context.__enter__() is context
+        assert len(app.producer_pool._dirty) == 1
+        context.__exit__(None, None, None)
+        assert len(app.producer_pool._dirty) == 0
+
+    def test_next_free_one_is_waited_for(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, producer = app.producer_pool, app.producer_pool.acquire()
+
+        def acquire(block: bool = False, **_: Any) -> Any:
+            if not block:
+                raise pool.LimitExceeded(pool.limit)
+            return producer
+
+        monkeypatch.setattr(pool, "acquire", acquire)
+        context = _celery.context_of_producer(app, None)
+        assert context.__enter__() is producer
+        assert len(pool._dirty) == 1
+        context.__exit__(None, None, None)
+        assert len(pool._dirty) == 0
+
+    def test_given_one_stays_with_its_owner(self, app: Celery) -> None:
+        with app.producer_pool.acquire() as given:
+            context = _celery.context_of_producer(app, given)
+            assert context.__enter__() is given
+            context.__exit__(None, None, None)
+            assert len(app.producer_pool._dirty) == 1
+
+    def test_connection_that_has_failed_is_replaced(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        context = _celery.context_of_producer(app, None)
+        connection = context.__enter__().__connection__
+        replaced: list[Any] = []
+        monkeypatch.setattr(connection._pool, "replace", replaced.append)
+        context.__exit__(OSError, OSError("gone"), None)
+        assert replaced == [connection]
+        assert len(app.producer_pool._dirty) == 0
+
+
 class TestSetting:
     @pytest.mark.parametrize("namespace", [None, "CELERY", "shop_"])
     @pytest.mark.parametrize(
