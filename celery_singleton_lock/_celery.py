@@ -520,6 +520,19 @@ def reword_ignored(reword: Callable[[str], str | None]) -> None:
         _trace.logger.addFilter(look)
 
 
+def with_preload_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that takes its context first, and first has a signal sent with the options that an app gives to all
+    commands.
+
+    Promise: `celery locks` knows the options that an app gives to all commands, `app.user_options["preload"]`.
+    Touches: celery.bin.base.handle_preload_options
+    """
+    from celery.bin.base import handle_preload_options  # A program that only sends needs no command line.
+
+    handled: Callable[..., Any] = handle_preload_options(command)
+    return handled
+
+
 def ask_each_worker(inspect: Inspect, command: str) -> Any:
     """Send a command by `app.control.inspect()`, as its own methods do; an answer for each node name, None for none.
 

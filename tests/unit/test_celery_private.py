@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import celery
+import click
 import pytest
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
@@ -31,6 +32,7 @@ from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
 from celery.exceptions import Ignore, Reject
+from celery.signals import user_preload_options
 from celery.utils import timer2, uuid
 from celery.worker import control, state, strategy
 from celery.worker.request import Request
@@ -621,6 +623,29 @@ class TestMessages:
         _celery.let_pauses_switch()
         assert functional.sleep is time.sleep
         assert "sleep" in functional.retry_over_time.__code__.co_names
+
+
+def test_command_announces_the_options_of_the_app(app: Celery) -> None:
+    """`celery locks` is started with them like Celery's own commands."""
+    announced: list[Any] = []
+
+    def announce(app: Celery, options: Any, **_: Any) -> None:
+        announced.append((app, options))
+
+    def command(ctx: Any, as_json: bool, **_: Any) -> Any:
+        """What it is for."""
+        return ctx, as_json
+
+    app.user_options["preload"].add(click.Option(["--tenant"]))
+    ctx = SimpleNamespace(obj=SimpleNamespace(app=app))
+    user_preload_options.connect(announce)
+    try:
+        made = _celery.with_preload_options(command)
+        assert made(ctx, as_json=True, tenant="one") == (ctx, True)
+    finally:
+        user_preload_options.disconnect(announce)
+    assert announced == [(app, {"tenant": "one"})]
+    assert (made.__name__, made.__doc__) == ("command", "What it is for.")
 
 
 class TestWorkers:
