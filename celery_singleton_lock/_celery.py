@@ -22,7 +22,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app import trace
-from celery.app.control import Inspect
+from celery.app.control import Control, Inspect
 from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context, Task
 from celery.app.utils import Settings
@@ -531,6 +531,16 @@ def with_preload_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     handled: Callable[..., Any] = handle_preload_options(command)
     return handled
+
+
+def add_method(to: type[Control | Inspect], name: str, method: Callable[..., Any]) -> None:
+    """Have `app.control`, or what `app.control.inspect()` returns, have one more method, whatever the app.
+
+    Promise: a program asks with `app.control.inspect().locks()` and `app.control.release_lock(key)`.
+    Touches: celery.app.control.Control, celery.app.control.Inspect, celery.Celery.control_cls,
+    celery.app.control.Control.inspect
+    """
+    setattr(to, name, method)
 
 
 def ask_each_worker(inspect: Inspect, command: str) -> Any:

@@ -27,7 +27,7 @@ import pytest
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app import trace
-from celery.app.control import Inspect
+from celery.app.control import Control, Inspect
 from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
@@ -44,7 +44,9 @@ from kombu.utils import functional
 
 from celery_singleton_lock import _celery
 from celery_singleton_lock._celery import WorkerRequest, gives_back
+from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.stores.redis import _redis_py
+from celery_singleton_lock.worker import remote_control
 from docs import celery_inside
 
 PACKAGE = Path(_celery.__file__).parent
@@ -655,6 +657,16 @@ class TestWorkers:
         assert _celery.ask_each_worker(app.control.inspect(), "locks") == {}
         assert asked == ["locks"]
         assert "_request" in Inspect.report.__code__.co_names
+
+    def test_added_methods_are_those_of_each_app_and_hide_none_of_celerys(self, app: Celery) -> None:
+        assert isinstance(app.control, Control)
+        assert isinstance(app.control.inspect(), Inspect)
+        its = set(own_names(ast.parse(inspect.getsource(importlib.import_module("celery.app.control")))))
+        for owner, name in ((app.control, "release_lock"), (app.control.inspect(), "locks")):
+            assert getattr(owner, name).__module__ == remote_control.__name__
+            assert name not in its
+        assert app.control.inspect().singleton_lock.__module__ == peers.__name__
+        assert "singleton_lock" not in its
 
     def test_app_without_a_result_backend_keeps_no_results(self) -> None:
         for url, keeps in ((None, False), ("cache+memory://", True)):
