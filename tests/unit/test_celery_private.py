@@ -41,6 +41,16 @@ from kombu.asynchronous.timer import Timer
 from kombu.message import Message
 from kombu.transport import virtual
 from kombu.utils import functional
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 
 from celery_singleton_lock import _celery
 from celery_singleton_lock._celery import WorkerRequest, gives_back
@@ -800,3 +810,30 @@ class TestScheduler:
 def test_socket_of_a_connection_is_found(request: pytest.FixtureRequest) -> None:
     connection: Any = SimpleNamespace(_sock=(opened := object()))
     assert _redis_py.socket_of(connection) is opened
+
+
+class TestErrors:
+    """A server's error is raised as the exception of redis-py that says what to do about it."""
+
+    @pytest.mark.parametrize(
+        ("text", "kind", "said"),
+        [
+            ("NOSCRIPT No matching script.", NoScriptError, "No matching script."),
+            ("NOPERM this user has no permissions", NoPermissionError, "this user has no permissions"),
+            ("READONLY You can't write", ReadOnlyError, "You can't write"),
+            ("TRYAGAIN Multiple keys", TryAgainError, "Multiple keys"),
+            ("CLUSTERDOWN Hash slot not served", ClusterDownError, "Hash slot not served"),
+            ("MOVED nowhere", ResponseError, "MOVED nowhere"),
+            ("WRONGTYPE Operation against a key", ResponseError, "WRONGTYPE Operation against a key"),
+        ],
+    )
+    def test_error_is_known_by_its_code(self, text: str, kind: type[Exception], said: str) -> None:
+        error = _redis_py.error_of(text)
+        assert type(error) is kind
+        assert said in str(error)
+
+    @pytest.mark.parametrize(("code", "kind"), [("MOVED", MovedError), ("ASK", AskError)])
+    def test_redirection_says_where_to(self, code: str, kind: type[Exception]) -> None:
+        error: Any = _redis_py.error_of(f"{code} 866 127.0.0.1:7002")
+        assert isinstance(error, kind)
+        assert (error.slot_id, error.host, error.port) == (866, "127.0.0.1", 7002)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, cast
 
-from redis.connection import Connection
+from redis.connection import Connection, DefaultParser
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 #: The versions that were read for this.
 LOOKED_AT = {"redis": ("5.0.0", "8.1.0")}
+
+#: redis-py before 6 knows these in its cluster client only.
+_OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
+    "ASK": AskError,
+    "MOVED": MovedError,
+    "TRYAGAIN": TryAgainError,
+    "CLUSTERDOWN": ClusterDownError,
+}
 
 
 def socket_of(connection: Connection) -> socket.socket:
@@ -22,6 +31,23 @@ def socket_of(connection: Connection) -> socket.socket:
     """
     opened: socket.socket = cast("Any", connection)._sock
     return opened
+
+
+def error_of(text: str) -> Exception:
+    """The exception for a server's error, as redis-py's clients raise it.
+
+    Promise: a script is sent by its text where its digest is unknown, a key is looked for where it has moved to, and a
+    server that refuses a command is told from one that does not answer.
+    Touches: redis.connection.DefaultParser, redis.connection.DefaultParser.parse_error
+    """
+    code, _, rest = text.partition(" ")
+    try:
+        found: Exception = (
+            _OF_CLUSTER[code](rest) if code in _OF_CLUSTER else cast("Any", DefaultParser).parse_error(text)
+        )
+    except ValueError:  # MOVED, without saying where to.
+        found = ResponseError(text)
+    return found
 
 
 @cache
