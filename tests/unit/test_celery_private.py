@@ -41,6 +41,9 @@ from kombu.asynchronous.timer import Timer
 from kombu.message import Message
 from kombu.transport import virtual
 from kombu.utils import functional
+from redis import Sentinel
+from redis.cluster import ClusterNode, NodesManager, RedisCluster
+from redis.connection import ConnectionPool
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -837,3 +840,32 @@ class TestErrors:
         error: Any = _redis_py.error_of(f"{code} 866 127.0.0.1:7002")
         assert isinstance(error, kind)
         assert (error.slot_id, error.host, error.port) == (866, "127.0.0.1", 7002)
+
+
+class TestClients:
+    """Locks share the connections of clients that connect in the same way."""
+
+    @pytest.fixture
+    def nodes(self, monkeypatch: pytest.MonkeyPatch) -> NodesManager:
+        monkeypatch.setattr(NodesManager, "initialize", lambda *_, **__: None)  # It would look for the nodes.
+        return NodesManager([ClusterNode("127.0.0.1", 7000), ClusterNode("127.0.0.1", 7001)], password="x")
+
+    def test_nodes_and_options_of_a_cluster_are_found(self, nodes: NodesManager) -> None:
+        cluster: Any = SimpleNamespace(nodes_manager=nodes)
+        shared, start, options = _redis_py.nodes_of(cluster)
+        assert shared is nodes
+        assert sorted(start) == [("127.0.0.1", 7000), ("127.0.0.1", 7001)]
+        assert options["password"] == "x"
+        assert inspect.getsource(RedisCluster).count("self.nodes_manager = ") == 1, "it never gets another"
+
+    def test_sentinels_of_a_pool_are_found(self) -> None:
+        pool = Sentinel([("127.0.0.1", 26379), ("127.0.0.1", 26380)]).master_for("mymaster").connection_pool
+        ports = [sentinel.connection_pool.connection_kwargs["port"] for sentinel in _redis_py.sentinels_of(pool)]
+        assert ports == [26379, 26380]
+
+    def test_attribute_lasts_for_as_long_as_the_pool(self, nodes: NodesManager) -> None:
+        """Otherwise connections are closed that locks still use."""
+        for shared in (ConnectionPool(), nodes):
+            _redis_py.attributes_of(shared)["_ours"] = ours = object()
+            shared.reset()
+            assert getattr(shared, "_ours") is ours  # noqa: B009 - they do not know it

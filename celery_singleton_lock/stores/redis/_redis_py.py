@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
+from redis import Redis
+from redis.cluster import NodesManager, RedisCluster
 from redis.connection import Connection, DefaultParser
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+from redis.sentinel import SentinelConnectionPool
 
 #: The versions that were read for this.
 LOOKED_AT = {"redis": ("5.0.0", "8.1.0")}
@@ -48,6 +51,36 @@ def error_of(text: str) -> Exception:
     except ValueError:  # MOVED, without saying where to.
         found = ResponseError(text)
     return found
+
+
+def nodes_of(client: RedisCluster) -> tuple[NodesManager, Sequence[tuple[str, int]], Mapping[str, Any]]:
+    """What a cluster's client has for as long as it lives, the nodes that it begins with, and its connections' options.
+
+    Promise: clients of a cluster that connect in the same way share connections, which go with the last of them.
+    Touches: redis.cluster.RedisCluster.nodes_manager, redis.cluster.NodesManager.startup_nodes,
+    redis.cluster.NodesManager.connection_kwargs
+    """
+    nodes: NodesManager = client.nodes_manager
+    return nodes, [(node.host, node.port) for node in nodes.startup_nodes.values()], nodes.connection_kwargs
+
+
+def sentinels_of(pool: SentinelConnectionPool) -> Sequence[Redis]:
+    """The clients of the Sentinels that a pool asks for the master; their order changes.
+
+    Promise: the doctor asks each Sentinel which server is the master; clients that ask other Sentinels share nothing.
+    Touches: redis.sentinel.SentinelConnectionPool.sentinel_manager, redis.sentinel.Sentinel.sentinels
+    """
+    sentinels: Sequence[Redis] = cast("Any", pool).sentinel_manager.sentinels
+    return sentinels
+
+
+def attributes_of(shared: object) -> dict[str, Any]:
+    """The attributes of a client's pool, or of what a cluster's client has, to which ours can be added.
+
+    Promise: as for `nodes_of`, whatever the clients are.
+    Touches: redis.connection.ConnectionPool.__dict__, redis.cluster.NodesManager.__dict__
+    """
+    return vars(shared)
 
 
 @cache
