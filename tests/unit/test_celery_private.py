@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,8 +28,10 @@ import pytest
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app import trace
+from celery.app.amqp import AMQP, Queues
 from celery.app.control import Control, Inspect
 from celery.app.task import Context
+from celery.backends.base import Backend
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
 from celery.exceptions import Ignore, Reject
@@ -54,6 +57,7 @@ from redis.exceptions import (
     ResponseError,
     TryAgainError,
 )
+from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock import _celery
 from celery_singleton_lock._celery import WorkerRequest, gives_back
@@ -83,6 +87,65 @@ INSIDE = (
     "celery.worker.state",
     "celery.worker.request",
     "kombu.utils.functional",
+)
+
+#: Names of these libraries that other modules import: whole modules, and single names. A further one belongs here if it
+#: is documented, and otherwise in `_celery` or its like.
+LIBRARIES = ("amqp", "billiard", "celery", "kombu", "redis")
+IMPORTED = (
+    "amqp",
+    "celery.Celery",
+    "celery.Task",
+    "celery.app.app_or_default",
+    "celery.app.control",
+    "celery.app.task.Context",
+    "celery.beat",
+    "celery.bin.base.CeleryCommand",
+    "celery.bin.base.CeleryOption",
+    "celery.bootsteps",
+    "celery.contrib.django.task.DjangoTask",
+    "celery.exceptions",
+    "celery.result",
+    "celery.signals",
+    "celery.states",
+    "celery.utils.dispatch.Signal",
+    "celery.utils.imports.qualname",
+    "celery.utils.imports.symbol_by_name",
+    "celery.utils.log.get_logger",
+    "celery.utils.time",
+    "celery.utils.uuid",
+    "celery.uuid",
+    "celery.worker.control",
+    "kombu.compression.compress",
+    "kombu.exceptions",
+    "kombu.serialization",
+    "kombu.utils.json",
+    "redis.Redis",
+    "redis.backoff",
+    "redis.cluster.RedisCluster",
+    "redis.connection.Connection",
+    "redis.connection.ConnectionPool",
+    "redis.connection.parse_url",
+    "redis.crc.key_slot",
+    "redis.exceptions",
+    "redis.retry",
+    "redis.sentinel",
+)
+
+#: Classes that have undocumented attributes, and the names of theirs that other modules use, here or of something else.
+CLASSES = (
+    *(Celery, celery.Task, AMQP, Queues, Backend, Control, Inspect),
+    *(RedisCluster, NodesManager, ConnectionPool, SentinelConnectionPool, Sentinel),
+)
+READ = frozenset(
+    """
+    AsyncResult EXCEPTION_STATES READY_STATES Task TimeoutError acks_on_failure active_queues amqp as_uri
+    before_start broadcast callback connection_class connection_for_read connection_for_write
+    connection_kwargs delete disconnect echo encoder execute_command exists finalize flushall get_connection
+    get_state get_task_meta is_master loader max_retries ping producer_or_acquire query_task queue_arguments
+    register_script registered reject_on_worker_lost retry_on_worker_lost router save select send_event
+    serializer service_name set soft_time_limit store_result time_limit touch type user_options utc
+    """.split()  # noqa: SIM905 - as a list it takes fifty lines
 )
 
 #: Private names that are documented, and therefore as good as public.
@@ -187,6 +250,41 @@ class TestOtherModulesUseNoPrivateParts:
         found = {name for name in imports(ast.parse(path.read_text())) if f"{name}.".startswith(tuple(INSIDE_PREFIXES))}
         assert not found
 
+    def test_modules_import_what_is_listed(self) -> None:
+        found = {name for path in MODULES for name in imported_names(ast.parse(path.read_text()))}
+        unknown = {name for name in found if not f"{name}.".startswith(tuple(f"{known}." for known in IMPORTED))}
+        assert unknown == set(), "list it if it is documented; give it a name in _celery.py otherwise"
+
+    def test_modules_read_listed_attributes(self) -> None:
+        """By their names alone: one that we define, too, is not found."""
+        theirs = {name for cls in CLASSES for name in attributes(cls)}
+        ours = {name for path in MODULES for name in own_names(ast.parse(path.read_text()))}
+        builtin = {name for cls in (dict, list, str, bytes, BaseException) for name in dir(cls)}
+        used = {name for path in MODULES for _, name in names_used(ast.parse(path.read_text()))}
+        unknown = {name for name in used & theirs - ours - builtin - READ if not name.startswith("_")}
+        assert unknown == set(), "list it if it is documented, or of another class; name it in _celery.py otherwise"
+
+    def test_modules_write_into_nothing_foreign(self) -> None:
+        found = {(path.name, line) for path in MODULES for line in foreign_writes(ast.parse(path.read_text()))}
+        assert found == set()
+
+    def test_this_check_finds_what_is_undocumented(self) -> None:
+        tree = ast.parse("from redis.connection import DefaultParser\nimport kombu.pools\nfrom celery import uuid")
+        assert set(imported_names(tree)) == {"redis.connection.DefaultParser", "kombu.pools", "celery.uuid"}
+        theirs = {name for cls in CLASSES for name in attributes(cls)}
+        for name in (
+            "consume_from",
+            "mark_as_failure",
+            "nodes_manager",
+            "producer_pool",
+            "sentinel_manager",
+            "sentinels",
+        ):
+            assert name in theirs - READ
+        lines = ["from celery import Task", "setattr(Task, 'x', 1)", "Task.y = 2", "vars(a)['z'] = 3"]
+        lines += ["vars(a).setdefault('z', 4)", "setattr(self, 'x', 5)", "self.y = vars(a)['z']"]
+        assert list(foreign_writes(ast.parse("\n".join(lines)))) == [2, 3, 4, 5]
+
     def test_this_check_finds_private_names(self) -> None:
         tree = ast.parse("from celery import _state\nclass A(B):\n  def f(self): return self._heap, getattr(b, '_x')")
         assert {name for _, name in names_used(tree)} == {"_heap", "_x"}
@@ -226,6 +324,53 @@ def imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    """What a module imports of other libraries, each name with its module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and is_of_library(node.module or ""):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if "." in alias.name and is_of_library(alias.name))
+
+
+def attributes(cls: type) -> Iterator[str]:
+    """The names of a class, and of the attributes that its instances get."""
+    for owner in cls.__mro__:
+        if is_of_library(owner.__module__):
+            yield from vars(owner)
+            tree = ast.parse(dedent(inspect.getsource(owner)))
+            yield from (
+                it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute) and isinstance(it.ctx, ast.Store)
+            )
+
+
+def foreign_writes(tree: ast.AST) -> Iterator[int]:
+    """The lines that give an attribute to an imported class of another library, or to anything by `vars`."""
+    theirs = {name.rpartition(".")[2] for name in imported_names(tree)}
+    for node in ast.walk(tree):
+        owner = changed(node)
+        if is_vars(owner) or (isinstance(owner, ast.Name) and owner.id in theirs):
+            yield node.lineno  # type: ignore[attr-defined]
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """What gets an attribute or an item by this."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+        return node.args[0]
+    is_method = isinstance(node, ast.Attribute) and node.attr in ("setdefault", "update", "pop")
+    if isinstance(node, ast.Attribute | ast.Subscript) and (is_method or isinstance(node.ctx, ast.Store)):
+        return node.value
+    return None
+
+
+def is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in LIBRARIES
+
+
+def is_vars(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "vars"
 
 
 class TestDeclared:
