@@ -22,15 +22,17 @@ from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app import trace
-from celery.app.control import Inspect
+from celery.app.control import Control, Inspect
 from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context, Task
 from celery.app.utils import Settings
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
 from celery.exceptions import Reject
+from celery.utils.imports import load_extension_class_names
 from celery.worker import state as worker_state
 from kombu import serialization
+from kombu.exceptions import LimitExceeded
 from kombu.utils import functional
 
 #: The versions that were read for this.
@@ -333,6 +335,23 @@ def sends_by_its_producer(app: Any, publish: Callable[..., Any]) -> bool:
     return methods == _METHODS
 
 
+def context_of_producer(app: Any, given: Any) -> Any:
+    """A context that yields a producer to send with: the one that is given, or one of the app's pool, as soon as one is
+    free; after an error, it has the pool replace the producer's connection.
+
+    If one is free, Celery would only look up a setting first. Entering a producer yields it, and leaving it returns it
+    to its pool.
+
+    Promise: a message is made while its lock is asked for, and then sent as Celery would send it.
+    Touches: celery.Celery.producer_pool, celery.Celery.producer_or_acquire, kombu.pools.ProducerPool.acquire,
+    kombu.messaging.Producer.__enter__, kombu.messaging.Producer.__exit__
+    """
+    if given is None:
+        with suppress(LimitExceeded):
+            return app.producer_pool.acquire()
+    return app.producer_or_acquire(given)
+
+
 def setting(app: Celery, name: str) -> Any:
     """As `app.conf.get(name)`, in a fourth of its time.
 
@@ -409,6 +428,17 @@ def queue_taken_from(message: Any) -> Any:
         if its == tag:
             return getattr(consumer, "_queues", {}).get(name)
     return None
+
+
+def consumed_queues(app: Any) -> Mapping[str, Any]:
+    """The queues that a worker of this app takes messages from, by name: those of the settings, or of `-Q`.
+
+    Promise: as for `queue_taken_from`, where the broker does not say it; and the audit finds queues whose messages
+    every worker gets.
+    Touches: celery.app.amqp.Queues.consume_from
+    """
+    queues: Mapping[str, Any] = app.amqp.queues.consume_from
+    return queues
 
 
 def queues_reached(channel: Any, exchange: str, routing_key: str) -> set[str]:
@@ -491,6 +521,29 @@ def reword_ignored(reword: Callable[[str], str | None]) -> None:
         _trace.logger.addFilter(look)
 
 
+def with_preload_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that takes its context first, and first has a signal sent with the options that an app gives to all
+    commands.
+
+    Promise: `celery locks` knows the options that an app gives to all commands, `app.user_options["preload"]`.
+    Touches: celery.bin.base.handle_preload_options
+    """
+    from celery.bin.base import handle_preload_options  # A program that only sends needs no command line.
+
+    handled: Callable[..., Any] = handle_preload_options(command)
+    return handled
+
+
+def add_method(to: type[Control | Inspect], name: str, method: Callable[..., Any]) -> None:
+    """Have `app.control`, or what `app.control.inspect()` returns, have one more method, whatever the app.
+
+    Promise: a program asks with `app.control.inspect().locks()` and `app.control.release_lock(key)`.
+    Touches: celery.app.control.Control, celery.app.control.Inspect, celery.Celery.control_cls,
+    celery.app.control.Control.inspect
+    """
+    setattr(to, name, method)
+
+
 def ask_each_worker(inspect: Inspect, command: str) -> Any:
     """Send a command by `app.control.inspect()`, as its own methods do; an answer for each node name, None for none.
 
@@ -517,6 +570,31 @@ def may_be_asked(backend: Any) -> bool:
     Touches: celery.backends.base.DisabledBackend, celery.backends.rpc.RPCBackend.as_uri
     """
     return keeps_results(backend) and str(backend.as_uri()) != "rpc://"
+
+
+def record_end(
+    backend: Any,
+    task_id: str,
+    error: Exception,
+    request: Any,
+    *,
+    state: str,
+    store_result: bool,
+    call_errbacks: bool,
+) -> None:
+    """Give an execution its final state, and with it the later steps of its chain and its part in a chord.
+
+    Promise: nobody waits forever for an execution that met a held lock; errbacks are called for failures only.
+    Touches: celery.backends.base.Backend.mark_as_failure
+    """
+    backend.mark_as_failure(
+        task_id,
+        error,
+        request=request,
+        store_result=store_result,
+        call_errbacks=call_errbacks,
+        state=state,
+    )
 
 
 def counts_part_once(backend: Any) -> bool:
@@ -605,6 +683,16 @@ def close_connection(scheduler: Scheduler) -> None:
     if (connection := vars(scheduler).pop("connection", None)) is not None:
         with suppress(Exception):
             connection.release()
+
+
+def named_schedulers() -> dict[str, str]:
+    """The short names of beat's schedulers, such as `exclusive`, and the paths of their classes, from all packages.
+
+    Promise: the doctor and the audit judge the scheduler that beat starts.
+    Touches: celery.utils.imports.load_extension_class_names
+    """
+    names: Any = load_extension_class_names("celery.beat_schedulers")
+    return dict(names)
 
 
 def scheduler_of(service: Any) -> Any:

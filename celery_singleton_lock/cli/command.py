@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+from celery.bin.base import CeleryCommand, CeleryOption
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock._celery import with_preload_options
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime
 
@@ -40,7 +41,7 @@ def locks_command(name: str | None = None, **settings: Any) -> Callable[[Callabl
     """Make a function a command, by default with the function's name; it gets the context as its first argument."""
 
     def made(function: Callable[..., Any]) -> click.Command:
-        with_context = click.pass_context(handle_preload_options(function))
+        with_context = click.pass_context(with_preload_options(function))
         return click.command(name, cls=CeleryCommand, **settings)(with_context)
 
     return made

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery.beat import PersistentScheduler
-from celery.utils.imports import load_extension_class_names, qualname, symbol_by_name
+from celery.utils.imports import qualname, symbol_by_name
 
+from celery_singleton_lock._celery import named_schedulers
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.settings import AppContext
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
@@ -52,9 +53,8 @@ def led_by_nobody(it: AppContext) -> Iterator[Finding]:
 
 def _scheduler(app: Any) -> Any:
     """Beat's scheduler according to the settings; its name if there is no such class."""
-    aliases: dict[str, str] = dict(load_extension_class_names("celery.beat_schedulers"))  # type: ignore[arg-type]
     try:
-        return symbol_by_name(app.conf.beat_scheduler, aliases=aliases)
+        return symbol_by_name(app.conf.beat_scheduler, aliases=named_schedulers())
     except Exception:  # noqa: BLE001 - the imported module may do anything, such as use a Django model
         return app.conf.beat_scheduler
 

@@ -14,7 +14,7 @@ from celery.app.control import Inspect
 from celery.worker.control import inspect_command
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock._celery import ask_each_worker
+from celery_singleton_lock._celery import add_method, ask_each_worker
 from celery_singleton_lock.runtime import Runtime
 
 #: What all workers of an app must have in common: "version", "enabled", "backend", "prefix".
@@ -66,7 +66,7 @@ def _ask_how_they_lock(self: Inspect) -> Any:
     return ask_each_worker(self, "singleton_lock")
 
 
-setattr(Inspect, "singleton_lock", _ask_how_they_lock)  # noqa: B010
+add_method(Inspect, "singleton_lock", _ask_how_they_lock)
 
 
 def ask(app: Any, *, timeout: float) -> list[Peer]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock._celery import consumed_queues
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
@@ -87,7 +88,7 @@ def _misspelled(it: AppContext) -> Iterator[Finding]:
 
 def _broadcasts(it: AppContext) -> Iterator[Finding]:
     """Queues whose messages every worker gets, on a broker that does not say which queue a message comes from."""
-    queues = it.app.amqp.queues.consume_from
+    queues = consumed_queues(it.app)
     fanout = [name for name, queue in queues.items() if queue.exchange is not None and queue.exchange.type == "fanout"]
     if fanout and not is_rabbitmq(it.app.conf):
         others = sorted(name for name in queues if name not in fanout) or [str(it.app.conf.task_default_queue)]

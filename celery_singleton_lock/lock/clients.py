@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from redis import Redis
-from redis.cluster import NodesManager, RedisCluster
+from redis.cluster import RedisCluster
 from redis.connection import ConnectionPool
 from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.stores.redis._redis_py import attributes_of, nodes_of, sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.server import OF_A_POOL, Server
@@ -97,11 +98,10 @@ def shared_by(client: Redis | RedisCluster, replicas: int) -> SharedStore:
     if (latest := _latest((getattr(client, "connection_pool", None),), replicas)) is not None:
         return latest
     if isinstance(client, RedisCluster):
-        nodes: NodesManager = client.nodes_manager
-        start = [(node.host, node.port) for node in nodes.startup_nodes.values()]
-        config = "cluster", replicas, frozenset(start), _frozen(nodes.connection_kwargs)
+        nodes, start, options = nodes_of(client)
+        config = "cluster", replicas, frozenset(start), _frozen(options)
         return _shared_store(
-            nodes, config, lambda: RedisStore(_cluster(nodes, start), "the cluster", replicas=replicas)
+            nodes, config, lambda: RedisStore(_cluster(start, options), "the cluster", replicas=replicas)
         )
     pool = _pool_of(client)
 
@@ -177,7 +177,7 @@ def _remember(pools: Sequence[ConnectionPool], way: object, shared: SharedStore)
         # A Sentinel's pool may find its master elsewhere; an option that is changed in place equals itself.
         if isinstance(pool, SentinelConnectionPool) or any(isinstance(value, (Mapping, list)) for value in counts):
             return
-    vars(pools[0])[_LATEST] = _Latest(way, [_Connects.of(pool) for pool in pools], shared)
+    attributes_of(pools[0])[_LATEST] = _Latest(way, [_Connects.of(pool) for pool in pools], shared)
 
 
 def _shared_store(of: object, config: object, open_store: Callable[[], Store]) -> SharedStore:
@@ -186,13 +186,13 @@ def _shared_store(of: object, config: object, open_store: Callable[[], Store]) -
         if shared is None:
             shared = _shared_stores.setdefault(config, SharedStore(open_store()))
         # It hangs on the pool itself: a weak dictionary here would keep alive what its values refer to.
-        vars(of).setdefault(_ATTRIBUTE, {})[config] = shared
+        attributes_of(of).setdefault(_ATTRIBUTE, {})[config] = shared
         return shared
 
 
-def _cluster(nodes: NodesManager, start: Sequence[tuple[str, int]]) -> Cluster:
+def _cluster(start: Sequence[tuple[str, int]], given: Mapping[str, Any]) -> Cluster:
     left_out = {"host", "port", *OF_A_POOL}
-    options = {name: value for name, value in nodes.connection_kwargs.items() if name not in left_out}
+    options = {name: value for name, value in given.items() if name not in left_out}
 
     def pool_of(host: str, port: int) -> ConnectionPool:
         return ConnectionPool(host=host, port=port, **options)
@@ -204,13 +204,13 @@ def _config(pool: ConnectionPool) -> object:
     """How the pool connects, as a value that can be compared with another pool's."""
     options = pool.connection_class, _frozen(pool.connection_kwargs)
     if isinstance(pool, SentinelConnectionPool):
-        sentinels = tuple(_config(one.connection_pool) for one in pool.sentinel_manager.sentinels)
+        sentinels = tuple(_config(one.connection_pool) for one in sentinels_of(pool))
         return *options, pool.service_name, pool.is_master, _sentinels(pool), sentinels
     return options
 
 
 def _sentinels(pool: SentinelConnectionPool) -> str:
-    return ",".join(str(Server(one.connection_pool)) for one in pool.sentinel_manager.sentinels)
+    return ",".join(str(Server(one.connection_pool)) for one in sentinels_of(pool))
 
 
 def _frozen(options: Mapping[str, Any]) -> object:

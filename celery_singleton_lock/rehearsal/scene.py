@@ -144,7 +144,7 @@ class Scene:
         """Deliver a message again, as brokers do, to the second worker."""
         message = self.messages[task_id]
         app = self.play.task.app
-        with app.producer_pool.acquire(block=True) as producer:
+        with app.producer_or_acquire() as producer:
             queue = app.amqp.queues[self.workers[1].queue]
             producer.publish(
                 message.body,

@@ -9,13 +9,10 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from kombu.exceptions import LimitExceeded
-
-from celery_singleton_lock._celery import sends_by_its_producer
+from celery_singleton_lock._celery import context_of_producer, sends_by_its_producer
 from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
 from celery_singleton_lock.stores.base import Held, LockRequest, PendingAnswer
 from celery_singleton_lock.stores.store import Store
@@ -99,13 +96,8 @@ class _Producer:
         if self._producer is None:
             app, given, wait = self._made_of
             wait()
-            if given is None:
-                # If one is free: as Celery does it, without the setting that Celery looks up first.
-                with suppress(LimitExceeded):
-                    self._producer = self._context = app.producer_pool.acquire()
-            if self._producer is None:
-                self._context = app.producer_or_acquire(given)
-                self._producer = self._context.__enter__()
+            self._context = context_of_producer(app, given)
+            self._producer = self._context.__enter__()
         return getattr(self._producer, name)
 
     def __enter__(self) -> _Producer:

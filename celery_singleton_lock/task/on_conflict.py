@@ -16,6 +16,7 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import signals
+from celery_singleton_lock._celery import record_end
 from celery_singleton_lock.errors import LockConflict, LockSuperseded, with_label
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
@@ -144,11 +145,12 @@ def _record(task: TaskLike, error: Exception, state: str, *, task_id: str | None
     request = task.request
     if request.id is None:
         return
-    task.backend.mark_as_failure(
+    record_end(
+        task.backend,
         task_id or request.id,
         error,
-        request=request,
+        request,
+        state=state,
         store_result=bool(request.chain) or not ignores_result(task, request),
         call_errbacks=state == states.FAILURE,
-        state=state,
     )

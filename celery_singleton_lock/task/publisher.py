@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, ref
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock._celery import queues_reached
+from celery_singleton_lock._celery import consumed_queues, queues_reached
 from celery_singleton_lock.task.original import DELAYED, Copy, Original
 from celery_singleton_lock.task.rabbitmq import DELAYS, Connection, NoDelayQueue
 
@@ -162,7 +162,7 @@ class Publisher:
         """The queue that a message was taken from; kombu's virtual transports do not say it."""
         if original.queue:
             return original.queue
-        queues = self._app.amqp.queues.consume_from
+        queues = consumed_queues(self._app)
         if channel is not None:
             # As kombu finds the queues of a message that it gives back.
             reached = queues_reached(channel, original.exchange, original.routing_key)

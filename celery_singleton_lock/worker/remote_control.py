@@ -20,7 +20,7 @@ from celery.utils.log import get_logger
 from celery.worker.control import control_command, inspect_command
 
 from celery_singleton_lock import cleaned, clock, trust
-from celery_singleton_lock._celery import active_requests, ask_each_worker
+from celery_singleton_lock._celery import active_requests, add_method, ask_each_worker
 from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.keys.key import has_form_of_key, is_key
@@ -113,8 +113,8 @@ def _ask_to_release(self: Control, key: str, destination: Any = None, **options:
 
 
 # Commands belong to the process, whatever app sends them; and so do their methods.
-setattr(Inspect, "locks", _ask_for_locks)  # noqa: B010 - the stubs do not know it
-setattr(Control, "release_lock", _ask_to_release)  # noqa: B010
+add_method(Inspect, "locks", _ask_for_locks)
+add_method(Control, "release_lock", _ask_to_release)
 
 
 def _running() -> Iterator[tuple[SingletonRequest, RunHold]]:

@@ -18,31 +18,52 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
 import celery
+import click
 import pytest
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app import trace
-from celery.app.control import Inspect
+from celery.app.amqp import AMQP, Queues
+from celery.app.control import Control, Inspect
 from celery.app.task import Context
+from celery.backends.base import Backend
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
 from celery.exceptions import Ignore, Reject
-from celery.utils import timer2
+from celery.signals import user_preload_options
+from celery.utils import timer2, uuid
 from celery.worker import control, state, strategy
 from celery.worker.request import Request
-from kombu import Connection, Consumer, Queue
+from kombu import Connection, Consumer, Exchange, Queue
 from kombu.asynchronous.timer import Timer
 from kombu.message import Message
 from kombu.transport import virtual
 from kombu.utils import functional
+from redis import Sentinel
+from redis.cluster import ClusterNode, NodesManager, RedisCluster
+from redis.connection import ConnectionPool
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock import _celery
 from celery_singleton_lock._celery import WorkerRequest, gives_back
+from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.stores.redis import _redis_py
+from celery_singleton_lock.worker import remote_control
 from docs import celery_inside
 
 PACKAGE = Path(_celery.__file__).parent
@@ -66,6 +87,65 @@ INSIDE = (
     "celery.worker.state",
     "celery.worker.request",
     "kombu.utils.functional",
+)
+
+#: Names of these libraries that other modules import: whole modules, and single names. A further one belongs here if it
+#: is documented, and otherwise in `_celery` or its like.
+LIBRARIES = ("amqp", "billiard", "celery", "kombu", "redis")
+IMPORTED = (
+    "amqp",
+    "celery.Celery",
+    "celery.Task",
+    "celery.app.app_or_default",
+    "celery.app.control",
+    "celery.app.task.Context",
+    "celery.beat",
+    "celery.bin.base.CeleryCommand",
+    "celery.bin.base.CeleryOption",
+    "celery.bootsteps",
+    "celery.contrib.django.task.DjangoTask",
+    "celery.exceptions",
+    "celery.result",
+    "celery.signals",
+    "celery.states",
+    "celery.utils.dispatch.Signal",
+    "celery.utils.imports.qualname",
+    "celery.utils.imports.symbol_by_name",
+    "celery.utils.log.get_logger",
+    "celery.utils.time",
+    "celery.utils.uuid",
+    "celery.uuid",
+    "celery.worker.control",
+    "kombu.compression.compress",
+    "kombu.exceptions",
+    "kombu.serialization",
+    "kombu.utils.json",
+    "redis.Redis",
+    "redis.backoff",
+    "redis.cluster.RedisCluster",
+    "redis.connection.Connection",
+    "redis.connection.ConnectionPool",
+    "redis.connection.parse_url",
+    "redis.crc.key_slot",
+    "redis.exceptions",
+    "redis.retry",
+    "redis.sentinel",
+)
+
+#: Classes that have undocumented attributes, and the names of theirs that other modules use, here or of something else.
+CLASSES = (
+    *(Celery, celery.Task, AMQP, Queues, Backend, Control, Inspect),
+    *(RedisCluster, NodesManager, ConnectionPool, SentinelConnectionPool, Sentinel),
+)
+READ = frozenset(
+    """
+    AsyncResult EXCEPTION_STATES READY_STATES Task TimeoutError acks_on_failure active_queues amqp as_uri
+    before_start broadcast callback connection_class connection_for_read connection_for_write
+    connection_kwargs delete disconnect echo encoder execute_command exists finalize flushall get_connection
+    get_state get_task_meta is_master loader max_retries ping producer_or_acquire query_task queue_arguments
+    register_script registered reject_on_worker_lost retry_on_worker_lost router save select send_event
+    serializer service_name set soft_time_limit store_result time_limit touch type user_options utc
+    """.split()  # noqa: SIM905 - as a list it takes fifty lines
 )
 
 #: Private names that are documented, and therefore as good as public.
@@ -170,6 +250,41 @@ class TestOtherModulesUseNoPrivateParts:
         found = {name for name in imports(ast.parse(path.read_text())) if f"{name}.".startswith(tuple(INSIDE_PREFIXES))}
         assert not found
 
+    def test_modules_import_what_is_listed(self) -> None:
+        found = {name for path in MODULES for name in imported_names(ast.parse(path.read_text()))}
+        unknown = {name for name in found if not f"{name}.".startswith(tuple(f"{known}." for known in IMPORTED))}
+        assert unknown == set(), "list it if it is documented; give it a name in _celery.py otherwise"
+
+    def test_modules_read_listed_attributes(self) -> None:
+        """By their names alone: one that we define, too, is not found."""
+        theirs = {name for cls in CLASSES for name in attributes(cls)}
+        ours = {name for path in MODULES for name in own_names(ast.parse(path.read_text()))}
+        builtin = {name for cls in (dict, list, str, bytes, BaseException) for name in dir(cls)}
+        used = {name for path in MODULES for _, name in names_used(ast.parse(path.read_text()))}
+        unknown = {name for name in used & theirs - ours - builtin - READ if not name.startswith("_")}
+        assert unknown == set(), "list it if it is documented, or of another class; name it in _celery.py otherwise"
+
+    def test_modules_write_into_nothing_foreign(self) -> None:
+        found = {(path.name, line) for path in MODULES for line in foreign_writes(ast.parse(path.read_text()))}
+        assert found == set()
+
+    def test_this_check_finds_what_is_undocumented(self) -> None:
+        tree = ast.parse("from redis.connection import DefaultParser\nimport kombu.pools\nfrom celery import uuid")
+        assert set(imported_names(tree)) == {"redis.connection.DefaultParser", "kombu.pools", "celery.uuid"}
+        theirs = {name for cls in CLASSES for name in attributes(cls)}
+        for name in (
+            "consume_from",
+            "mark_as_failure",
+            "nodes_manager",
+            "producer_pool",
+            "sentinel_manager",
+            "sentinels",
+        ):
+            assert name in theirs - READ
+        lines = ["from celery import Task", "setattr(Task, 'x', 1)", "Task.y = 2", "vars(a)['z'] = 3"]
+        lines += ["vars(a).setdefault('z', 4)", "setattr(self, 'x', 5)", "self.y = vars(a)['z']"]
+        assert list(foreign_writes(ast.parse("\n".join(lines)))) == [2, 3, 4, 5]
+
     def test_this_check_finds_private_names(self) -> None:
         tree = ast.parse("from celery import _state\nclass A(B):\n  def f(self): return self._heap, getattr(b, '_x')")
         assert {name for _, name in names_used(tree)} == {"_heap", "_x"}
@@ -209,6 +324,53 @@ def imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    """What a module imports of other libraries, each name with its module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and is_of_library(node.module or ""):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if "." in alias.name and is_of_library(alias.name))
+
+
+def attributes(cls: type) -> Iterator[str]:
+    """The names of a class, and of the attributes that its instances get."""
+    for owner in cls.__mro__:
+        if is_of_library(owner.__module__):
+            yield from vars(owner)
+            tree = ast.parse(dedent(inspect.getsource(owner)))
+            yield from (
+                it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute) and isinstance(it.ctx, ast.Store)
+            )
+
+
+def foreign_writes(tree: ast.AST) -> Iterator[int]:
+    """The lines that give an attribute to an imported class of another library, or to anything by `vars`."""
+    theirs = {name.rpartition(".")[2] for name in imported_names(tree)}
+    for node in ast.walk(tree):
+        owner = changed(node)
+        if is_vars(owner) or (isinstance(owner, ast.Name) and owner.id in theirs):
+            yield node.lineno  # type: ignore[attr-defined]
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """What gets an attribute or an item by this."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+        return node.args[0]
+    is_method = isinstance(node, ast.Attribute) and node.attr in ("setdefault", "update", "pop")
+    if isinstance(node, ast.Attribute | ast.Subscript) and (is_method or isinstance(node.ctx, ast.Store)):
+        return node.value
+    return None
+
+
+def is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in LIBRARIES
+
+
+def is_vars(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "vars"
 
 
 class TestDeclared:
@@ -463,6 +625,52 @@ class TestTask:
         assert found == [(task.name, "inside.outer")]
 
 
+class TestProducer:
+    """A message is sent by a producer that is acquired when its lock is granted, as Celery would acquire it."""
+
+    @pytest.fixture
+    def app(self) -> Celery:
+        return Celery(broker=f"memory://{uuid()}", set_as_current=False)  # Apps of one broker share a pool.
+
+    def test_free_one_is_returned(self, app: Celery) -> None:
+        context = _celery.context_of_producer(app, None)
+        assert context.__enter__() is context
+        assert len(app.producer_pool._dirty) == 1
+        context.__exit__(None, None, None)
+        assert len(app.producer_pool._dirty) == 0
+
+    def test_next_free_one_is_waited_for(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool, producer = app.producer_pool, app.producer_pool.acquire()
+
+        def acquire(block: bool = False, **_: Any) -> Any:
+            if not block:
+                raise pool.LimitExceeded(pool.limit)
+            return producer
+
+        monkeypatch.setattr(pool, "acquire", acquire)
+        context = _celery.context_of_producer(app, None)
+        assert context.__enter__() is producer
+        assert len(pool._dirty) == 1
+        context.__exit__(None, None, None)
+        assert len(pool._dirty) == 0
+
+    def test_given_one_stays_with_its_owner(self, app: Celery) -> None:
+        with app.producer_pool.acquire() as given:
+            context = _celery.context_of_producer(app, given)
+            assert context.__enter__() is given
+            context.__exit__(None, None, None)
+            assert len(app.producer_pool._dirty) == 1
+
+    def test_connection_that_has_failed_is_replaced(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        context = _celery.context_of_producer(app, None)
+        connection = context.__enter__().__connection__
+        replaced: list[Any] = []
+        monkeypatch.setattr(connection._pool, "replace", replaced.append)
+        context.__exit__(OSError, OSError("gone"), None)
+        assert replaced == [connection]
+        assert len(app.producer_pool._dirty) == 0
+
+
 class TestSetting:
     @pytest.mark.parametrize("namespace", [None, "CELERY", "shop_"])
     @pytest.mark.parametrize(
@@ -548,6 +756,18 @@ class TestMessages:
         assert "_receive_callback" in Consumer._basic_consume.__code__.co_names
         assert "callbacks" in inspect.getsource(importlib.import_module("amqp.channel").Channel.basic_consume)
 
+    def test_consumed_queues_are_those_that_were_chosen(self, app: Celery) -> None:
+        """Otherwise a message that is put back goes to a queue that this worker does not read."""
+        app.conf.task_queues = [Queue("one"), Queue("two", Exchange("all", type="fanout"))]
+        assert set(_celery.consumed_queues(app)) == {"one", "two"}
+        assert _celery.consumed_queues(app)["two"].exchange.type == "fanout"
+        app.amqp.queues.select(["one"])
+        assert set(_celery.consumed_queues(app)) == {"one"}
+        app.amqp.queues.select_add("three")
+        assert set(_celery.consumed_queues(app)) == {"one", "three"}
+        app.amqp.queues.deselect(["one"])
+        assert set(_celery.consumed_queues(app)) == {"three"}
+
     def test_queues_that_an_exchange_routes_to_are_known(self, channel: Any) -> None:
         queue = Queue("reached", routing_key="a-key")(channel)
         queue.declare()
@@ -565,6 +785,29 @@ class TestMessages:
         assert "sleep" in functional.retry_over_time.__code__.co_names
 
 
+def test_command_announces_the_options_of_the_app(app: Celery) -> None:
+    """`celery locks` is started with them like Celery's own commands."""
+    announced: list[Any] = []
+
+    def announce(app: Celery, options: Any, **_: Any) -> None:
+        announced.append((app, options))
+
+    def command(ctx: Any, as_json: bool, **_: Any) -> Any:
+        """What it is for."""
+        return ctx, as_json
+
+    app.user_options["preload"].add(click.Option(["--tenant"]))
+    ctx = SimpleNamespace(obj=SimpleNamespace(app=app))
+    user_preload_options.connect(announce)
+    try:
+        made = _celery.with_preload_options(command)
+        assert made(ctx, as_json=True, tenant="one") == (ctx, True)
+    finally:
+        user_preload_options.disconnect(announce)
+    assert announced == [(app, {"tenant": "one"})]
+    assert (made.__name__, made.__doc__) == ("command", "What it is for.")
+
+
 class TestWorkers:
     def test_command_is_sent_like_celerys_own(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[str] = []
@@ -573,6 +816,16 @@ class TestWorkers:
         assert asked == ["locks"]
         assert "_request" in Inspect.report.__code__.co_names
 
+    def test_added_methods_are_those_of_each_app_and_hide_none_of_celerys(self, app: Celery) -> None:
+        assert isinstance(app.control, Control)
+        assert isinstance(app.control.inspect(), Inspect)
+        its = set(own_names(ast.parse(inspect.getsource(importlib.import_module("celery.app.control")))))
+        for owner, name in ((app.control, "release_lock"), (app.control.inspect(), "locks")):
+            assert getattr(owner, name).__module__ == remote_control.__name__
+            assert name not in its
+        assert app.control.inspect().singleton_lock.__module__ == peers.__name__
+        assert "singleton_lock" not in its
+
     def test_app_without_a_result_backend_keeps_no_results(self) -> None:
         for url, keeps in ((None, False), ("cache+memory://", True)):
             assert _celery.keeps_results(Celery("results", backend=url, set_as_current=False).backend) is keeps
@@ -580,6 +833,39 @@ class TestWorkers:
     @pytest.mark.parametrize(("name", "forks"), [("prefork", True), ("threads", False), ("solo", False)])
     def test_pool_is_known_by_its_class(self, name: str, forks: bool) -> None:
         assert _celery.is_prefork(get_implementation(name)) is forks
+
+    @pytest.mark.parametrize(("state", "call_errbacks"), [("REVOKED", False), ("FAILURE", True)])
+    def test_end_is_recorded_for_the_chain_the_chord_and_the_errbacks(
+        self, state: str, call_errbacks: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise whoever waits for an execution that a held lock has ended waits forever."""
+        backend: Any = Celery(set_as_current=False, backend="cache+memory://").backend
+        told: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(backend, "on_chord_part_return", lambda request, *its: told.append(("chord", *its)))
+        monkeypatch.setattr(backend, "_call_task_errbacks", lambda *_: told.append(("errbacks",)))
+        task_id, later_id = uuid(), uuid()  # This backend is common to all apps.
+        later = {"task": "later", "options": {"task_id": later_id}}
+        request = Context(id=task_id, chord={"task": "body"}, chain=[later], errbacks=[later])
+        error = ValueError("locked")
+        _celery.record_end(
+            backend, task_id, error, request, state=state, store_result=True, call_errbacks=call_errbacks
+        )
+        assert [backend.get_state(its) for its in (task_id, later_id)] == [state, state]
+        assert told == [("chord", state, error), *[("errbacks",)] * call_errbacks]
+
+    def test_end_that_nobody_asks_for_is_not_stored(self) -> None:
+        backend: Any = Celery(set_as_current=False, backend="cache+memory://").backend
+        task_id = uuid()
+        _celery.record_end(
+            backend,
+            task_id,
+            ValueError("locked"),
+            Context(id=task_id),
+            state="REVOKED",
+            store_result=False,
+            call_errbacks=False,
+        )
+        assert backend.get_state(task_id) == "PENDING"
 
     @pytest.mark.parametrize(("url", "once"), [("redis://", True), ("cache+memory://", False), ("disabled://", False)])
     def test_parts_of_a_chord_are_counted_once_on_redis(self, url: str, once: bool) -> None:
@@ -649,6 +935,13 @@ class TestScheduler:
             assert {"is_due", "reserve", "apply_entry", "populate_heap", "producer"} <= used
             assert {"schedules_equal", "old_schedulers", "schedule"} <= used
 
+    def test_scheduler_is_known_by_its_short_name(self) -> None:
+        """Otherwise the doctor warns about a beat that is exclusive, and is silent about one that is not."""
+        assert _celery.named_schedulers()["exclusive"] == "celery_singleton_lock.beat:ExclusiveScheduler"
+        its = Service.get_scheduler
+        assert inspect.signature(its).parameters["extension_namespace"].default == "celery.beat_schedulers"
+        assert {"load_extension_class_names", "symbol_by_name"} <= set(its.__code__.co_names)
+
     def test_connection_and_scheduler_are_made_on_demand(self, app: Celery, scheduler: Scheduler) -> None:
         assert isinstance(vars(Scheduler)["connection"], cached_property)
         assert isinstance(vars(Service)["scheduler"], cached_property)
@@ -665,3 +958,59 @@ class TestScheduler:
 def test_socket_of_a_connection_is_found(request: pytest.FixtureRequest) -> None:
     connection: Any = SimpleNamespace(_sock=(opened := object()))
     assert _redis_py.socket_of(connection) is opened
+
+
+class TestErrors:
+    """A server's error is raised as the exception of redis-py that says what to do about it."""
+
+    @pytest.mark.parametrize(
+        ("text", "kind", "said"),
+        [
+            ("NOSCRIPT No matching script.", NoScriptError, "No matching script."),
+            ("NOPERM this user has no permissions", NoPermissionError, "this user has no permissions"),
+            ("READONLY You can't write", ReadOnlyError, "You can't write"),
+            ("TRYAGAIN Multiple keys", TryAgainError, "Multiple keys"),
+            ("CLUSTERDOWN Hash slot not served", ClusterDownError, "Hash slot not served"),
+            ("MOVED nowhere", ResponseError, "MOVED nowhere"),
+            ("WRONGTYPE Operation against a key", ResponseError, "WRONGTYPE Operation against a key"),
+        ],
+    )
+    def test_error_is_known_by_its_code(self, text: str, kind: type[Exception], said: str) -> None:
+        error = _redis_py.error_of(text)
+        assert type(error) is kind
+        assert said in str(error)
+
+    @pytest.mark.parametrize(("code", "kind"), [("MOVED", MovedError), ("ASK", AskError)])
+    def test_redirection_says_where_to(self, code: str, kind: type[Exception]) -> None:
+        error: Any = _redis_py.error_of(f"{code} 866 127.0.0.1:7002")
+        assert isinstance(error, kind)
+        assert (error.slot_id, error.host, error.port) == (866, "127.0.0.1", 7002)
+
+
+class TestClients:
+    """Locks share the connections of clients that connect in the same way."""
+
+    @pytest.fixture
+    def nodes(self, monkeypatch: pytest.MonkeyPatch) -> NodesManager:
+        monkeypatch.setattr(NodesManager, "initialize", lambda *_, **__: None)  # It would look for the nodes.
+        return NodesManager([ClusterNode("127.0.0.1", 7000), ClusterNode("127.0.0.1", 7001)], password="x")
+
+    def test_nodes_and_options_of_a_cluster_are_found(self, nodes: NodesManager) -> None:
+        cluster: Any = SimpleNamespace(nodes_manager=nodes)
+        shared, start, options = _redis_py.nodes_of(cluster)
+        assert shared is nodes
+        assert sorted(start) == [("127.0.0.1", 7000), ("127.0.0.1", 7001)]
+        assert options["password"] == "x"
+        assert inspect.getsource(RedisCluster).count("self.nodes_manager = ") == 1, "it never gets another"
+
+    def test_sentinels_of_a_pool_are_found(self) -> None:
+        pool = Sentinel([("127.0.0.1", 26379), ("127.0.0.1", 26380)]).master_for("mymaster").connection_pool
+        ports = [sentinel.connection_pool.connection_kwargs["port"] for sentinel in _redis_py.sentinels_of(pool)]
+        assert ports == [26379, 26380]
+
+    def test_attribute_lasts_for_as_long_as_the_pool(self, nodes: NodesManager) -> None:
+        """Otherwise connections are closed that locks still use."""
+        for shared in (ConnectionPool(), nodes):
+            _redis_py.attributes_of(shared)["_ours"] = ours = object()
+            shared.reset()
+            assert getattr(shared, "_ours") is ours  # noqa: B009 - they do not know it

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
-from redis.connection import Connection
+from redis import Redis
+from redis.cluster import NodesManager, RedisCluster
+from redis.connection import Connection, DefaultParser
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+from redis.sentinel import SentinelConnectionPool
 
 #: The versions that were read for this.
 LOOKED_AT = {"redis": ("5.0.0", "8.1.0")}
+
+#: redis-py before 6 knows these in its cluster client only.
+_OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
+    "ASK": AskError,
+    "MOVED": MovedError,
+    "TRYAGAIN": TryAgainError,
+    "CLUSTERDOWN": ClusterDownError,
+}
 
 
 def socket_of(connection: Connection) -> socket.socket:
@@ -22,6 +34,53 @@ def socket_of(connection: Connection) -> socket.socket:
     """
     opened: socket.socket = cast("Any", connection)._sock
     return opened
+
+
+def error_of(text: str) -> Exception:
+    """The exception for a server's error, as redis-py's clients raise it.
+
+    Promise: a script is sent by its text where its digest is unknown, a key is looked for where it has moved to, and a
+    server that refuses a command is told from one that does not answer.
+    Touches: redis.connection.DefaultParser, redis.connection.DefaultParser.parse_error
+    """
+    code, _, rest = text.partition(" ")
+    try:
+        found: Exception = (
+            _OF_CLUSTER[code](rest) if code in _OF_CLUSTER else cast("Any", DefaultParser).parse_error(text)
+        )
+    except ValueError:  # MOVED, without saying where to.
+        found = ResponseError(text)
+    return found
+
+
+def nodes_of(client: RedisCluster) -> tuple[NodesManager, Sequence[tuple[str, int]], Mapping[str, Any]]:
+    """What a cluster's client has for as long as it lives, the nodes that it begins with, and its connections' options.
+
+    Promise: clients of a cluster that connect in the same way share connections, which go with the last of them.
+    Touches: redis.cluster.RedisCluster.nodes_manager, redis.cluster.NodesManager.startup_nodes,
+    redis.cluster.NodesManager.connection_kwargs
+    """
+    nodes: NodesManager = client.nodes_manager
+    return nodes, [(node.host, node.port) for node in nodes.startup_nodes.values()], nodes.connection_kwargs
+
+
+def sentinels_of(pool: SentinelConnectionPool) -> Sequence[Redis]:
+    """The clients of the Sentinels that a pool asks for the master; their order changes.
+
+    Promise: the doctor asks each Sentinel which server is the master; clients that ask other Sentinels share nothing.
+    Touches: redis.sentinel.SentinelConnectionPool.sentinel_manager, redis.sentinel.Sentinel.sentinels
+    """
+    sentinels: Sequence[Redis] = cast("Any", pool).sentinel_manager.sentinels
+    return sentinels
+
+
+def attributes_of(shared: object) -> dict[str, Any]:
+    """The attributes of a client's pool, or of what a cluster's client has, to which ours can be added.
+
+    Promise: as for `nodes_of`, whatever the clients are.
+    Touches: redis.connection.ConnectionPool.__dict__, redis.cluster.NodesManager.__dict__
+    """
+    return vars(shared)
 
 
 @cache

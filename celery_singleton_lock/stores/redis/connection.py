@@ -11,28 +11,23 @@ import encodings.idna  # noqa: F401 - or the first look-up of a host does it, ma
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import hiredis
 from redis.connection import Connection as RedisPyConnection
-from redis.connection import DefaultParser
 from redis.exceptions import (
-    AskError,
-    ClusterDownError,
     ConnectionError,
     InvalidResponse,
-    MovedError,
     NoScriptError,
     RedisError,
     ResponseError,
     TimeoutError,
-    TryAgainError,
 )
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.stores.redis._redis_py import socket_of
+from celery_singleton_lock.stores.redis._redis_py import error_of, socket_of
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready, Sent
 from celery_singleton_lock.stores.redis.wire import Wire
 
@@ -43,14 +38,6 @@ _ASKING: Sequence[Command] = (("ASKING",),)
 _READ = 65_536
 
 _WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
-
-#: redis-py before 6 knows these in its cluster client only.
-_OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
-    "ASK": AskError,
-    "MOVED": MovedError,
-    "TRYAGAIN": TryAgainError,
-    "CLUSTERDOWN": ClusterDownError,
-}
 
 
 def packed(command: Sent) -> bytes:
@@ -325,12 +312,7 @@ def _error(text: str) -> Exception:
     """A server's error as redis-py's exception; an error of a command in a script (Redis 6) as the command's own."""
     within = _WITHIN_SCRIPT.search(text)
     text = within.group(1) if within else text
-    code, _, rest = text.partition(" ")
-    try:
-        found: Exception = _OF_CLUSTER[code](rest) if code in _OF_CLUSTER else DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
-    except ValueError:  # MOVED, without saying where to.
-        found = ResponseError(text)
-    return found
+    return error_of(text)
 
 
 def _as_redis_py_says(error: OSError, doing: str) -> Exception:

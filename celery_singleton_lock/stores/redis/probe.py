@@ -19,6 +19,7 @@ from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.redis import address, inspect
+from celery_singleton_lock.stores.redis._redis_py import sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.lock_answers import parse_held
 from celery_singleton_lock.stores.redis.script import Command
@@ -116,7 +117,7 @@ class Servers:
         if backend.kind is Kind.SENTINEL:
             self._master = options["master_name"]
             pool: Any = address.of_sentinels(backend, options)
-            self._sentinels = pool.sentinel_manager.sentinels
+            self._sentinels = sentinels_of(pool)
             self._each = [(f"the master {self._master}", Server(pool))]
         elif backend.kind is Kind.CLUSTER:
             self._cluster = Cluster(*address.of_cluster(backend, options))
