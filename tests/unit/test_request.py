@@ -533,21 +533,21 @@ class TestTwoDeliveriesInOneWorker:
     def test_run_is_found_by_its_id_after_a_copy_has_ended(self, run: SingletonRequest, copy: SingletonRequest) -> None:
         copy.on_accepted(2, time.monotonic())
         copy.on_failure(info(Ignore()), return_ok=True)
-        assert state.requests == {run.id: run}
+        assert state.requests.get(run.id) is run
 
     def test_run_is_found_by_its_id_after_a_copy_was_revoked(
         self, run: SingletonRequest, copy: SingletonRequest
     ) -> None:
         revoked.add(copy.id)
         assert copy.revoked()
-        assert state.requests == {run.id: run}
+        assert state.requests.get(run.id) is run
 
     def test_run_is_found_by_its_id_after_a_copy_has_reached_a_hard_time_limit(
         self, run: SingletonRequest, copy: SingletonRequest
     ) -> None:
         copy.on_accepted(2, time.monotonic())
         copy.on_timeout(soft=False, timeout=1.0)
-        assert state.requests == {run.id: run}
+        assert state.requests.get(run.id) is run
 
     @pytest.mark.parametrize("first", ["run", "copy"])
     def test_each_delivery_is_terminated_once(self, run: SingletonRequest, copy: SingletonRequest, first: str) -> None:
