@@ -137,7 +137,7 @@ class LockUnavailable(SingletonLockError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"no lock from {self.server}: {self.reason or 'no answer'}"
+        return f"lock server {self.server}: {self.reason or 'no answer'}"
 
 
 class StaleFence(SingletonLockError):

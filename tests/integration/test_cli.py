@@ -206,7 +206,7 @@ class TestShow:
 
 
 def test_locks_that_cannot_be_seen_are_an_error(shop: Shop) -> None:
-    for backend, reason in (("memory://", "belong to one process"), ("redis://127.0.0.1:1", "no lock from")):
+    for backend, reason in (("memory://", "belong to one process"), ("redis://127.0.0.1:1", "lock server")):
         shown = ask(shop, "list", singleton_lock_backend=backend)
         assert shown.exit_code == 1
         assert reason in shown.stderr
@@ -217,5 +217,5 @@ def test_program_has_the_commands_and_reports_errors_without_a_traceback(shop: S
     assert all(command in told for command in ("list", "show", "release", "clear"))
     refused = of_shop(shop, "list", singleton_lock_backend="redis://127.0.0.1:1")
     assert refused.returncode == 1
-    assert "Error: no lock from redis://127.0.0.1:1" in refused.stderr
+    assert "Error: lock server redis://127.0.0.1:1" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -146,7 +146,7 @@ def test_worker_says_that_the_lock_server_does_not_answer(
     key = key_of(shop)
     own_redis.kill()
     for told in (inspected(shop), released(shop, key)):
-        assert told["error"].startswith("no lock from redis://127.0.0.1")
+        assert told["error"].startswith("lock server redis://127.0.0.1")
 
 
 def test_programs_list_the_commands(shop: Shop) -> None:

@@ -176,7 +176,7 @@ class TestOnTheCommandLine:
 
     @pytest.mark.parametrize(
         ("broker", "reason"),
-        [("memory://", "cannot be seen from here"), ("redis://127.0.0.1:1", "unknown: no lock from")],
+        [("memory://", "cannot be seen from here"), ("redis://127.0.0.1:1", "unknown: lock server")],
     )
     def test_key_is_shown_even_if_the_holder_cannot_be(self, broker: str, reason: str) -> None:
         shown = self._run("ship", "7", broker=broker)

@@ -52,7 +52,7 @@ def test_outage_is_reported_at_its_start_at_half_time_and_at_its_end(
     outage = Outage(lambda: [Lease("export", 1020.0), Lease("bill", 1010.0)])
     outage.failed(SILENT)
     assert said() == [
-        f"WARNING no lock from {SERVER}: ConnectionError: refused; trying again; 2 leases are given up unless "
+        f"WARNING lock server {SERVER}: ConnectionError: refused; trying again; 2 leases are given up unless "
         "they are renewed, the first in 10.0 s: task shop.bill[id] (tenant_id=7), p:1:{bill}"
     ]
     for now[0] in (1000.5, 1001.0, 1002.0):
@@ -98,7 +98,7 @@ def test_outage_goes_on_despite_answers_between_failures(now: list[float], said:
         outage.failed(SILENT)
         outage.answered(SERVER)
         now[0] += QUIET / 2
-    assert said() == [f"WARNING no lock from {SERVER}: ConnectionError: refused; trying again"]
+    assert said() == [f"WARNING lock server {SERVER}: ConnectionError: refused; trying again"]
 
 
 def test_outage_lasts_until_the_first_answer(now: list[float], said: Callable[[], list[str]]) -> None:
@@ -139,5 +139,5 @@ def test_end_is_at_most_a_warning(
     now[0] += QUIET
     outage.answered(SERVER)
     began, ended = said()
-    assert began == f"{begins} nothing is sent: no lock from {SERVER}: ConnectionError: refused"
+    assert began == f"{begins} nothing is sent: lock server {SERVER}: ConnectionError: refused"
     assert ended.startswith(f"{ends} {SERVER} answers again")

@@ -100,7 +100,7 @@ def test_silence_that_is_over_when_it_is_looked_into_is_one_line(
     server.is_silent = False
     watch.look("k", "reset")
     until(lambda: server.asked and not threads())
-    assert said(server.name) == said("no lock from redis://locks: reset; it answers by now") == ["WARNING"]
+    assert said(server.name) == said("lock server redis://locks: reset; it answers by now") == ["WARNING"]
 
 
 def test_other_answers_do_not_end_an_outage(
