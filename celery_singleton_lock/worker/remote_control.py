@@ -21,10 +21,11 @@ from celery.worker.control import control_command, inspect_command
 
 from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock._celery import active_requests, add_method, ask_each_worker
-from celery_singleton_lock.errors import LockUnavailable, with_label
+from celery_singleton_lock.errors import InvalidOption, LockUnavailable, with_label
 from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.keys.key import has_form_of_key, is_key
 from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.stores.store import Store
@@ -54,16 +55,26 @@ def locks(state: Any, **_: Any) -> Any:
 
 
 def _key_in_command(text: str) -> str:
-    """The key that `celery control` was given; a text that cannot be a key ends the command, and no worker is asked.
+    """The key that `celery control` was given. If it cannot be one of the app, the command ends, and asks no worker.
 
     Otherwise the exit status would be 0: Celery's own is 0 as soon as a worker answers, even with an error.
     """
-    if has_form_of_key(text.removesuffix(":run")):
+    key, prefix = text.removesuffix(":run"), _prefix()
+    if has_form_of_key(key) if prefix is None else is_key(prefix, key):
         return text
     raise click.UsageError(
-        f"{cleaned.value_shown(text)} is not the key of a lock; celery inspect locks shows those that are held "
-        "(quote them for the shell)"
+        f"{cleaned.value_shown(text)} is not the key of a lock{'' if prefix is None else ' of this app'}; "
+        "celery inspect locks shows those that are held (quote them for the shell)"
     )
+
+
+def _prefix() -> str | None:
+    """What keys of the command line's app begin with; None if that is unknown here: it may be given a broker alone."""
+    context = click.get_current_context(silent=True)
+    try:
+        return None if context is None else Settings.from_app(context.obj.app).prefix
+    except (AttributeError, InvalidOption):
+        return None
 
 
 @control_command(name="release_lock", args=[("key", _key_in_command)], signature="<key>")

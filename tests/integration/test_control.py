@@ -156,7 +156,8 @@ def test_programs_list_the_commands(shop: Shop) -> None:
 
 def test_program_refuses_what_cannot_be_a_key(shop: Shop) -> None:
     start(shop, "one")
-    for wrong in ("report", "{job:12}", f"singleton_lock:1:{{job:{'0' * 32}}}:other"):
+    of_another_app = f"elsewhere:1:{{job:{'0' * 32}}}"
+    for wrong in ("report", "{job:12}", f"singleton_lock:1:{{job:{'0' * 32}}}:other", of_another_app):
         answer = celery("control", "release_lock", wrong, env=environment_of(shop))
         assert answer.returncode == 2
         assert "is not the key of a lock" in answer.stderr
