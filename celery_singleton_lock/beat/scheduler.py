@@ -61,7 +61,8 @@ class ExclusiveScheduler(Scheduler):
         self._arguments = kwargs
         self._inner: Claiming | None = None
         self._ticking = False
-        self._outage = Outage(begins="beat: nothing is sent until the lock server answers: %s%s", level=logging.ERROR)
+        begins = "beat: nothing is sent until the lock server answers (celery locks doctor shows what to do): %s%s"
+        self._outage = Outage(begins=begins, level=logging.ERROR)
         super().__init__(app, lazy=True, **kwargs)
         self._leadership: Leadership | None = None
         if lazy:

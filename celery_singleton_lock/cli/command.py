@@ -14,7 +14,8 @@ from celery.bin.base import CeleryCommand, CeleryOption
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import with_preload_options
-from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.diagnosis.servers import unusable
+from celery_singleton_lock.errors import LockUnavailable, SingletonLockError
 from celery_singleton_lock.runtime import Runtime
 
 #: An option of this package.
@@ -64,8 +65,14 @@ def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]
             raise click.ClickException(IN_MEMORY)
         yield runtime
     except SingletonLockError as error:
-        said, hint = cleaned.line(str(error)), without_app(ctx)
-        raise click.ClickException(f"{hint}\n{said}" if hint else said) from error
+        lines = [without_app(ctx), cleaned.line(str(error)), _remedy(error)]
+        raise click.ClickException("\n".join(filter(None, lines))) from error
+
+
+def _remedy(error: SingletonLockError) -> str:
+    if not isinstance(error, LockUnavailable):
+        return ""
+    return f"-> {unusable(error.server, error.reason).remedy}"
 
 
 def without_app(ctx: click.Context) -> str:

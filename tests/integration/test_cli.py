@@ -218,4 +218,5 @@ def test_program_has_the_commands_and_reports_errors_without_a_traceback(shop: S
     refused = of_shop(shop, "list", singleton_lock_backend="redis://127.0.0.1:1")
     assert refused.returncode == 1
     assert "Error: lock server redis://127.0.0.1:1" in refused.stderr
+    assert "-> start it, or correct host, port and TLS (rediss://) in singleton_lock_backend" in refused.stderr
     assert "Traceback" not in refused.stderr
