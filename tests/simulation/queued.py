@@ -227,10 +227,10 @@ class Queued:
 
     # What the world sees
 
-    def is_lost(self, task_id: str) -> None:
-        """The broker has lost a copy of this message."""
+    def is_lost(self, task_id: str, *, is_retry: bool) -> None:
+        """The broker has lost a copy. The attempt that sent a retry may still be there, but does not send it again."""
         self.run.note("is lost", task_id, by="broker")
-        if task_id not in self.world.broker.ids() and not self._runs(task_id):
+        if is_retry or (task_id not in self.world.broker.ids() and not self._runs(task_id)):
             self.lost.add(task_id)
             for claim in self._claims_of(task_id):
                 claim.is_void = True

@@ -168,7 +168,8 @@ def _way(world: Any, fault: Fault, **how: Any) -> None:
 
 def _lost(world: Any, fault: Fault, number: int | None) -> None:
     for message in world.broker.lose(number):
-        world.senders_queue.is_lost(str(message["headers"].get("id")))
+        headers = message["headers"]
+        world.senders_queue.is_lost(str(headers.get("id")), is_retry=bool(headers.get("retries")))
 
 
 def _revoked(world: Any, fault: Fault) -> None:
