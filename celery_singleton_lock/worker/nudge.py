@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from weakref import finalize
+
+from celery_singleton_lock.worker.pipe import Pipe
 
 
-class Nudge:
-    """Closed when nobody has it any more: the number of a closed descriptor may be reused, and be written to.
-
-    Attributes:
-        descriptor: the descriptor to watch; readable from a nudge on, until the nudge is taken.
-    """
-
-    def __init__(self) -> None:
-        self.descriptor, self._writer = os.pipe()
-        for each in self.descriptor, self._writer:
-            os.set_blocking(each, False)
-            finalize(self, os.close, each).atexit = False
+class Nudge(Pipe):
+    """Wakes the thread that watches its descriptor."""
 
     def give(self) -> None:
         """Wake the thread; may be called in a signal handler."""

@@ -9,9 +9,9 @@ import json
 import os
 import select
 from contextlib import suppress
-from weakref import finalize
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock.worker.pipe import Pipe
 
 #: The most bytes of a report: up to this, a write is all or nothing (POSIX guarantees 512, Linux 4096).
 MAX_SIZE = min(select.PIPE_BUF, 4096)
@@ -20,18 +20,8 @@ MAX_SIZE = min(select.PIPE_BUF, 4096)
 _ALL = 1 << 20
 
 
-class Silences:
-    """Reports of questions without an answer; made before the pool forks.
-
-    Attributes:
-        descriptor: the descriptor to watch; readable from a report on, until the reports are taken.
-    """
-
-    def __init__(self) -> None:
-        self.descriptor, self._writer = os.pipe()
-        for each in self.descriptor, self._writer:
-            os.set_blocking(each, False)
-            finalize(self, os.close, each).atexit = False
+class Silences(Pipe):
+    """Reports of questions without an answer; made before the pool forks."""
 
     def report(self, key: str, reason: str) -> None:
         """In a process of the pool; never waits."""
