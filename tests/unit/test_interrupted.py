@@ -22,6 +22,10 @@ from celery_singleton_lock.stores.memory import MemoryStore
 #: The number of interruptions.
 TIMES = 2000
 
+#: Seconds until the next signal, if what the first one raises is lost: Python ignores it in a callback of the garbage
+#: collector, and hypothesis has one.
+AGAIN = 0.5
+
 
 class Interrupted(Exception):
     pass
@@ -36,9 +40,12 @@ def interrupt() -> Iterator[Callable[[Callable[[], object]], None]]:
 
     def interrupt(work: Callable[[], object]) -> None:
         with suppress(Interrupted):
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-6, 120e-6))
-            while True:
-                work()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-6, 120e-6), AGAIN)
+                while True:
+                    work()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     before = signal.signal(signal.SIGALRM, raise_it)
