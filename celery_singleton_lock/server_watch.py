@@ -48,6 +48,8 @@ class ServerWatch:
         self._key = ""
         #: When to ask.
         self._ask_at = 0.0
+        #: When it was last asked from here: reports of other processes may come one after the other.
+        self._asked_at = 0.0
         #: Why another process got no answer.
         self._reported: str | None = None
         #: Whether the process that has forked this one watches the server.
@@ -57,6 +59,7 @@ class ServerWatch:
     def start_anew(self) -> None:
         """In the child of a fork."""
         self._is_left = self._report is not None
+        del self._leases[1:]  # Of other children.
         self._outage = Outage(self._at_risk, level=logging.DEBUG if self._is_left else logging.WARNING)
 
     def watch_for_children(self, report: Callable[[str, str], None], leases: Callable[[], Sequence[AtRisk]]) -> None:
@@ -67,7 +70,7 @@ class ServerWatch:
             leases: finds their leases.
         """
         self._report = report
-        self._leases.append(leases)
+        self._leases[1:] = [leases]
 
     def failed(self, error: LockUnavailable, key: str) -> None:
         """Note that the server did not answer a question about the lock with this key."""
@@ -85,10 +88,10 @@ class ServerWatch:
             self._outage.heard()
 
     def look(self, key: str, reason: str) -> None:
-        """Ask the server at once, since a process that was forked from this one got no answer."""
+        """Ask the server, a second after the last time, since a process that was forked from this one got no answer."""
         if not self._outage.is_under_way:
             self._reported = reason
-            self._ask_about(key, clock.now())
+            self._ask_about(key, max(clock.now(), self._asked_at + ASK_AFTER))
 
     def _at_risk(self) -> list[AtRisk]:
         return [lease for leases in self._leases for lease in leases()]
@@ -103,6 +106,7 @@ class ServerWatch:
             return left
         reported, self._reported = self._reported, None
         try:
+            self._asked_at = clock.now()
             self._ask(self._key)
         except LockUnavailable as error:
             self._outage.failed(error)

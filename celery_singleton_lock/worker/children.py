@@ -125,7 +125,7 @@ class _Child:
     def leased(self) -> Delivery | None:
         """What it carries out, if that has a lease."""
         delivery = self._running()
-        if delivery is None or delivery.hold() is None or delivery.give_up_at == math.inf:
+        if delivery is None or delivery.hold() is None or not clock.now() < delivery.give_up_at < math.inf:
             return None
         return delivery
 

@@ -219,7 +219,8 @@ class SingletonRequest(WorkerRequest):
     def terminate(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's, and for the message's other deliveries: Celery knows only one, which may be a waiting copy."""
         for request in self.others_at_work():
-            request._terminate(*args, **kwargs)
+            if isinstance(request, SingletonRequest):  # Not what has just replaced itself by this one.
+                request._terminate(*args, **kwargs)
         self._terminate(*args, **kwargs)
 
     def _terminate(self, *args: Any, **kwargs: Any) -> None:

@@ -559,6 +559,14 @@ class TestTwoDeliveriesInOneWorker:
             request.terminate(pool, "TERM")
         assert sorted(terminated) == [1, 2]
 
+    def test_request_without_a_lock_is_left_to_celery(
+        self, run: SingletonRequest, copy: SingletonRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A plain task may have replaced itself by an exclusive one, under the same id."""
+        monkeypatch.setattr(copy, "others_at_work", lambda: [SimpleNamespace(id=copy.id), run])
+        copy.terminate(SimpleNamespace(terminate_job=lambda *_: None), "TERM")
+        assert run.was_terminated
+
     def test_copy_that_has_not_begun_passes_the_termination_on(
         self, run: SingletonRequest, copy: SingletonRequest
     ) -> None:

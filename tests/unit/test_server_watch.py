@@ -103,6 +103,17 @@ def test_silence_that_is_over_when_it_is_looked_into_is_one_line(
     assert said(server.name) == said("lock server redis://locks: reset; it answers by now") == ["WARNING"]
 
 
+def test_reports_one_after_the_other_are_one_question_a_second(server: Server, watch: ServerWatch) -> None:
+    server.is_silent = False
+    watch.look("k", "reset")
+    until(lambda: server.asked and not threads())
+    asked = len(server.asked)
+    for _ in range(10):
+        watch.look("k", "reset")
+    until(lambda: len(server.asked) > asked and not threads())
+    assert len(server.asked) == asked + 1
+
+
 def test_other_answers_do_not_end_an_outage(
     server: Server, watch: ServerWatch, said: Callable[[str], list[str]]
 ) -> None:
