@@ -40,6 +40,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask often, and take the first answer for the end."""
     monkeypatch.setattr(server_watch, "ASK_AFTER", 0.02)
     monkeypatch.setattr("celery_singleton_lock.outage.QUIET", 0.0)
+    _others[:] = [it for it in threading.enumerate() if it.name == "singleton-lock-outage"]
 
 
 @pytest.fixture
@@ -59,8 +60,12 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
     return lambda text: [record.levelname for record in caplog.records if text in record.getMessage()]
 
 
+#: Threads of other tests, whose servers are gone for good.
+_others: list[threading.Thread] = []
+
+
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "singleton-lock-outage"]
+    return [it for it in threading.enumerate() if it.name == "singleton-lock-outage" and it not in _others]
 
 
 def test_end_is_noticed_by_a_process_that_needs_the_server_no_longer(
