@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import platform
 from contextlib import suppress
 from functools import cache
 from importlib import import_module, metadata
@@ -18,6 +19,8 @@ _OTHERS = (
     "billiard.heap",
     "billiard.popen_fork",
     "billiard.sharedctypes",
+    "billiard.synchronize",
+    "celery.app.events",
     "celery.app.log",
     "celery.apps.beat",
     "celery.apps.worker",
@@ -45,6 +48,10 @@ for _, name, _ in pkgutil.walk_packages(celery_singleton_lock.__path__, f"{celer
 for name in _OTHERS:
     with suppress(ImportError):  # Not in every version.
         import_module(name)
-for group in ("celery.commands", "celery.worker", "celery.consumer", "celery_singleton_lock.observers"):
+for group in (
+    *("celery.commands", "celery.worker", "celery.consumer", "celery.result_backends"),
+    "celery_singleton_lock.observers",
+):
     metadata.entry_points(group=group)
 metadata.version("redis")
+platform.platform()  # Its first call runs another program.
