@@ -33,9 +33,12 @@ LASTING = {
     "rabbitmq": "rabbitmq",
 }
 
+#: Folders of tests that wait for servers and workers; the others have short tests.
+WAITING = ("contrib", "integration")
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         for server in LASTING.keys() & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.xdist_group(LASTING[server]))
@@ -43,6 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # pytest-xdist 3.8 notes the group where pytest 9.2 does not look for it any more (pytest-xdist's issue 1386).
         if groups and getattr(config.option, "loadgroup", False) and hasattr(item, "_id"):
             item._id = type(item._id).parse(f"{item.nodeid}@{'_'.join(groups)}")
+    yield
+    if hasattr(config, "workerinput"):
+        # With a long test at the very end, one process would run alone. Those before keep their mixed order: while long
+        # tests wait, short ones use the processor.
+        last = len(items) * 3 // 5
+        items[last:] = sorted(items[last:], key=lambda item: item.path.parent.name not in WAITING)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
