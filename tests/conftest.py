@@ -70,6 +70,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """The interpreter ends: otherwise it looks through all that is left for garbage, several times."""
+    gc.disable()
+    gc.freeze()
+
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("patient", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("patient")

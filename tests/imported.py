@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import pkgutil
 import platform
 from contextlib import suppress
 from functools import cache
 from importlib import import_module, metadata
+
+gc.disable()  # Hardly anything becomes garbage.
 
 # Each worker reads the metadata of all installed packages several times. From here on it is cached.
 metadata.entry_points = cache(metadata.entry_points)
@@ -55,3 +58,4 @@ for group in (
     metadata.entry_points(group=group)
 metadata.version("redis")
 platform.platform()  # Its first call runs another program.
+gc.enable()
