@@ -281,6 +281,7 @@ class Parked:
         long = WAKE_TTL + AT_ONCE + SOME * self.world.plan.latency
         newest = self.world.newest
         is_to_end = newest is not None and newest.has_come(copy.key, now - long)  # It is woken to end.
+        is_to_end = is_to_end or self.world.answers.is_behind_another(copy.request)
         if is_to_end or trouble.was_there(self.world, now - AFTERMATH):
             return
         if is_held and now - max(since, 0.0) > long:
