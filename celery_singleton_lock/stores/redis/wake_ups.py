@@ -71,10 +71,17 @@ class RedisWakeUps:
         for line in lines.values():
             line.forsake()
 
-    def wait(self, places: Mapping[str, Place], interrupt: int, copies: Callable[[str], int]) -> Sequence[Freed]:
+    def wait(
+        self,
+        places: Mapping[str, Place],
+        interrupt: int,
+        copies: Callable[[str], int],
+        place_now: Callable[[str], Place | None],
+    ) -> Sequence[Freed]:
         """See `WakeUps.wait`."""
         try:
-            return self._wait(places, interrupt, copies)
+            freed = self._wait(places, interrupt, copies)
+            return [one for one in freed if not self._is_for_another(one, places, place_now)]
         except (RedisError, OSError) as error:
             self._drop(error)
             raise LockUnavailable(self._server, words_of(error)) from error
@@ -126,7 +133,7 @@ class RedisWakeUps:
                 freed += self._lines.pop(slot).leave()
         if not freed:
             freed = self._heard(interrupt)
-        return [one for one in freed if not self._is_for_another(one, places)]
+        return freed
 
     def _heard(self, interrupt: int) -> list[Freed]:
         due = min((line.due for line in self._lines.values()), default=0.0)
@@ -137,9 +144,12 @@ class RedisWakeUps:
             poll.poll(max(due - clock.now(), 0.0) * 1000)
         return [freed for line in self._lines.values() for freed in line.heard()]
 
-    def _is_for_another(self, freed: Freed, places: Mapping[str, Place]) -> bool:
+    def _is_for_another(
+        self, freed: Freed, places: Mapping[str, Place], place_now: Callable[[str], Place | None]
+    ) -> bool:
         """Whether another process has an older place, and is woken now."""
-        place = places.get(freed.key)
+        known = places.get(freed.key)
+        place = place_now(freed.key) or known
         if place is None:
             self.give_back(freed.key)
             return True
@@ -147,8 +157,12 @@ class RedisWakeUps:
             return False
         waiting = keyspace.waiting_key(freed.key)
         endpoint = self._servers.server_of(waiting)
+        # The others are to see it, too.
+        moved: list[Command] = [] if place == known else [("ZADD", waiting, "XX", ms(place.since), self._name)]
         # A place of 0 does not wait any more.
-        (older,) = endpoint.command_each([("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)])
+        *_, older = endpoint.command_each(
+            [*moved, ("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)]
+        )
         if isinstance(older, Exception):
             _unless_strange(older)
             return False
