@@ -43,7 +43,13 @@ class WakeUps(Protocol):
 
     most: int
 
-    def wait(self, places: Mapping[str, Place], interrupt: int, copies: Callable[[str], int]) -> Sequence[Freed]:
+    def wait(
+        self,
+        places: Mapping[str, Place],
+        interrupt: int,
+        copies: Callable[[str], int],
+        place_now: Callable[[str], Place | None],
+    ) -> Sequence[Freed]:
         """Wait until one of these locks may be free, and nobody is known to have waited longer for it. Return nothing
         now and then, and when there is something to read from the descriptor `interrupt`.
 
@@ -54,6 +60,8 @@ class WakeUps(Protocol):
             interrupt: the descriptor to watch.
             copies: how many copies wait for a lock in this process; asked when its place is taken, and then every few
                 seconds.
+            place_now: the first place in the line of a lock, once somebody was woken for it: the copy with the place
+                in `places` may have begun meanwhile. None if no other copy waits.
 
         Raises:
             LockUnavailable: no answer, or an error; all places are to be taken anew, which the next call does.

@@ -166,12 +166,15 @@ class Queued:
 
     def _free(self) -> Freeing | None:
         """What became of the lock; None if there is no answer."""
-        lock = self.lock
+        lock, record = self.lock, self._what_it_is()
         try:
-            freed = Freeing(self._runtime.store.free(lock.hold(), record=self._what_it_is()))
+            freed = Freeing(self._runtime.store.free(lock.hold(), record=record))
         except LockUnavailable as error:  # It is repeated until there is an answer.
             logger.warning("%s: the lock of a message that has arrived is not freed yet: %s", lock.key, error)
             return None
+        if freed is Freeing.NOT_OURS and record is not None:
+            # Another message may have it: followers of this one are in line behind it, and end without the lock.
+            self._runtime.store.wake(lock.key)
         if not freed:
             logger.debug("%s is no longer the lock of this message", lock.key)
         return freed

@@ -163,7 +163,7 @@ class Line:
             self._wake_ups.leave()
             self._wait(None)
         else:
-            for freed in self._wake_ups.wait(places, self._news.descriptor, self._waiting):
+            for freed in self._wake_ups.wait(places, self._news.descriptor, self._waiting, self._place):
                 self._answer(freed)
 
     def _answer(self, freed: Freed) -> None:
@@ -183,6 +183,12 @@ class Line:
             for key in [key for key, copies in self._copies.items() if not copies.first()]:
                 del self._copies[key]
             return {key: copies.place for key, copies in islice(self._copies.items(), self._wake_ups.most)}
+
+    def _place(self, key: str) -> Place | None:
+        """The first place in the line of this lock here; None if no copy waits."""
+        with self._mutex.lock:
+            copies = self._copies.get(key)
+            return None if copies is None or not copies.first() else copies.place
 
     def _waiting(self, key: str) -> int:
         """How many copies wait for this lock here."""

@@ -17,9 +17,9 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import keyspace, wake_ups
+from celery_singleton_lock.stores.redis import in_line, keyspace, wake_ups
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
-from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, RedisWakeUps
+from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH, RedisWakeUps
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.wake_ups import Freed, Place, WakeUps
 from celery_singleton_lock.testing import RedisServer
@@ -68,6 +68,8 @@ class Process:
         os.set_blocking(self._reader, False)
         self._stopped = False
         self.copies = {KEY: 1, OTHER: 1}
+        #: Its places by now, where its first copy has begun by itself.
+        self.moved: dict[str, Place] = {}
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Process:
@@ -94,7 +96,7 @@ class Process:
     def _run(self) -> None:
         while not self._stopped:
             try:
-                freed = self.wake_ups.wait(self.places, self._reader, self.copies.__getitem__)
+                freed = self.wake_ups.wait(self.places, self._reader, self.copies.__getitem__, self.moved.get)
             except LockUnavailable as error:
                 self.errors.append(error)
                 clock.sleep(0.02)
@@ -106,6 +108,10 @@ class Process:
 
 def one_copy(key: str) -> int:
     return 1
+
+
+def no_other_place(key: str) -> None:
+    return None
 
 
 def blocked(server: RedisServer, many: int = 1) -> Callable[[], bool]:
@@ -154,6 +160,23 @@ def test_dead_process_stops_counting(store: Store, server: RedisServer) -> None:
         until(lambda: process.heard == [KEY])
         assert store.inspect(KEY).waiters == 1
     store.free(other)
+
+
+def test_process_that_has_died_long_ago_leaves_nothing_behind(
+    store: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if others wait for the lock all the time, so that the key never expires."""
+    monkeypatch.setattr(in_line, "LONG_GONE", 2 * REFRESH)
+    lease = taken(store)
+    with Process(store, one=FIRST) as process, server.client() as client:
+        until(blocked(server))
+        (living,) = client.hkeys(keyspace.line_key(KEY))
+        now = clock.wall()
+        for name, at in (("dead", now - in_line.LONG_GONE), ("forged", -1.0), ("well", now + TTL)):
+            client.hset(keyspace.line_key(KEY), name, f"5:1:{round(at * 1000)}")
+        until(lambda: set(client.hkeys(keyspace.line_key(KEY))) == {living, "well"})
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY])
 
 
 @pytest.mark.parametrize("value", ["", "x", "1", "-5:1:{now}", "1:1:-{now}", "9" * 5000, ":::", "1:2:3:4", "\udc80"])
@@ -224,6 +247,20 @@ def test_process_with_the_older_place_is_woken(store: Store, server: RedisServer
             assert store.free(lease)
             until(lambda: first.heard == [KEY])
             assert second.heard == []
+
+
+def test_process_whose_first_copy_has_begun_by_itself_leaves_the_lock_to_an_older_place(
+    store: Store, server: RedisServer
+) -> None:
+    lease = taken(store)
+    with Process(store, one=FIRST) as first:
+        until(blocked(server))
+        with Process(store, one=SECOND) as second:
+            until(blocked(server, 2))
+            first.moved[KEY] = Place(3000.0, 1)
+            assert store.free(lease)
+            until(lambda: second.heard == [KEY])
+            assert first.heard == []
 
 
 def test_older_place_of_a_dead_process_stops_nobody(store: Store, server: RedisServer) -> None:
@@ -375,7 +412,9 @@ def test_locks_take_turns(store: Store, server: RedisServer) -> None:
         for key in (KEY, OTHER):
             client.rpush(keyspace.wake_key(key), *[1] * 3)
         while len(heard) < 6:
-            heard += [freed.key for freed in wake_ups.wait({KEY: FIRST, OTHER: FIRST}, reader, one_copy)]
+            heard += [
+                freed.key for freed in wake_ups.wait({KEY: FIRST, OTHER: FIRST}, reader, one_copy, no_other_place)
+            ]
     assert heard == [KEY, OTHER] * 3
     wake_ups.leave()
     os.close(reader)
@@ -422,7 +461,7 @@ def test_process_that_leaves_passes_on_its_wake_ups(store: Store, server: RedisS
     assert wake_ups is not None
     with os.fdopen(reader), os.fdopen(writer, "wb", 0) as interrupts, server.client() as client:
         interrupts.write(b".")
-        assert not wake_ups.wait({KEY: FIRST}, reader, one_copy)
+        assert not wake_ups.wait({KEY: FIRST}, reader, one_copy, no_other_place)
         until(blocked(server))
         client.rpush(keyspace.wake_key(KEY), passed_on + 1)
         client.pexpire(keyspace.wake_key(KEY), 60_000)
@@ -463,7 +502,7 @@ def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: Redi
     assert wake_ups is not None
     reader, writer = os.pipe()
     os.write(writer, b".")
-    wake_ups.wait({KEY: FIRST}, reader, one_copy)
+    wake_ups.wait({KEY: FIRST}, reader, one_copy, no_other_place)
     until(blocked(server))
     inherited = _sockets(server)
     child = os.fork()

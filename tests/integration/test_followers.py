@@ -12,6 +12,7 @@ from celery.result import AsyncResult
 from celery_singleton_lock import clock
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import SCOPES, WHILE_EXECUTING
+from celery_singleton_lock.worker.request import HELD
 from tests.integration.conftest import LONG, Shop, kill_child, quick_first, until
 from tests.integration.queued_tasks import define
 from tests.integration.test_queued import queued, start, until_can_be_sent
@@ -226,6 +227,20 @@ class TestLeaderEnds:
         until_followed(shop, 2)
         ends_all(shop)
         assert [len(each) for each in value(result)] == [10_000] * 2
+        assert runs(shop) == 1
+
+    def test_with_its_lock_lost_to_the_next_message(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Its followers are in line for a lock that the next message has for an hour."""
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"]
+        first = running(shop, job)
+        result = chain(job.si("report"), tasks.echo.s()).apply_async()
+        until(lambda: any(key.endswith(":waiting") for key in shop.keys()))  # noqa: SIM118 - no dictionary
+        delete(shop, *queued(shop))
+        job.apply_async(("report",), countdown=3600)
+        ends_all(shop)
+        # Nobody else wakes it, and by itself it begins after this time.
+        assert result.get(timeout=HELD / 2) == first.id
         assert runs(shop) == 1
 
     def test_before_a_worker_gets_the_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:

@@ -212,6 +212,14 @@ class Answers:
         if stem != header[3][:28] and not self._is_excused(asked_at - AT_ONCE):
             self.run.fail(f"message {body.number} runs in the place of the one that it follows, without its lock")
 
+    def is_behind_another(self, request: Any) -> bool:
+        """Whether a copy is in line for a lock that its leader has lost: the leader wakes it all the same."""
+        other = self._others.get((number_of(request.id), request.context.retries or 0))
+        if other is None or other.group[0] != "follows":
+            return False
+        claim = self._claim_of(f"m{other.number}")
+        return claim is not None and self.world.senders_queue._hold(claim.key)[0] != claim.stem
+
     def _claim_of(self, task_id: str) -> Claim | None:
         queued = getattr(self.world, "senders_queue", None)
         found: Claim | None = None if queued is None else queued._claim_of(task_id)

@@ -11,6 +11,7 @@ import billiard.einfo
 from celery import Celery
 from celery.app import trace as celery_trace
 from celery.beat import ScheduleEntry
+from celery.utils.collections import ConfigurationView
 from celery.worker import request, strategy
 
 from tests.simulation import loading
@@ -126,10 +127,21 @@ def patch_celery() -> None:
     celery_trace._does_info = False
     request.datetime = _Datetime  # For expiring messages.
     strategy.to_timestamp = lambda eta, *_: eta.timestamp()  # Celery's own looks at the real clock.
+    ConfigurationView.__getitem__ = _setting
     ScheduleEntry.__lt__ = lambda self, other: self.name < other.name  # Celery's own depends on memory addresses.
     logging.getLogger("celery").setLevel(logging.CRITICAL)
     logging.getLogger("celery").propagate = False
     logging.lastResort = None  # For loggers that nobody has configured: those of the copies.
+
+
+def _setting(self: ConfigurationView, key: str) -> Any:
+    """As Celery's own, which also tries each key as an old name, of which these apps use none."""
+    for mapping in self.maps:
+        try:
+            return mapping[key]
+        except KeyError:
+            pass
+    raise KeyError(key)
 
 
 def app_of(package: Any, settings: dict[str, Any]) -> Celery:

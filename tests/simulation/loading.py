@@ -350,7 +350,8 @@ class Package:
             for name, part in vars(module).items():
                 if name.startswith("__") or name == "_all" or not hasattr(part, "clear") or id(part) in seen:
                     continue
-                if isinstance(part, WeakSet) or not isinstance(part, kinds):
+                # Constants do not change.
+                if name.isupper() or isinstance(part, WeakSet) or not isinstance(part, kinds):
                     continue
                 seen.add(id(part))
                 yield part, (list(part) if isinstance(part, (list, deque)) else part.copy())

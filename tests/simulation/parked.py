@@ -279,8 +279,9 @@ class Parked:
         is_held = self._is_held(copy.key, copy.limit)
         _, since = self._held[copy.key]
         long = WAKE_TTL + AT_ONCE + SOME * self.world.plan.latency
-        newest = self.world.newest
+        newest, answers = self.world.newest, self.world.answers
         is_to_end = newest is not None and newest.has_come(copy.key, now - long)  # It is woken to end.
+        is_to_end = is_to_end or (answers is not None and answers.is_behind_another(copy.request))
         if is_to_end or trouble.was_there(self.world, now - AFTERMATH):
             return
         if is_held and now - max(since, 0.0) > long:

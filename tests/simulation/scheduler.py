@@ -108,7 +108,6 @@ class Task:
         self._function = function
         # When it ends, its parent continues: not the task that started it, whose process may be dead by then.
         self.greenlet = greenlet(self._run, simulation.hub)
-        self.greenlet.task = self
 
     def _run(self) -> None:
         try:

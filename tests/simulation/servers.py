@@ -32,6 +32,8 @@ class _Seen:
     until: float
     living: list[Entry]
     values: list[tuple[str, bytes]]
+    #: The keys without an end.
+    endless: list[str]
 
     @staticmethod
     def of_data(data: Any, version: int, now: int) -> _Seen:
@@ -40,8 +42,9 @@ class _Seen:
         every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
         living = [it for it in every if it[2] is None or it[2] >= now]
         values = [(key, value) for key, value, _ in living if isinstance(value, bytes)]
+        endless = [key for key, _, ends_at in living if ends_at is None]
         until = min((ends_at + 1 for _, _, ends_at in living if ends_at is not None), default=float("inf"))
-        return _Seen(data, version, now, until, living, values)
+        return _Seen(data, version, now, until, living, values, endless)
 
 
 class Server:
@@ -186,22 +189,23 @@ class Server:
 
     def living(self) -> list[Entry]:
         """Its living keys; the same list while nothing changes."""
+        return self._see().living
+
+    def _see(self) -> _Seen:
         data, version = (self._data, -1) if self.model is None else (self.model.dataset, self.model.offset)
         now = int(self.clock() * 1000)
         seen = self._seen
         if seen is None or seen.of is not data or seen.version != version or not seen.since <= now < seen.until:
             seen = self._seen = _Seen.of_data(data, version, now)
-        return seen.living
+        return seen
 
     def without_end(self, part: str = "") -> str | None:
         """A key with this in its name that has no time to live."""
-        return next((key for key, _, ends_at in self.living() if ends_at is None and part in key), None)
+        return next((key for key in self._see().endless if part in key), None)
 
     def living_values(self) -> list[tuple[str, bytes]]:
         """Its string values, with their keys; the same list while nothing changes."""
-        self.living()
-        assert self._seen is not None
-        return self._seen.values
+        return self._see().values
 
     def held(self, names: frozenset[str] = frozenset()) -> str | None:
         """A held lock that is not of a waiting message; locks outside of tasks have these names."""

@@ -36,8 +36,9 @@ SPARE = 1 / 10
 #: Seconds for which it goes on when nothing is left, for late events.
 AFTERWARDS = 2.0
 
-#: Simulations whose garbage is collected at once: a collection takes as long as a fifth of a simulation.
-TOGETHER = 20
+#: Simulations whose new garbage is collected at once: so few that it is still in the processor's cache. After many of
+#: them, objects that have survived such a collection are looked at as well.
+TOGETHER, MANY = 10, 200
 
 _simulations = count(1)
 
@@ -110,8 +111,8 @@ def simulate(plan: Plan) -> Result:
     result = Result(plan, run.failure, tuple(run.trace), run.now, run.switches, sum(world.bodies.begun.values()))
     run.close()
     del run, world, checker
-    if next(_simulations) % TOGETHER == 0:
-        gc.collect()
+    if (number := next(_simulations)) % TOGETHER == 0:
+        gc.collect(2 if number % MANY == 0 else 0)
     return result
 
 

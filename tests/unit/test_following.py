@@ -219,6 +219,30 @@ class TestEnds:
         line.body = body
         assert line.follower() is True
 
+    def test_leader_that_has_lost_its_lock_wakes_its_followers_behind_the_next_message(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch, scope: str
+    ) -> None:
+        line.begin(lock_scope=scope)
+        line.is_put_back()
+        line.lose()
+        line.task.apply_async(task_id="next")
+        assert line.queued() == ["next"]
+        woken: list[str] = []
+        monkeypatch.setattr(line.store, "wake", woken.append)
+        line.deliver_first()
+        assert woken == [line.key]
+        assert line.follower() == "ran"
+        assert line.runs == [line.first]
+        assert line.queued() == ["next"]
+
+    def test_leader_that_has_its_lock_leaves_the_waking_to_the_lock_server(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch, scope: str
+    ) -> None:
+        line.begin(lock_scope=scope)
+        monkeypatch.delattr(type(line.store), "wake")
+        line.deliver_first()
+        assert line.runs == [line.first]
+
     def test_leader_may_start_just_as_a_follower_takes_its_lock(
         self, line: Line, scope: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -42,10 +42,18 @@ class WakeUps:
         self.failures: list[Exception] = []
         self.waited = self.left = 0
         self.copies: dict[str, int] = {}
+        self.place_now: Callable[[str], Place | None] = self.places.get
 
-    def wait(self, places: Mapping[str, Place], interrupt: int, copies: Callable[[str], int]) -> Sequence[Freed]:
+    def wait(
+        self,
+        places: Mapping[str, Place],
+        interrupt: int,
+        copies: Callable[[str], int],
+        place_now: Callable[[str], Place | None],
+    ) -> Sequence[Freed]:
         self.places, self.waited = dict(places), self.waited + 1
         self.copies = {key: copies(key) for key in places}
+        self.place_now = place_now
         if self.failures:
             raise self.failures.pop()
         select.select([interrupt], [], [], 0.01)
@@ -205,6 +213,16 @@ def test_copy_that_its_timer_has_begun_is_not_begun_again(worker: Worker) -> Non
     del worker.timer[0]
     worker.frees()
     worker.begins("next")
+
+
+def test_place_is_that_of_the_first_copy_that_still_waits(worker: Worker) -> None:
+    first, second = worker.park("first", 1.0), worker.park("second", 2.0)
+    until(lambda: worker.wake_ups.places == {"key": Place(1.0, 1)})
+    assert worker.wake_ups.place_now("key") == Place(1.0, 1)
+    first.has_begun = True  # Its time has come.
+    assert worker.wake_ups.place_now("key") == Place(2.0, 1)
+    second.has_begun = True
+    assert worker.wake_ups.place_now("key") is None
 
 
 def test_unusable_wake_up_is_given_back(worker: Worker) -> None:

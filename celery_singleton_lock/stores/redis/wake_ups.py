@@ -71,10 +71,17 @@ class RedisWakeUps:
         for line in lines.values():
             line.forsake()
 
-    def wait(self, places: Mapping[str, Place], interrupt: int, copies: Callable[[str], int]) -> Sequence[Freed]:
+    def wait(
+        self,
+        places: Mapping[str, Place],
+        interrupt: int,
+        copies: Callable[[str], int],
+        place_now: Callable[[str], Place | None],
+    ) -> Sequence[Freed]:
         """See `WakeUps.wait`."""
         try:
-            return self._wait(places, interrupt, copies)
+            freed = self._wait(places, interrupt, copies)
+            return [one for one in freed if not self._is_for_another(one, places, place_now)]
         except (RedisError, OSError) as error:
             self._drop(error)
             raise LockUnavailable(self._server, words_of(error)) from error
@@ -126,7 +133,7 @@ class RedisWakeUps:
                 freed += self._lines.pop(slot).leave()
         if not freed:
             freed = self._heard(interrupt)
-        return [one for one in freed if not self._is_for_another(one, places)]
+        return freed
 
     def _heard(self, interrupt: int) -> list[Freed]:
         due = min((line.due for line in self._lines.values()), default=0.0)
@@ -137,9 +144,12 @@ class RedisWakeUps:
             poll.poll(max(due - clock.now(), 0.0) * 1000)
         return [freed for line in self._lines.values() for freed in line.heard()]
 
-    def _is_for_another(self, freed: Freed, places: Mapping[str, Place]) -> bool:
+    def _is_for_another(
+        self, freed: Freed, places: Mapping[str, Place], place_now: Callable[[str], Place | None]
+    ) -> bool:
         """Whether another process has an older place, and is woken now."""
-        place = places.get(freed.key)
+        known = places.get(freed.key)
+        place = place_now(freed.key) or known
         if place is None:
             self.give_back(freed.key)
             return True
@@ -147,8 +157,12 @@ class RedisWakeUps:
             return False
         waiting = keyspace.waiting_key(freed.key)
         endpoint = self._servers.server_of(waiting)
+        # The others are to see it, too.
+        moved: list[Command] = [] if place == known else [("ZADD", waiting, "XX", ms(place.since), self._name)]
         # A place of 0 does not wait any more.
-        (older,) = endpoint.command_each([("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)])
+        *_, older = endpoint.command_each(
+            [*moved, ("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)]
+        )
         if isinstance(older, Exception):
             _unless_strange(older)
             return False
@@ -185,6 +199,9 @@ class _Line:
         self.due = 0.0
         self._servers = servers
         self._name = name
+        #: When to look for processes that are gone next, and the commands that remove what such have left behind.
+        self._look_due = clock.now() + in_line.LONG_GONE
+        self._removals: list[Command] = []
         self._places: dict[str, Place] = {}
         #: Locks whose wake-up found no use here.
         self._forgotten: set[str] = set()
@@ -218,7 +235,7 @@ class _Line:
         came = [key for key in places if key not in known]
         left = [key for key in self._places if key not in places]
         moved = {key: place for key, place in places.items() if is_due or place != self._places.get(key)}
-        commands = [*self._registered(moved, copies), *self._left(left)]
+        commands = [*self._registered(moved, copies), *self._left(left), *self._removals]
         looks = [("EXISTS", *(keyspace.run_key(key, slot) for slot in range(places[key].limit))) for key in came]
         if is_due:  # Not whenever it blocks anew: there may always be another lock to block for.
             self._strange, self.due = set(), clock.now() + REFRESH
@@ -226,10 +243,13 @@ class _Line:
         self._places = {key: places[key] for key in (*self._places, *places) if key in places}
         self._forgotten = set()
         wakes = [keyspace.wake_key(key) for key in self._places if key not in self._strange]
-        connection.send(*commands, *looks, ("BLPOP", *wakes, self._nudge, 0))
+        lines = self._lines_to_tidy()
+        connection.send(*commands, *looks, *(("HGETALL", line) for line in lines), ("BLPOP", *wakes, self._nudge, 0))
         for _ in commands:
             _read(connection)
         held = [connection.read() for _ in looks]
+        gone = {line: in_line.left_behind(_read(connection)) for line in lines}
+        self._removals = [("HDEL", line, *names) for line, names in gone.items() if names]
         # Nobody was notified of locks that were freed before.
         return [Freed(key, LOOKED) for key, slots in zip(came, held, strict=True) if slots < places[key].limit]
 
@@ -286,6 +306,13 @@ class _Line:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.forsake()
+
+    def _lines_to_tidy(self) -> list[str]:
+        """Once in a while, the lines from which it removes processes that are gone."""
+        if clock.now() < self._look_due:
+            return []
+        self._look_due = clock.now() + in_line.LONG_GONE
+        return [keyspace.line_key(key) for key in self._places]
 
     def _look_for_strangers(self, refused: ResponseError) -> None:
         """Find the locks that it cannot block for, so that it blocks for the others."""
