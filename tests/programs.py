@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import current_process, get_context
 from pathlib import Path
 
@@ -108,6 +109,17 @@ def run(
         process = start(module, arguments, environment=environment, **places)
         status = process.wait(LIMIT)
         return subprocess.CompletedProcess([module, *arguments], status, files[1].read_text(), files[2].read_text())
+
+
+def group_of(pid: int) -> list[int]:
+    """The processes of a program that have not ended: each program has its own process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(group) == pid and state not in "ZX":
+                found.append(int(stat.parent.name))
+    return found
 
 
 def _must_be_fresh(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:

@@ -65,9 +65,14 @@ class Process:
         return not self._is_touched and self.process.poll() is None
 
     def kill(self) -> None:
-        """Send SIGKILL to it and all its children at once, as if the host had died."""
+        """Send SIGKILL to it and all its children at once, as if the host had died.
+
+        When this returns, they are gone: until then the broker could give a message to a connection that a child has
+        inherited.
+        """
         self._signal(signal.SIGKILL)
         self.process.wait()
+        until(lambda: not programs.group_of(self.process.pid), f"{self.name} is gone")
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)

@@ -14,8 +14,8 @@ from statistics import median
 
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import Process
+from tests.programs import group_of
 from tests.soak import app
-from tests.storm.scene import group_of
 
 #: Pools, and how many bodies each runs at once.
 POOLS = {"prefork": 2, "threads": 4}

@@ -20,11 +20,12 @@ from redis.retry import Retry
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests import appended
+from tests.programs import group_of
 from tests.proxy import LossyProxy
 from tests.servers import SentinelGroup, until
 from tests.storm.load import HOT
 from tests.storm.places import Sentinels, Servers
-from tests.storm.scene import TTL, Host, Scene, children_of, end, group_of
+from tests.storm.scene import TTL, Host, Scene, children_of, end
 
 #: Seconds between two faults of one nemesis; and of a nemesis whose faults last only a moment.
 PAUSE, MOMENT = (0.1, 1.5), (0.1, 0.9)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests import programs
 from tests.integration.workers import Process, Worker
+from tests.programs import group_of
 from tests.proxy import LossyProxy
 from tests.storm import app as tasks
 from tests.storm import history
@@ -212,16 +212,6 @@ def children_of(pid: int) -> list[int]:
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             found += map(int, (thread / "children").read_text().split())
-    return found
-
-
-def group_of(pid: int) -> list[int]:
-    """The processes of a program that `programs.start` has started: each program has its own process group."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.getpgid(int(entry.name)) == pid:
-                found.append(int(entry.name))
     return found
 
 
