@@ -4,9 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Most tests wait for something most of the time.
-JOBS ?= 8
+JOBS ?= 10
 # Tests that share a slow-starting server run in one process, see tests/conftest.py.
-PARALLEL := -n $(JOBS) --dist loadgroup --ignore tests/smoke
+# The plugins are for tests/smoke, and import much.
+PARALLEL := -n $(JOBS) --dist loadgroup --ignore tests/smoke -p no:celery -p no:docker_tools
 # Tests start hundreds of programs: compiling everything anew in each would take longer than the tests.
 export PYTHONDONTWRITEBYTECODE =
 

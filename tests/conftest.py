@@ -33,9 +33,12 @@ LASTING = {
     "rabbitmq": "rabbitmq",
 }
 
+#: Folders of tests that wait for servers and workers; the others have short tests.
+WAITING = ("contrib", "integration")
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         for server in LASTING.keys() & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.xdist_group(LASTING[server]))
@@ -43,11 +46,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # pytest-xdist 3.8 notes the group where pytest 9.2 does not look for it any more (pytest-xdist's issue 1386).
         if groups and getattr(config.option, "loadgroup", False) and hasattr(item, "_id"):
             item._id = type(item._id).parse(f"{item.nodeid}@{'_'.join(groups)}")
+    yield
+    if hasattr(config, "workerinput"):
+        # With a long test at the very end, one process would run alone. Those before keep their mixed order: while long
+        # tests wait, short ones use the processor.
+        last = len(items) * 3 // 5
+        items[last:] = sorted(items[last:], key=lambda item: item.path.parent.name not in WAITING)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Hardly anything becomes garbage while modules are imported and tests are collected."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
     """What was collected stays: without looking at it, a full collection of garbage does not take half a second."""
     gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """The interpreter ends: otherwise it looks through all that is left for garbage, several times."""
+    gc.disable()
     gc.freeze()
 
 

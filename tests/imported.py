@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import pkgutil
+import platform
 from contextlib import suppress
 from functools import cache
 from importlib import import_module, metadata
+
+gc.disable()  # Hardly anything becomes garbage.
 
 # Each worker reads the metadata of all installed packages several times. From here on it is cached.
 metadata.entry_points = cache(metadata.entry_points)
@@ -18,6 +22,8 @@ _OTHERS = (
     "billiard.heap",
     "billiard.popen_fork",
     "billiard.sharedctypes",
+    "billiard.synchronize",
+    "celery.app.events",
     "celery.app.log",
     "celery.apps.beat",
     "celery.apps.worker",
@@ -40,11 +46,17 @@ _OTHERS = (
 )
 
 for _, name, _ in pkgutil.walk_packages(celery_singleton_lock.__path__, f"{celery_singleton_lock.__name__}."):
-    if not {"contrib", "web"} & {*name.split(".")}:  # Each needs a library, and some need it to be set up.
+    # Each needs a library, and some need it to be set up.
+    if not {"contrib", "web", "store_contract"} & {*name.split(".")}:
         import_module(name)
 for name in _OTHERS:
     with suppress(ImportError):  # Not in every version.
         import_module(name)
-for group in ("celery.commands", "celery.worker", "celery.consumer", "celery_singleton_lock.observers"):
+for group in (
+    *("celery.commands", "celery.worker", "celery.consumer", "celery.result_backends"),
+    "celery_singleton_lock.observers",
+):
     metadata.entry_points(group=group)
 metadata.version("redis")
+platform.platform()  # Its first call runs another program.
+gc.enable()

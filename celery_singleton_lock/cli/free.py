@@ -72,7 +72,7 @@ def clear(ctx: click.Context, selection: Selection, orphaned: bool, **how: Any) 
     with command.runtime_of(ctx) as runtime:
         locks = [lock for lock in selection.of(runtime) if lock.is_queued or not orphaned]
         if not locks:
-            click.echo("No such lock is held.", err=True)
+            click.echo(selection.none_in_words(), err=True)
         elif orphaned:
             ctx.exit(_free_orphaned(ctx.obj.app, runtime, locks, **how))
         else:

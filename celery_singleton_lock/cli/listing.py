@@ -52,7 +52,7 @@ def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
         if any(lock.is_left_behind for lock in locks):
             click.echo(f"(gone) {GONE}.", err=True)
     else:
-        click.echo("No such lock is held." if selection else "No lock is held.", err=True)
+        click.echo(selection.none_in_words() if selection else "No lock is held.", err=True)
 
 
 def _watch(runtime: Runtime, selection: Selection, interval: float, as_json: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import wraps
 from typing import Any
@@ -37,6 +39,13 @@ class Selection:
         """The held locks that are requested, in order."""
         locks = (HeldLock.of(key, held) for key, held in runtime.store.all_held(runtime.settings.prefix))
         return in_order(filter(self._has, locks))
+
+    def none_in_words(self) -> str:
+        """The message if none of these locks is held; it asks about a name that seems to be mistyped."""
+        app, name = click.get_current_context().obj.app, self.names[0] if self.names else ""
+        is_meant = name in app.tasks or re.search(r"[*?[]", name)
+        similar = [] if is_meant else get_close_matches(name, app.tasks, n=1, cutoff=0.8)
+        return "".join(["No such lock is held.", *(f" Did you mean {task}?" for task in similar)])
 
     def _has(self, lock: HeldLock) -> bool:
         if self.names is not None and not any(fnmatchcase(lock.name, name) for name in self.names):

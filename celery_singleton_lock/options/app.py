@@ -163,8 +163,8 @@ def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
 
 
 def set_names(conf: Any) -> Iterator[str]:
-    """Names of an app's settings, in lower case and without its namespace."""
+    """Names of the settings that an app has set, in lower case and without its namespace."""
     namespace = (getattr(conf, "prefix", None) or "").lower()
-    for mapping in getattr(conf, "maps", ()):
+    for mapping in getattr(conf, "maps", ())[:-1]:  # The last one has Celery's defaults.
         for key in list(mapping.keys()):
             yield str(key).lower().removeprefix(namespace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
@@ -115,15 +116,18 @@ def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     return f"; did you mean {meant!r}{differs}?" if meant else f"; allowed: {', '.join(allowed)}"
 
 
-def is_slip(name: str, allowed: Iterable[str]) -> bool:
+# An app has few names of attributes and options, on many tasks and in many calls.
+@lru_cache(maxsize=1024)
+def is_slip(name: str, allowed: tuple[str, ...]) -> bool:
     """Whether the name is one of these, mistyped, though it does not begin as only their names may."""
-    return bool(difflib.get_close_matches(name, tuple(allowed), n=1, cutoff=_VERY_ALIKE))
+    return bool(_nearest(name, allowed, _VERY_ALIKE))
 
 
-def is_anagram(name: str, allowed: Iterable[str]) -> bool:
+@lru_cache(maxsize=1024)
+def is_anagram(name: str, allowed: tuple[str, ...]) -> bool:
     """Whether the name is not one of these, but has the same letters as one of them in another order."""
     letters = sorted(name)
-    return name not in (names := tuple(allowed)) and any(sorted(it) == letters for it in names)
+    return name not in allowed and any(sorted(it) == letters for it in allowed)
 
 
 def misspelled_setting(name: str, settings: Iterable[str]) -> str | None:

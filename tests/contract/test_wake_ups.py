@@ -17,9 +17,9 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import keyspace, wake_ups
+from celery_singleton_lock.stores.redis import in_line, keyspace, wake_ups
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
-from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, RedisWakeUps
+from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH, RedisWakeUps
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.wake_ups import Freed, Place, WakeUps
 from celery_singleton_lock.testing import RedisServer
@@ -160,6 +160,23 @@ def test_dead_process_stops_counting(store: Store, server: RedisServer) -> None:
         until(lambda: process.heard == [KEY])
         assert store.inspect(KEY).waiters == 1
     store.free(other)
+
+
+def test_process_that_has_died_long_ago_leaves_nothing_behind(
+    store: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if others wait for the lock all the time, so that the key never expires."""
+    monkeypatch.setattr(in_line, "LONG_GONE", 2 * REFRESH)
+    lease = taken(store)
+    with Process(store, one=FIRST) as process, server.client() as client:
+        until(blocked(server))
+        (living,) = client.hkeys(keyspace.line_key(KEY))
+        now = clock.wall()
+        for name, at in (("dead", now - in_line.LONG_GONE), ("forged", -1.0), ("well", now + TTL)):
+            client.hset(keyspace.line_key(KEY), name, f"5:1:{round(at * 1000)}")
+        until(lambda: set(client.hkeys(keyspace.line_key(KEY))) == {living, "well"})
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY])
 
 
 @pytest.mark.parametrize("value", ["", "x", "1", "-5:1:{now}", "1:1:-{now}", "9" * 5000, ":::", "1:2:3:4", "\udc80"])

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from moto.server import ThreadedMotoServer
 
 from celery_singleton_lock import StaleFence
 from celery_singleton_lock.contrib.fencing.s3 import ATTEMPTS, fenced_put_object
-from tests.contrib.s3 import s3_client
+from tests.contrib.s3 import s3_client, s3_server
 
 #: All on one server.
 pytestmark = pytest.mark.xdist_group("s3")
@@ -29,11 +28,8 @@ REPORT = {"Bucket": "reports", "Key": "tenant/7"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture

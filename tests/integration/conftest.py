@@ -163,9 +163,9 @@ def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def staff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Staff]:
-    """Workers that stay from one test to the next."""
+    """Workers that stay from one test to the next; another module has other settings, and idle workers cost time."""
     with RedisServer() as server:
         staff = Staff(request.session, server, tmp_path_factory.mktemp("staff"))
         yield staff

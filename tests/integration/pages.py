@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from tests import programs
 from tests.integration.conftest import Shop
 from tests.integration.operators import APP, environment_of
-from tests.patience import LIMIT
-from tests.programs import ROOT
+from tests.patience import LIMIT, until
 
 
 class Site:
@@ -43,20 +42,19 @@ class Site:
 @contextmanager
 def site(shop: Shop, *arguments: str, **variables: str) -> Iterator[Site]:
     """Serve the page of a shop; the program must end well when it is interrupted, without complaints."""
-    command = [sys.executable, "-m", "celery", "-A", APP, "locks", "web", "--port", "0", *arguments]
-    env = {**os.environ, **environment_of(shop), "PYTHONUNBUFFERED": "1", **variables}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as program:
+    command = ["-A", APP, "locks", "web", "--port", "0", *arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        output.touch()
+        program = programs.start("celery", command, environment={**environment_of(shop), **variables}, output=output)
         try:
-            assert program.stdout is not None
-            told = ""
-            while not (found := re.search(r"locks at (http://\S+)/\n", told)):
-                line = program.stdout.readline()
-                assert line, told
-                told += line
+            ready = re.compile(r"locks at (http://\S+)/\n")
+            until(lambda: ready.search(output.read_text()) or program.poll() is not None)
+            found = ready.search(output.read_text())
+            assert found, output.read_text()
+            told = found.string[: found.end()]
             yield Site(found[1], told)
         finally:
             program.send_signal(signal.SIGINT)
             status = program.wait(LIMIT)
-        assert (status, program.stdout.read()) == (0, "")
+        assert (status, output.read_text()) == (0, told)

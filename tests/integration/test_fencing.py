@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 from redis import Redis
 
 from celery_singleton_lock import StaleFence
-from tests.contrib.s3 import s3_client
+from tests.contrib.s3 import s3_client, s3_server
 from tests.integration.conftest import Shop, until
 from tests.integration.test_losses import asks_for_messages
 from tests.patience import LIMIT
@@ -30,17 +29,13 @@ def s3(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     connection.execute("INSERT INTO report (name, text) VALUES ('sqlalchemy', '')")
     connection.commit()
     connection.close()
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    monkeypatch.setenv("TEST_DATABASE", str(database))
-    monkeypatch.setenv("TEST_S3", url)
-    client = s3_client(url)
-    client.create_bucket(Bucket="reports")
-    client.close()
-    yield url
-    server.stop()
+    with s3_server() as url:
+        monkeypatch.setenv("TEST_DATABASE", str(database))
+        monkeypatch.setenv("TEST_S3", url)
+        client = s3_client(url)
+        client.create_bucket(Bucket="reports")
+        client.close()
+        yield url
 
 
 def contents(shop: Shop, s3: str) -> dict[str, str]:

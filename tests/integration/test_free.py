@@ -159,6 +159,12 @@ class TestAsking:
         assert nothing.exit_code == 1
         assert f"{KEY} is not held" in nothing.stderr
 
+    def test_clear_asks_about_a_name_that_is_mistyped(self, shop: Shop) -> None:
+        mistyped = ask(shop, "clear", "--task", EXCLUSIVE[:-1], "--yes")
+        assert mistyped.stderr == f"No such lock is held. Did you mean {EXCLUSIVE}?\n"
+        for name in (EXCLUSIVE, "a.lock.outside.of.tasks", EXCLUSIVE[:-1] + "*"):
+            assert ask(shop, "clear", "--task", name, "--yes").stderr == "No such lock is held.\n"
+
     def test_clear_needs_a_filter(self, shop: Shop) -> None:
         assert ask(shop, "clear", "--yes").exit_code == 2
 

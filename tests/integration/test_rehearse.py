@@ -21,7 +21,7 @@ from celery_singleton_lock.rehearsal.faults import FAULTS
 from celery_singleton_lock.rehearsal.proxy import Detour, can_be_rerouted
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, is_alive, until
-from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, program
+from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, of_shop, program
 from tests.patience import LIMIT
 from tests.programs import ROOT
 
@@ -29,14 +29,12 @@ ALL = [fault.name for fault in FAULTS]
 
 
 def rehearsal(*options: str, task: str) -> list[str]:
-    return program("locks", "rehearse", "--yes", "--timeout", str(LIMIT), *options, f"{APP}.{task}", "report")
+    return ["rehearse", "--yes", "--timeout", str(LIMIT), *options, f"{APP}.{task}", "report"]
 
 
 def rehearsed(shop: Shop, task: str, *arguments: str, status: int = 0, **conf: Any) -> dict[str, dict[str, Any]]:
     """The outcome of each fault."""
-    command = rehearsal("--json", *arguments, task=task)
-    env = {**os.environ, **environment_of(shop, **{"singleton_lock_ttl": 5.0, **conf})}
-    shown = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    shown = of_shop(shop, *rehearsal("--json", *arguments, task=task), **{"singleton_lock_ttl": 5.0, **conf})
     assert shown.returncode == status, shown.stdout + shown.stderr
     return {line["fault"]: line for line in map(json.loads, shown.stdout.splitlines())}
 
@@ -56,9 +54,7 @@ def test_key_that_differs_from_call_to_call_is_found(shop: Shop) -> None:
 
 
 def test_worker_that_does_not_start_says_why(shop: Shop) -> None:
-    command = rehearsal("--pool", "nonsense", task="exclusive")
-    env = {**os.environ, **environment_of(shop)}
-    shown = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    shown = of_shop(shop, *rehearsal("--pool", "nonsense", task="exclusive"))
     assert shown.returncode == 1
     assert "    Error: Invalid value for '-P' / '--pool': 'nonsense'" in shown.stderr
     assert "Error: the workers did not start" in shown.stderr
@@ -125,7 +121,8 @@ class TestFaults:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_leaves_no_worker_behind(shop: Shop, number: int) -> None:
     env = {**os.environ, **environment_of(shop)}
-    with subprocess.Popen(rehearsal("--fault", "shutdown", task="exclusive"), env=env, cwd=ROOT) as command:
+    words = program("locks", *rehearsal("--fault", "shutdown", task="exclusive"))
+    with subprocess.Popen(words, env=env, cwd=ROOT) as command:
         shop.record.wait_for(starts=1)
         workers = children(command.pid)
         assert len(workers) == 2

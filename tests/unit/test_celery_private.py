@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import celery
 import click
@@ -230,48 +230,49 @@ def test_page_is_made_from_the_code() -> None:
     assert celery_inside.PAGE.read_text() == celery_inside.page(), "run: python -m docs.celery_inside"
 
 
+@pytest.mark.xdist_group("sources")  # In one process, which reads each module once.
 class TestOtherModulesUseNoPrivateParts:
     @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
     def test_module_uses_only_its_own_private_names(self, path: Path) -> None:
-        tree = ast.parse(path.read_text())
+        source = Source.of(path)
         # A class may use private names of the module that defines its base, if that is in this package.
-        bases = (PACKAGE.parent / f"{name.replace('.', '/')}.py" for name in imports(tree))
+        bases = (PACKAGE.parent / f"{name.replace('.', '/')}.py" for name in source.imports)
         ours = {path, *bases} & set(MODULES)
-        own = {name for one in ours for name in own_names(ast.parse(one.read_text()))}
+        own = {name for one in ours for name in Source.of(one).own_names}
         foreign = {
             f"line {line}: {name}"
-            for line, name in names_used(tree)
+            for line, name in source.used
             if is_private(name) and name not in own and name not in DOCUMENTED
         }
         assert not foreign, "give it a name in _celery.py that says what it means, and the promise that depends on it"
 
     @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
     def test_module_imports_nothing_undocumented(self, path: Path) -> None:
-        found = {name for name in imports(ast.parse(path.read_text())) if f"{name}.".startswith(tuple(INSIDE_PREFIXES))}
+        found = {name for name in Source.of(path).imports if f"{name}.".startswith(tuple(INSIDE_PREFIXES))}
         assert not found
 
     def test_modules_import_what_is_listed(self) -> None:
-        found = {name for path in MODULES for name in imported_names(ast.parse(path.read_text()))}
+        found = {name for path in MODULES for name in Source.of(path).imported_names}
         unknown = {name for name in found if not f"{name}.".startswith(tuple(f"{known}." for known in IMPORTED))}
         assert unknown == set(), "list it if it is documented; give it a name in _celery.py otherwise"
 
     def test_modules_read_listed_attributes(self) -> None:
         """By their names alone: one that we define, too, is not found."""
-        theirs = {name for cls in CLASSES for name in attributes(cls)}
-        ours = {name for path in MODULES for name in own_names(ast.parse(path.read_text()))}
+        theirs = {name for cls in CLASSES for owner in cls.__mro__ for name in attributes(owner)}
+        ours = {name for path in MODULES for name in Source.of(path).own_names}
         builtin = {name for cls in (dict, list, str, bytes, BaseException) for name in dir(cls)}
-        used = {name for path in MODULES for _, name in names_used(ast.parse(path.read_text()))}
+        used = {name for path in MODULES for _, name in Source.of(path).used}
         unknown = {name for name in used & theirs - ours - builtin - READ if not name.startswith("_")}
         assert unknown == set(), "list it if it is documented, or of another class; name it in _celery.py otherwise"
 
     def test_modules_write_into_nothing_foreign(self) -> None:
-        found = {(path.name, line) for path in MODULES for line in foreign_writes(ast.parse(path.read_text()))}
+        found = {(path.name, line) for path in MODULES for line in Source.of(path).foreign_writes}
         assert found == set()
 
     def test_this_check_finds_what_is_undocumented(self) -> None:
         tree = ast.parse("from redis.connection import DefaultParser\nimport kombu.pools\nfrom celery import uuid")
-        assert set(imported_names(tree)) == {"redis.connection.DefaultParser", "kombu.pools", "celery.uuid"}
-        theirs = {name for cls in CLASSES for name in attributes(cls)}
+        assert set(imported_names(nodes(tree))) == {"redis.connection.DefaultParser", "kombu.pools", "celery.uuid"}
+        theirs = {name for cls in CLASSES for owner in cls.__mro__ for name in attributes(owner)}
         for name in (
             "consume_from",
             "mark_as_failure",
@@ -283,13 +284,13 @@ class TestOtherModulesUseNoPrivateParts:
             assert name in theirs - READ
         lines = ["from celery import Task", "setattr(Task, 'x', 1)", "Task.y = 2", "vars(a)['z'] = 3"]
         lines += ["vars(a).setdefault('z', 4)", "setattr(self, 'x', 5)", "self.y = vars(a)['z']"]
-        assert list(foreign_writes(ast.parse("\n".join(lines)))) == [2, 3, 4, 5]
+        assert list(foreign_writes(nodes(ast.parse("\n".join(lines))))) == [2, 3, 4, 5]
 
     def test_this_check_finds_private_names(self) -> None:
         tree = ast.parse("from celery import _state\nclass A(B):\n  def f(self): return self._heap, getattr(b, '_x')")
-        assert {name for _, name in names_used(tree)} == {"_heap", "_x"}
-        assert set(own_names(tree)) == {"A", "f"}
-        assert set(imports(tree)) == {"celery", "celery._state"}
+        assert {name for _, name in names_used(nodes(tree))} == {"_heap", "_x"}
+        assert set(own_names(nodes(tree))) == {"A", "f"}
+        assert set(imports(nodes(tree))) == {"celery", "celery._state"}
 
 
 INSIDE_PREFIXES = [f"{name}." for name in INSIDE]
@@ -299,26 +300,50 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
+Nodes = tuple[ast.AST, ...]
+
+
+def nodes(tree: ast.AST) -> Nodes:
+    return tuple(ast.walk(tree))
+
+
+class Source(NamedTuple):
+    """What is in a module; see the functions of these names."""
+
+    used: frozenset[tuple[int, str]]
+    own_names: frozenset[str]
+    imports: frozenset[str]
+    imported_names: frozenset[str]
+    foreign_writes: frozenset[int]
+
+    @staticmethod
+    @cache
+    def of(path: Path) -> Source:
+        found = nodes(ast.parse(path.read_text()))
+        looks = (names_used, own_names, imports, imported_names, foreign_writes)
+        return Source(*(frozenset(look(found)) for look in looks))
+
+
+def names_used(found: Nodes) -> Iterator[tuple[int, str]]:
     """Attributes that are read, directly or by a string."""
-    for node in ast.walk(tree):
+    for node in found:
         if isinstance(node, ast.Attribute):
             yield node.lineno, node.attr
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
             yield from ((node.lineno, str(name.value)) for name in node.args[1:2] if isinstance(name, ast.Constant))
 
 
-def own_names(tree: ast.AST) -> Iterator[str]:
+def own_names(found: Nodes) -> Iterator[str]:
     """The names that a module defines: functions, classes, fields, slots, and attributes assigned to `self`."""
-    for node in ast.walk(tree):
+    for node in found:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.attr if isinstance(node, ast.Attribute) else node.id
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imports(found: Nodes) -> Iterator[str]:
+    for node in found:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -326,30 +351,29 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def imported_names(tree: ast.AST) -> Iterator[str]:
+def imported_names(found: Nodes) -> Iterator[str]:
     """What a module imports of other libraries, each name with its module."""
-    for node in ast.walk(tree):
+    for node in found:
         if isinstance(node, ast.ImportFrom) and is_of_library(node.module or ""):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if "." in alias.name and is_of_library(alias.name))
 
 
-def attributes(cls: type) -> Iterator[str]:
-    """The names of a class, and of the attributes that its instances get."""
-    for owner in cls.__mro__:
-        if is_of_library(owner.__module__):
-            yield from vars(owner)
-            tree = ast.parse(dedent(inspect.getsource(owner)))
-            yield from (
-                it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute) and isinstance(it.ctx, ast.Store)
-            )
+@cache
+def attributes(cls: type) -> frozenset[str]:
+    """The names of a class, and of the attributes that it gives its instances."""
+    if not is_of_library(cls.__module__):
+        return frozenset()
+    found = nodes(ast.parse(dedent(inspect.getsource(cls))))
+    given = {it.attr for it in found if isinstance(it, ast.Attribute) and isinstance(it.ctx, ast.Store)}
+    return frozenset({*vars(cls), *given})
 
 
-def foreign_writes(tree: ast.AST) -> Iterator[int]:
+def foreign_writes(found: Nodes) -> Iterator[int]:
     """The lines that give an attribute to an imported class of another library, or to anything by `vars`."""
-    theirs = {name.rpartition(".")[2] for name in imported_names(tree)}
-    for node in ast.walk(tree):
+    theirs = {name.rpartition(".")[2] for name in imported_names(found)}
+    for node in found:
         owner = changed(node)
         if is_vars(owner) or (isinstance(owner, ast.Name) and owner.id in theirs):
             yield node.lineno  # type: ignore[attr-defined]
@@ -819,7 +843,7 @@ class TestWorkers:
     def test_added_methods_are_those_of_each_app_and_hide_none_of_celerys(self, app: Celery) -> None:
         assert isinstance(app.control, Control)
         assert isinstance(app.control.inspect(), Inspect)
-        its = set(own_names(ast.parse(inspect.getsource(importlib.import_module("celery.app.control")))))
+        its = set(own_names(nodes(ast.parse(inspect.getsource(importlib.import_module("celery.app.control"))))))
         for owner, name in ((app.control, "release_lock"), (app.control.inspect(), "locks")):
             assert getattr(owner, name).__module__ == remote_control.__name__
             assert name not in its

@@ -115,6 +115,15 @@ class TestInterrupted:
             wake_up.wait(1.0)
         assert not server._free
 
+    def test_lock_is_freed_later(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is not known whether the server has carried out the call."""
+        store, hold = RedisStore(played(), "s"), Hold(KEY, new_owner(), ttl=TTL)
+        exits.callback(store.close)
+        monkeypatch.setattr(RedisStore, "_run_end", interrupted_after(RedisStore._run_end))
+        with pytest.raises(KeyboardInterrupt):
+            store.free(hold)
+        assert store._pending.ids() == [("free", KEY, hold.owner)]
+
     def test_pending_calls_outlive_their_conversation(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         store = redlock(exits, [played(), played(), CountedServer(Deaf(lock_commands.FREE))])
         monkeypatch.setattr(Conversation, "put_away", interrupted_after(Conversation.put_away))

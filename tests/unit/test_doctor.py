@@ -25,6 +25,9 @@ from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.probe import _EXTRAS, Key, Probe, SentinelProbe, _commands_on
 
+#: Commands about the server or a connection, which the doctor gives itself.
+OF_THE_SERVER = {"CLUSTER", "SENTINEL"}
+
 WELL = {
     "redis_version": "7.2.4",
     "role": "master",
@@ -139,11 +142,13 @@ def test_sentinels_without_a_replica_get_a_warning() -> None:
     assert (finding.severity, "cannot fail over" in finding.text) == ("warning", True)
 
 
-def test_each_command_of_the_scripts_is_tried() -> None:
+def test_each_command_on_keys_is_tried() -> None:
     folder = Path(str(files("celery_singleton_lock.stores.redis").joinpath("scripts")))
     texts = [script.read_text() for script in folder.rglob("*.lua")]
     used = {name for text in texts for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     assert len(used) > 10
+    modules = [module.read_text() for module in folder.parent.rglob("*.py")]
+    used |= {name for text in modules for name in re.findall(r"\(\"([A-Z]{3,})\", ", text)} - OF_THE_SERVER
     assert used <= {command[0] for command in (*_commands_on("key"), *_EXTRAS)} | {"SET"}
 
 

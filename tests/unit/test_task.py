@@ -283,8 +283,10 @@ class TestConflict:
     def test_policy_applies_after_lock_wait(self, app: Celery) -> None:
         job = app.task(base=SingletonTask, name="job", lock_wait=0.05, on_conflict="raise")(body(lambda: "ran"))
         hold(job)
+        began = clock.now()
         with pytest.raises(LockConflict):
             job.apply().get()
+        assert clock.now() - began >= job.lock_wait
 
 
 class TestUnavailable:

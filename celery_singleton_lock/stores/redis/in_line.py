@@ -13,6 +13,9 @@ from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
 from celery_singleton_lock.stores.redis.script import Command, ms
 
+#: Seconds after which a process that has written nothing is surely gone.
+LONG_GONE = 10 * WAITING_TTL
+
 
 def written(copies: int, since: float) -> str:
     """What a main process writes whose first copy met its first conflict at `since`, seconds since the epoch."""
@@ -33,6 +36,14 @@ def counted(recent: object, lines: object) -> int:
             # A young place was counted once, as a waiter's.
             count += copies - (since >= _fresh())
     return max(count, 0)
+
+
+def left_behind(line: object) -> Sequence[bytes]:
+    """The processes that ended long ago without leaving, from the fields of `:line` and their values."""
+    if not isinstance(line, Sequence):
+        return ()
+    before = ms(clock.wall() - LONG_GONE)
+    return [name for name, written in zip(line[::2], line[1::2], strict=True) if _read(written)[2] < before]
 
 
 def _fresh() -> int:

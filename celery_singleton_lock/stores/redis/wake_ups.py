@@ -199,6 +199,9 @@ class _Line:
         self.due = 0.0
         self._servers = servers
         self._name = name
+        #: When to look for processes that are gone next, and the commands that remove what such have left behind.
+        self._look_due = clock.now() + in_line.LONG_GONE
+        self._removals: list[Command] = []
         self._places: dict[str, Place] = {}
         #: Locks whose wake-up found no use here.
         self._forgotten: set[str] = set()
@@ -232,7 +235,7 @@ class _Line:
         came = [key for key in places if key not in known]
         left = [key for key in self._places if key not in places]
         moved = {key: place for key, place in places.items() if is_due or place != self._places.get(key)}
-        commands = [*self._registered(moved, copies), *self._left(left)]
+        commands = [*self._registered(moved, copies), *self._left(left), *self._removals]
         looks = [("EXISTS", *(keyspace.run_key(key, slot) for slot in range(places[key].limit))) for key in came]
         if is_due:  # Not whenever it blocks anew: there may always be another lock to block for.
             self._strange, self.due = set(), clock.now() + REFRESH
@@ -240,10 +243,13 @@ class _Line:
         self._places = {key: places[key] for key in (*self._places, *places) if key in places}
         self._forgotten = set()
         wakes = [keyspace.wake_key(key) for key in self._places if key not in self._strange]
-        connection.send(*commands, *looks, ("BLPOP", *wakes, self._nudge, 0))
+        lines = self._lines_to_tidy()
+        connection.send(*commands, *looks, *(("HGETALL", line) for line in lines), ("BLPOP", *wakes, self._nudge, 0))
         for _ in commands:
             _read(connection)
         held = [connection.read() for _ in looks]
+        gone = {line: in_line.left_behind(_read(connection)) for line in lines}
+        self._removals = [("HDEL", line, *names) for line, names in gone.items() if names]
         # Nobody was notified of locks that were freed before.
         return [Freed(key, LOOKED) for key, slots in zip(came, held, strict=True) if slots < places[key].limit]
 
@@ -300,6 +306,13 @@ class _Line:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.forsake()
+
+    def _lines_to_tidy(self) -> list[str]:
+        """Once in a while, the lines from which it removes processes that are gone."""
+        if clock.now() < self._look_due:
+            return []
+        self._look_due = clock.now() + in_line.LONG_GONE
+        return [keyspace.line_key(key) for key in self._places]
 
     def _look_for_strangers(self, refused: ResponseError) -> None:
         """Find the locks that it cannot block for, so that it blocks for the others."""

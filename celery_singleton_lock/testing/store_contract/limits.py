@@ -84,6 +84,15 @@ class LimitContract:
             clock.sleep(0.1)
         assert isinstance(ask(store), Held)
 
+    def test_renewal_of_a_short_lease_hides_no_longer_one(self, store: LockStore) -> None:
+        """A newcomer with a lower limit finds every hold, whichever was renewed last."""
+        lasts = {"a": TTL, "b": 0.5, "c": TTL}
+        first, short, _ = (taken(store, holder=Holder(name), limit=3, ttl=ttl) for name, ttl in lasts.items())
+        assert store.renew([short], timeout=1) == [True]
+        store.free(first)
+        clock.sleep(0.6)
+        assert isinstance(ask(store), Held)
+
     def test_reservation_beyond_the_limit_moves_to_a_slot_within_it(self, store: LockStore) -> None:
         first = taken(store, limit=2)
         second, following = taken(store, holder=ME, limit=2), replace(ME, retries=3)

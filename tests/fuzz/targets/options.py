@@ -119,7 +119,7 @@ class Conf(dict[str, Any]):
 
     @property
     def maps(self) -> list[Mapping[str, Any]]:
-        return [self]
+        return [self, {}]
 
 
 def _settings(choices: Choices) -> None:

@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     _wake_ups(
         "no place is taken",
-        old="        commands = [*self._registered(moved, copies), *self._left(left)]",
+        old="        commands = [*self._registered(moved, copies), *self._left(left), *self._removals]",
         new="        commands = self._left(left)",
         breaks="each end of a hold pushes an element",
     ),
