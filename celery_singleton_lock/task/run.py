@@ -110,6 +110,7 @@ class Run:
             with self._body:
                 return body()
         except Aborted:
+            self._body.end()  # It may have come as the body ended, before `end` had begun.
             if not self._body.struck:
                 raise
             if self._body.sent is not None:  # It came while that was being raised: too late.

@@ -60,6 +60,8 @@ class Answers:
     _others: dict[tuple[int, int], _Other] = field(default_factory=dict)
     #: By group: the messages that have run themselves.
     _heirs: dict[tuple[Any, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
+    #: By number of a message: when another message last ended as it.
+    _passed_on_at: dict[int, float] = field(default_factory=dict)
     _next_look: float = 0.0
 
     def __post_init__(self) -> None:
@@ -84,6 +86,7 @@ class Answers:
         elif self.ended_as[own] != number and self._is_sure(own):
             self.run.fail(f"message {own} ends as message {self.ended_as[own]}, and then as message {number}")
         if number != own:
+            self._passed_on_at[number] = self.run.now
             self._is_another(own, number, state)
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
@@ -251,7 +254,8 @@ class Answers:
                 continue
             if self._runs(other.number):
                 continue  # It runs again: its process was gone before anybody knew of the end of an attempt.
-            since = max(ended_at, copy.at, trouble_ends)
+            # One after the other: each wakes the next.
+            since = max(ended_at, copy.at, trouble_ends, self._passed_on_at.get(other.number, 0.0))
             if self.run.now - since > HEARD + EACH * len(waits) + self._more:
                 self.run.fail(
                     f"for {self.run.now - since:.1f} s: message {own} is in line, and message {other.number}, as which "

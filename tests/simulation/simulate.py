@@ -236,6 +236,7 @@ class Checker:
                 and ends
                 and ends[-1] == states.SUCCESS
                 and not world.bodies.followed[f"{task_id}-after"]
+                and states.REVOKED not in world.ends.get(f"{task_id}-after", ())
             ):
                 run.fail(f"message {number} has ended well, and what follows on it was not sent")
 

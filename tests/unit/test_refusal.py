@@ -12,15 +12,17 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
 
-from celery_singleton_lock import LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock import Aborted, LockConflict, LockLost, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.task import refusal, requeue
+from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.watched import GONE
 from tests.unit.deliveries import deliver, id_for, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
@@ -108,6 +110,35 @@ class TestEndWithoutABody:
             with pytest.raises(LockLost):
                 deliver(task)
         assert len(runs) == 1
+
+    def test_body_that_is_struck_just_as_it_ends_is_not_struck_again(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`Aborted` comes before the end of the body is noted. The next one would hit the question about the loss."""
+        wanted: list[bool] = []
+
+        def end_late() -> None:
+            progress_of(task.request).body.struck = True
+            task.lock.lose(GONE)
+
+        def interrupted(body: Body, *_: object) -> None:
+            raise Aborted
+
+        def held(*_: object, **__: object) -> list[Held]:
+            wanted.extend(body.wants_abort for body in bodies)
+            return []
+
+        task, runs = make(app, end_late, acks_late=True)
+        bodies: list[Body] = []
+        enter = Body.__enter__
+        monkeypatch.setattr(Body, "__enter__", lambda body: bodies.append(body) or enter(body))
+        monkeypatch.setattr(Body, "__exit__", interrupted)
+        monkeypatch.setattr(Runtime.of(app).store, "held", held)
+        with pytest.raises(LockLost):
+            deliver(task)
+        assert len(runs) == 1
+        assert wanted
+        assert not any(wanted)
 
     def test_lost_lock_that_still_exists_is_not_a_copy(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """It could be neither renewed nor freed: the lock is its own, and not held by a copy that runs."""
