@@ -1,0 +1,101 @@
+"""Counts the ticks of a schedule that two beats run, with the same rules for every scheduler.
+
+A schedule of one entry is sent once every interval. A tick counts when it arrives at the broker, which nothing strikes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.storm.story import Line
+
+#: Seconds at the end of the calm in which the ticks are to come as if nothing had happened.
+AT_THE_END = 10.0
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """What arrived, and what did not.
+
+    Attributes:
+        seconds: from the first fault to the calm; the attributes that follow are about this time.
+        faults: how many there were.
+        ended: beats that ended by themselves.
+        arrived: ticks.
+        early: ticks that came less than half an interval after a tick of another beat.
+        repeated: ticks that came under the id of an earlier tick of another beat.
+        twice: ticks that are early or repeated.
+        resumed: ticks of a beat that was frozen, less than half an interval after it went on, though another beat had
+            sent meanwhile.
+        longest: seconds of the longest time without a tick.
+        silent: seconds in which a tick was overdue, without delays of up to half an interval.
+        at_the_end: ticks in the last ten seconds of the calm.
+    """
+
+    seconds: float
+    faults: int
+    ended: int
+    arrived: int
+    early: int
+    repeated: int
+    twice: int
+    resumed: int
+    longest: float
+    silent: float
+    at_the_end: int
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the schedule is sent when all is calm."""
+        return self.at_the_end >= AT_THE_END - 1
+
+
+def count(lines: Iterable[Line], *, interval: float = 1.0) -> Ticks:
+    """Count the ticks in a history.
+
+    Args:
+        lines: in any order, with the events "begins", "calm" and "over" of the storm.
+        interval: seconds between two ticks.
+    """
+    ordered = sorted(lines, key=lambda line: line["at"])
+    times = {line["event"]: line["at"] for line in ordered if line["event"] in ("begins", "calm", "over")}
+    begins, calm, over = times["begins"], times["calm"], times["over"]
+    ticks = [line for line in ordered if line["event"] == "tick"]
+    during = [line for line in ticks if begins <= line["at"] < calm]
+    early, repeated = _early(ticks, interval), _repeated(ticks)
+    faults = [line for line in ordered if line["event"] == "fault"]
+    ended = sum(line["kind"].endswith("ended by itself") for line in faults)
+    frozen = [line for line in faults if line["fate"] == "frozen"]
+    gaps = [next_one - one for one, next_one in itertools.pairwise([begins, *(tick["at"] for tick in during), calm])]
+    return Ticks(
+        seconds=calm - begins,
+        faults=len(faults) - ended,
+        ended=ended,
+        arrived=len(during),
+        early=sum(tick in early for tick in during),
+        repeated=sum(tick in repeated for tick in during),
+        twice=sum(tick in early or tick in repeated for tick in during),
+        resumed=sum(any(_had_stood_still(tick, one, ticks, interval / 2) for one in frozen) for tick in during),
+        longest=max(gaps),
+        silent=sum(gap - interval for gap in gaps if gap > 1.5 * interval),
+        at_the_end=sum(over - AT_THE_END <= tick["at"] < over for tick in ticks),
+    )
+
+
+def _early(ticks: Sequence[Line], interval: float) -> list[Line]:
+    """A beat that catches up may send two ticks in quick succession, so only those of different beats count."""
+    pairs = itertools.pairwise(ticks)
+    return [tick for one, tick in pairs if tick["pid"] != one["pid"] and tick["at"] - one["at"] < interval / 2]
+
+
+def _repeated(ticks: Sequence[Line]) -> list[Line]:
+    first: dict[str, int] = {}
+    return [tick for tick in ticks if first.setdefault(tick["message"], tick["pid"]) != tick["pid"]]
+
+
+def _had_stood_still(tick: Line, frozen: Line, ticks: Sequence[Line], soon: float) -> bool:
+    if tick["pid"] not in frozen["pids"] or not frozen["begin"] < tick["at"] < frozen["at"] + soon:
+        return False
+    return any(one["pid"] != tick["pid"] and frozen["begin"] < one["at"] < tick["at"] for one in ticks)
