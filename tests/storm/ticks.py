@@ -25,10 +25,9 @@ class Ticks:
         ended: beats that ended by themselves.
         arrived: ticks.
         early: ticks that came less than half an interval after a tick of another beat.
-        repeated: ticks that came under the id of an earlier tick of another beat.
+        repeated: ticks that came under the id of an earlier tick.
         twice: ticks that are early or repeated.
-        resumed: ticks of a beat that was frozen, less than half an interval after it went on, though another beat had
-            sent meanwhile.
+        resumed: early ticks where one of the two beats had been frozen, and went on less than half an interval before.
         longest: seconds of the longest time without a tick.
         silent: seconds in which a tick was overdue, without delays of up to half an interval.
         at_the_end: ticks in the last ten seconds of the calm.
@@ -64,7 +63,8 @@ def count(lines: Iterable[Line], *, interval: float = 1.0) -> Ticks:
     begins, calm, over = times["begins"], times["calm"], times["over"]
     ticks = [line for line in ordered if line["event"] == "tick"]
     during = [line for line in ticks if begins <= line["at"] < calm]
-    early, repeated = _early(ticks, interval), _repeated(ticks)
+    pairs, repeated = _early(ticks, interval), _repeated(ticks)
+    early = [tick for _, tick in pairs]
     faults = [line for line in ordered if line["event"] == "fault"]
     ended = sum(line["kind"].endswith("ended by itself") for line in faults)
     frozen = [line for line in faults if line["fate"] == "frozen"]
@@ -77,25 +77,31 @@ def count(lines: Iterable[Line], *, interval: float = 1.0) -> Ticks:
         early=sum(tick in early for tick in during),
         repeated=sum(tick in repeated for tick in during),
         twice=sum(tick in early or tick in repeated for tick in during),
-        resumed=sum(any(_had_stood_still(tick, one, ticks, interval / 2) for one in frozen) for tick in during),
+        resumed=sum(tick in during and _went_on([one, tick], frozen, interval / 2) for one, tick in pairs),
         longest=max(gaps),
         silent=sum(gap - interval for gap in gaps if gap > 1.5 * interval),
         at_the_end=sum(over - AT_THE_END <= tick["at"] < over for tick in ticks),
     )
 
 
-def _early(ticks: Sequence[Line], interval: float) -> list[Line]:
-    """A beat that catches up may send two ticks in quick succession, so only those of different beats count."""
+def _early(ticks: Sequence[Line], interval: float) -> list[tuple[Line, Line]]:
+    """Early ticks, each with the tick before it.
+
+    A beat that catches up may send two ticks in quick succession, so only those of different beats count.
+    """
     pairs = itertools.pairwise(ticks)
-    return [tick for one, tick in pairs if tick["pid"] != one["pid"] and tick["at"] - one["at"] < interval / 2]
+    return [(one, tick) for one, tick in pairs if tick["pid"] != one["pid"] and tick["at"] - one["at"] < interval / 2]
 
 
 def _repeated(ticks: Sequence[Line]) -> list[Line]:
-    first: dict[str, int] = {}
-    return [tick for tick in ticks if first.setdefault(tick["message"], tick["pid"]) != tick["pid"]]
+    first: dict[str, Line] = {}
+    return [tick for tick in ticks if first.setdefault(tick["message"], tick) is not tick]
 
 
-def _had_stood_still(tick: Line, frozen: Line, ticks: Sequence[Line], soon: float) -> bool:
-    if tick["pid"] not in frozen["pids"] or not frozen["begin"] < tick["at"] < frozen["at"] + soon:
-        return False
-    return any(one["pid"] != tick["pid"] and frozen["begin"] < one["at"] < tick["at"] for one in ticks)
+def _went_on(ticks: Sequence[Line], frozen: Sequence[Line], soon: float) -> bool:
+    """Whether one of these ticks was sent by a beat that had just been frozen."""
+    return any(
+        tick["pid"] in fault["pids"] and fault["begin"] < tick["at"] < fault["at"] + soon
+        for tick in ticks
+        for fault in frozen
+    )
