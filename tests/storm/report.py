@@ -55,8 +55,13 @@ def summary(verdict: Verdict) -> str:
 
 def ticks(counted: Mapping[str, Ticks]) -> str:
     """A table of the ticks that beats sent, by scheduler."""
-    heads = ["beats", "faults", "ended by themselves", "ticks", "sent twice", "of these, under one id"]
-    heads += ["by or beside a beat just resumed", "without a tick", "longest", f"last {AT_THE_END:g} s of the calm"]
+    heads = ["by", "faults", "beats ended by themselves", "ticks", "sent twice", "of these, under one id"]
+    heads += [
+        "by or beside a resumed beat",
+        "without a tick",
+        "longest time between two ticks",
+        f"last {AT_THE_END:g} s of the calm",
+    ]
     rows = []
     for title, one in counted.items():
         counts = [str(one.faults), str(one.ended), f"{one.arrived} of {one.seconds:.0f}"]
