@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from redis import Redis
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.beat.claiming import DUE_HEADER
 from tests import appended
 from tests.patience import until
 from tests.storm.nemesis import nemeses, raging
@@ -80,8 +82,13 @@ class Arrivals:
 
 
 def _about(headers: dict[str, Any]) -> dict[str, Any]:
-    """A message's id and its sender, which Celery writes as gen123@host."""
-    return {"message": headers["id"], "pid": int(headers["origin"].partition("@")[0].removeprefix("gen"))}
+    """A message's id; its sender, which Celery writes as gen123@host; and when it was due, if it says so."""
+    due = headers.get(DUE_HEADER)
+    return {
+        "message": headers["id"],
+        "pid": int(headers["origin"].partition("@")[0].removeprefix("gen")),
+        "due": due and datetime.fromisoformat(due).timestamp(),
+    }
 
 
 def _mark(made: Scene, event: str, **fields: object) -> None:

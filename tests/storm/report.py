@@ -58,6 +58,7 @@ def ticks(counted: Mapping[str, Ticks]) -> str:
     heads = ["by", "faults", "beats ended by themselves", "ticks", "sent twice", "of these, under one id"]
     heads += [
         "by or beside a resumed beat",
+        "close to a late tick",
         "without a tick",
         "longest time between two ticks",
         f"last {AT_THE_END:g} s of the calm",
@@ -65,7 +66,7 @@ def ticks(counted: Mapping[str, Ticks]) -> str:
     rows = []
     for title, one in counted.items():
         counts = [str(one.faults), str(one.ended), f"{one.arrived} of {one.seconds:.0f}"]
-        counts += map(str, [one.twice, one.repeated, one.resumed])
+        counts += map(str, [one.twice, one.repeated, one.resumed, one.late])
         rows.append([title, *counts, f"{one.silent:.0f} s", f"{one.longest:.1f} s", f"{one.at_the_end} ticks"])
     return _table(heads, rows)
 

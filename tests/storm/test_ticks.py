@@ -16,8 +16,8 @@ BEGINS, CALM, OVER = 0.0, 20.0, 40.0
 _numbers = itertools.count()
 
 
-def tick(at: float, *, pid: int = 1, message: str = "") -> dict[str, Any]:
-    return {"at": at, "event": "tick", "pid": pid, "message": message or f"m{next(_numbers)}"}
+def tick(at: float, *, pid: int = 1, message: str = "", due: float | None = None) -> dict[str, Any]:
+    return {"at": at, "event": "tick", "pid": pid, "message": message or f"m{next(_numbers)}", "due": due}
 
 
 def ticks(*times: float, pid: int = 1) -> list[dict[str, Any]]:
@@ -60,6 +60,13 @@ def test_a_beat_that_takes_over_in_time_sends_nothing_twice() -> None:
 @pytest.mark.parametrize(("later", "twice"), [(0.4, 1), (0.6, 0)])
 def test_half_an_interval_makes_a_tick_early(later: float, twice: int) -> None:
     assert counted(ticks(5), ticks(5 + later, pid=2)).twice == twice
+
+
+@pytest.mark.parametrize(("due", "twice", "late"), [(104.9, 1, 0), (105.0, 0, 1), (None, 1, 0)])
+def test_a_late_tick_and_the_next_one_of_a_successor(due: float | None, twice: int, late: int) -> None:
+    """They are two if both say so: the first was due a second before, not just a moment."""
+    found = counted(tick(5.9, due=104.5), tick(6, pid=2, due=due))
+    assert (found.twice, found.late) == (twice, late)
 
 
 def test_a_late_tick_and_the_next_one_in_time_are_two() -> None:

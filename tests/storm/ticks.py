@@ -24,7 +24,9 @@ class Ticks:
         faults: how many there were.
         ended: beats that ended by themselves.
         arrived: ticks.
-        early: ticks that came less than half an interval after a tick of another beat.
+        early: ticks that came less than half an interval after a tick of another beat, unless both say when they were
+            due, and that is not the same.
+        late: ticks that are not early for that reason: the tick before came late.
         repeated: ticks that came under the id of an earlier tick.
         twice: ticks that are early or repeated.
         resumed: early ticks where one of the two beats had been frozen, and went on less than half an interval before.
@@ -38,6 +40,7 @@ class Ticks:
     ended: int
     arrived: int
     early: int
+    late: int
     repeated: int
     twice: int
     resumed: int
@@ -63,7 +66,8 @@ def count(lines: Iterable[Line], *, interval: float = 1.0) -> Ticks:
     begins, calm, over = times["begins"], times["calm"], times["over"]
     ticks = [line for line in ordered if line["event"] == "tick"]
     during = [line for line in ticks if begins <= line["at"] < calm]
-    pairs, repeated = _early(ticks, interval), _repeated(ticks)
+    close, repeated = _close(ticks, interval / 2), _repeated(ticks)
+    pairs = [(one, tick) for one, tick in close if not _are_apart(one, tick, interval / 2)]
     early = [tick for _, tick in pairs]
     faults = [line for line in ordered if line["event"] == "fault"]
     ended = sum(line["kind"].endswith("ended by itself") for line in faults)
@@ -75,6 +79,7 @@ def count(lines: Iterable[Line], *, interval: float = 1.0) -> Ticks:
         ended=ended,
         arrived=len(during),
         early=sum(tick in early for tick in during),
+        late=sum(tick in during and tick not in early for _, tick in close),
         repeated=sum(tick in repeated for tick in during),
         twice=sum(tick in early or tick in repeated for tick in during),
         resumed=sum(tick in during and _went_on([one, tick], frozen, interval / 2) for one, tick in pairs),
@@ -84,13 +89,19 @@ def count(lines: Iterable[Line], *, interval: float = 1.0) -> Ticks:
     )
 
 
-def _early(ticks: Sequence[Line], interval: float) -> list[tuple[Line, Line]]:
-    """Early ticks, each with the tick before it.
+def _close(ticks: Sequence[Line], soon: float) -> list[tuple[Line, Line]]:
+    """Ticks that came soon after a tick of another beat, each with that tick.
 
     A beat that catches up may send two ticks in quick succession, so only those of different beats count.
     """
     pairs = itertools.pairwise(ticks)
-    return [(one, tick) for one, tick in pairs if tick["pid"] != one["pid"] and tick["at"] - one["at"] < interval / 2]
+    return [(one, tick) for one, tick in pairs if tick["pid"] != one["pid"] and tick["at"] - one["at"] < soon]
+
+
+def _are_apart(one: Line, tick: Line, least: float) -> bool:
+    """Whether both say when they were due, and those times are at least this many seconds apart."""
+    dues = one.get("due"), tick.get("due")
+    return None not in dues and abs(dues[1] - dues[0]) >= least
 
 
 def _repeated(ticks: Sequence[Line]) -> list[Line]:
