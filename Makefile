@@ -80,6 +80,7 @@ smoke: .venv/.smoke
 	$(PYTEST) tests/smoke
 
 # SEED=… repeats what is sent and what goes wrong; the outcome depends on the machine.
+# STORM="--beat exclusive --beat redbeat" compares schedulers instead.
 # The storm's own tests, with broken builds that it has to find: pytest tests/storm
 chaos: .venv/.dev
 	$(BIN)/python -m tests.storm --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(STORM)

@@ -30,6 +30,9 @@ from tests.storm.scene import TTL, Host, Scene, children_of, end
 #: Seconds between two faults of one nemesis; and of a nemesis whose faults last only a moment.
 PAUSE, MOMENT = (0.1, 1.5), (0.1, 0.9)
 
+#: Seconds after which it looks what has ended by itself on its host.
+LOOK = 1.0
+
 #: The same for the nemesis that kills children: most children get to do something first.
 CHILD = 0.5, 3.0
 
@@ -161,13 +164,21 @@ class Nemesis:
 
     def _run(self) -> None:
         try:
-            while not self._stopped.wait(self.chance.uniform(*self._pause)):
-                if self._revives and self._host:
-                    self._revive(self._host)
+            while not self._rest(self.chance.uniform(*self._pause)):
                 if self._kinds:
                     self._strike(self.chance.choice(sorted(self._kinds)))
         except BaseException as error:  # noqa: BLE001 - the storm raises it
             self.error = error
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait between two faults, and meanwhile restart what has ended; whether it is to stop."""
+        deadline = clock.now() + seconds
+        while not self._stopped.wait(max(min(deadline - clock.now(), LOOK), 0.0)):
+            if self._revives and self._host:
+                self._revive(self._host)
+            if clock.now() >= deadline:
+                return False
+        return True
 
     def _revive(self, host: Host) -> None:
         seen_at, self._seen_at = self._seen_at, clock.now()
@@ -683,20 +694,43 @@ def part_broker(nemesis: Nemesis) -> Struck:
     return Struck()
 
 
-def nemeses(scene: Scene, seed: int, kinds: Callable[[str], bool]) -> list[Nemesis]:
-    """Nemeses for the processes of each host, for the lock server (several for a Redlock's nodes), for the broker."""
+@contextmanager
+def raging(angry: Sequence[Nemesis]) -> Iterator[None]:
+    """Let them strike; at the end, all is as it was."""
+    for nemesis in angry:
+        nemesis.start()
+    try:
+        yield
+    finally:
+        for nemesis in angry:
+            nemesis.stop()
+        for nemesis in angry:
+            nemesis.join()
+
+
+def nemeses(
+    scene: Scene, seed: int, kinds: Callable[[str], bool], *, pause: tuple[float, float] = PAUSE
+) -> list[Nemesis]:
+    """Nemeses for the processes of each host, for the lock server (several for a Redlock's nodes), for the broker.
+
+    Args:
+        scene: where they strike.
+        seed: of all of them.
+        kinds: selects the faults.
+        pause: range of seconds between two faults of processes or of a lock server.
+    """
 
     def chosen(of: Mapping[str, Strike]) -> dict[str, Strike]:
         return {name: strike for name, strike in of.items() if kinds(name)}
 
     made = []
     for name, host in scene.hosts.items():
-        made.append(Nemesis(scene, chosen(PROCESSES), f"{seed} {name}", host=host, revives=True))
+        made.append(Nemesis(scene, chosen(PROCESSES), f"{seed} {name}", host=host, pause=pause, revives=True))
         made.append(Nemesis(scene, chosen(CHILDREN), f"{seed} {name} children", host=host, pause=CHILD))
     servers = scene.place.servers
     for number in range(min(AT_ONCE, len(servers))):
         own = range(len(servers))[number::AT_ONCE]
-        made.append(Nemesis(scene, chosen(_of_place(scene)), f"{seed} locks {number}", servers=own))
+        made.append(Nemesis(scene, chosen(_of_place(scene)), f"{seed} locks {number}", servers=own, pause=pause))
     made.append(Nemesis(scene, chosen(MOMENTS), f"{seed} moments", pause=MOMENT))
     return [*made, Nemesis(scene, chosen(BROKER), f"{seed} broker")]
 

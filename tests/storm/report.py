@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tests.storm.checker import BROKEN, Verdict
 from tests.storm.excuses import REASONS
+from tests.storm.ticks import AT_THE_END, Ticks
 
 
 def faults(verdict: Verdict, ttl: float) -> str:
@@ -50,6 +51,24 @@ def summary(verdict: Verdict) -> str:
     ]
     lines += [f"- {one.broken} of {one.subject} at {one.at:.2f}: {one.text}" for one in verdict.broken]
     return "\n".join(lines)
+
+
+def ticks(counted: Mapping[str, Ticks]) -> str:
+    """A table of the ticks that beats sent, by scheduler."""
+    heads = ["by", "faults", "beats ended by themselves", "ticks", "sent twice", "of these, under one id"]
+    heads += [
+        "by or beside a resumed beat",
+        "close to a late tick",
+        "without a tick",
+        "longest time between two ticks",
+        f"last {AT_THE_END:g} s of the calm",
+    ]
+    rows = []
+    for title, one in counted.items():
+        counts = [str(one.faults), str(one.ended), f"{one.arrived} of {one.seconds:.0f}"]
+        counts += map(str, [one.twice, one.repeated, one.resumed, one.late])
+        rows.append([title, *counts, f"{one.silent:.0f} s", f"{one.longest:.1f} s", f"{one.at_the_end} ticks"])
+    return _table(heads, rows)
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:

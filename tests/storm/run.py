@@ -16,7 +16,7 @@ from tests.storm.app import SCOPED, end_of
 from tests.storm.checker import Checker, Verdict
 from tests.storm.clicks import JOBS
 from tests.storm.load import HOT, Load, length_of
-from tests.storm.nemesis import Nemesis, nemeses
+from tests.storm.nemesis import Nemesis, nemeses, raging
 from tests.storm.scene import TTL, Scene, scene
 from tests.storm.waiting import QUEUE_TTL
 
@@ -74,16 +74,11 @@ def storm(
 @contextlib.contextmanager
 def _going_on(load: Load, angry: list[Nemesis]) -> Iterator[None]:
     load.start()
-    for nemesis in angry:
-        nemesis.start()
-    try:
-        yield
-    finally:
-        load.stop()
-        for nemesis in angry:
-            nemesis.stop()
-        for nemesis in angry:
-            nemesis.join()
+    with raging(angry):
+        try:
+            yield
+        finally:
+            load.stop()
 
 
 def _calm(made: Scene, load: Load) -> None:

@@ -23,6 +23,7 @@ from tests.proxy import LossyProxy
 from tests.storm import app as tasks
 from tests.storm import history
 from tests.storm.places import AT, PLACES, Durable, Place
+from tests.storm.schedulers import SCHEDULERS
 from tests.storm.waiting import QUEUE_TTL
 
 #: Seconds of each lock.
@@ -42,6 +43,9 @@ WORKERS = {
     "east": (("prefork", 3), ("threads", 3), ("eventlet", 2)),
     "west": (("prefork", 3), ("gevent", 4), ("solo", 1)),
 }
+
+#: What locks nothing, as named in `benchmarks/tasks.py`.
+PLAIN = "plain `Task`"
 
 #: Seconds that a process gets to shut down.
 ENDING = 20.0
@@ -79,11 +83,22 @@ class Scene:
         place: where the locks are, as named in `places.py`.
         package: which locks the tasks; ours by default.
         mutant: of our package, which the workers run.
+        scheduler: of beats, as named in `schedulers.py`; with one, there are only beats, and no locks of tasks.
     """
 
-    def __init__(self, directory: Path, exits: ExitStack, *, place: str, package: str = "", mutant: str = "") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        exits: ExitStack,
+        *,
+        place: str,
+        package: str = "",
+        mutant: str = "",
+        scheduler: str = "",
+    ) -> None:
         self._directory = directory
-        self._package, self._mutant = package, mutant
+        self._package, self._mutant = PLAIN if scheduler else package, mutant
+        self._scheduler = SCHEDULERS[scheduler] if scheduler else None
         self.history = directory / "history"
         self.history.touch()
         self.broker = exits.enter_context(Durable())
@@ -93,11 +108,14 @@ class Scene:
         self._starts, self._processes = 0, list[Process]()
         exits.callback(self._end_all)
         self._forgot_at, self._mutex = -math.inf, threading.Lock()
-        self.app: Celery = tasks.make(self._conf(self.broker.port), package)
+        self.app: Celery = tasks.make(self._conf(self.broker.port), self._package)
 
     def start(self) -> None:
-        """Start all workers, and the beats of our package."""
+        """Start all workers, and the beats of our package; or only the beats."""
         for host in self.hosts.values():
+            if self._scheduler:
+                host.beat = self.start_beat(host)
+                continue
             for pool, _ in WORKERS[host.name]:
                 host.workers[pool] = self.worker(host, pool)
             if not self._package:
@@ -147,7 +165,8 @@ class Scene:
     def start_beat(self, host: Host) -> Process:
         self._starts += 1
         name = f"{host.name}-beat-{self._starts}"
-        command = ["beat", "-S", "exclusive", "-s", str(self._directory / f"{name}.schedule")]
+        scheduler = self._scheduler.name if self._scheduler else "exclusive"
+        command = ["beat", "-S", scheduler, "-s", str(self._directory / f"{name}.schedule")]
         environment = self._environment(host)
         beat = Process(name, "tests.storm.app", command, directory=self._directory, environment=environment)
         self._note(beat)
@@ -192,7 +211,9 @@ class Scene:
         if self._package:
             from benchmarks.tasks import settings
 
-            return {**conf, **settings(at["singleton_lock_backend"], round(TTL))}
+            url = at["singleton_lock_backend"]
+            of_beat = self._scheduler.settings(url, TTL) if self._scheduler else {}
+            return {**conf, **settings(url, round(TTL)), **of_beat}
         # A record outlives the storm.
         own = {"singleton_lock_ttl": TTL, "singleton_lock_beat_ttl": TTL, "singleton_lock_queue_ttl": QUEUE_TTL}
         return {**conf, **at, **own}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock import clock
+from tests.storm.beats import storm_of_beats
 from tests.storm.mutants import MUTANTS
 from tests.storm.places import PLACES
 from tests.storm.report import page, summary
@@ -48,3 +49,17 @@ def test_a_broken_build_is_found(tmp_path: Path, mutant: str) -> None:
     )
     print(f"{mutant}: found after {clock.now() - began:.0f} s: {summary(verdict)}")
     assert verdict.broken
+
+
+@pytest.mark.slow
+@pytest.mark.storm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("scheduler", "sends_twice"), [("exclusive", False), ("shared", False), ("celery", True)])
+def test_two_beats_send_each_tick_once_or_under_one_id(tmp_path: Path, scheduler: str, sends_twice: bool) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    ticks = storm_of_beats(tmp_path, seed, 0.5, scheduler)
+    print(ticks)
+    assert (ticks.twice > ticks.repeated) is sends_twice
+    assert ticks.goes_on
+    assert ticks.arrived > 5
