@@ -28,10 +28,12 @@ class Freed(NamedTuple):
     Attributes:
         key: the lock's key.
         passed_on: how many processes had no use for it before.
+        place: nobody is known to have waited longer than the copy with this place; None if any copy may begin.
     """
 
     key: str
     passed_on: int = 0
+    place: Place | None = None
 
 
 class WakeUps(Protocol):

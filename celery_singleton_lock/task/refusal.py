@@ -71,6 +71,8 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
             return fail(acquisition, error, met)
         found = copy
+    # The server wakes the next one in the line of this lock; a follower may have waited in its leader's.
+    acquisition.leave_line(it.key)
     return _end_as_copy(acquisition, found)
 
 
@@ -100,7 +102,7 @@ def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
         if copy is None:
             logger.info("%s ends as the task that it had joined", it)
             journal_entries.did_not_run(it, "joined", None)
-            acquisition.leave_line()
+        acquisition.leave_line()
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
         return fail(acquisition, error)
     return ended.result() if copy is None else _end_as_copy(acquisition, copy)

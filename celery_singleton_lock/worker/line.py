@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count, islice
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -59,8 +60,9 @@ class Line:
         self._mutex = Mutex()
         self._copies: dict[str, _Copies] = {}
         self._order = count()
-        self._called: deque[tuple[str, Any]] = deque()
-        self._unused: deque[str] = deque()
+        self._called: deque[tuple[Freed, Any]] = deque()
+        #: What to do about wake-ups that were not used here.
+        self._unused: deque[Callable[[], None]] = deque()
         #: Locks whose wake-ups were left to a copy that has no slot yet; and locks to look at since that copy has one.
         self._left: dict[str, int] = {}
         self._unsure: deque[tuple[str, int]] = deque()
@@ -82,7 +84,7 @@ class Line:
 
     def give_back(self, key: str) -> None:
         """A copy that was woken has no use for the lock, but another copy may."""
-        self._unused.append(key)
+        self._unused.append(partial(self._wake_ups.give_back, key))
         self._news.give()
 
     def has_begun(self, key: str) -> None:
@@ -103,17 +105,20 @@ class Line:
         hub.add_reader(self._due.descriptor, self.begin_called)
 
     def begin_called(self) -> None:
-        """In the consumer's loop: begin the copies that are called, or the next one if a copy has gone meanwhile."""
+        """In the consumer's loop: begin the copies that are called, or the next one if a copy has gone meanwhile and
+        nobody else has waited longer.
+        """
         self._due.take()
         while True:
             try:
-                key, request = self._called.popleft()
+                freed, request = self._called.popleft()
             except IndexError:  # The thread may pass some on as well.
                 return
             while request is not None and not self._begins(request):
-                request = self._next(key)
+                request = self._next(freed)
             if request is None:
-                self.give_back(key)
+                self._unused.append(partial(self._pass_on, freed))
+                self._news.give()
 
     def close(self) -> None:
         """Leave the line: the worker is about to end. Also called in a signal's handler."""
@@ -146,9 +151,9 @@ class Line:
         # The loop may have ended before it got to these.
         with suppress(IndexError):
             while True:
-                self._wake_ups.give_back(self._called.popleft()[0])
+                self._wake_ups.give_back(self._called.popleft()[0].key)
         while self._unused:
-            self._wake_ups.give_back(self._unused.popleft())
+            self._unused.popleft()()
 
     def _listen(self) -> None:
         """Wait once for locks that are free, and call a copy for each."""
@@ -156,7 +161,7 @@ class Line:
         if self._closed:  # The nudge that was just taken may have said so.
             return
         while self._unused:
-            self._wake_ups.give_back(self._unused.popleft())
+            self._unused.popleft()()
         while self._unsure:
             self._wake_ups.wake_if_free(*self._unsure.popleft())
         if not (places := self._places()):
@@ -172,7 +177,7 @@ class Line:
             return
         if self._is_left_to_another(freed.key, has_room=has_room):
             return
-        self._called.append((freed.key, self._next(freed.key)))
+        self._called.append((freed, self._next(freed)))
         if self._in_loop:
             self._due.give()
         else:
@@ -213,10 +218,15 @@ class Line:
                 self._left[key] = copies.limit
             return is_left
 
-    def _next(self, key: str) -> Any:
+    def _next(self, freed: Freed) -> Any:
         with self._mutex.lock:
-            copies = self._copies.get(key)
-            return None if copies is None else copies.pop()
+            copies = self._copies.get(freed.key)
+            return None if copies is None else copies.pop(freed.place)
+
+    def _pass_on(self, freed: Freed) -> None:
+        """No copy here can use the lock, or only one that has waited less than those it was compared with."""
+        if self._place(freed.key) is None or not self._wake_ups.pass_on(freed):
+            self._wake_ups.give_back(freed.key)
 
     def _wait(self, seconds: float | None) -> None:
         """Wait for news, for so many seconds at most."""
@@ -259,9 +269,12 @@ class _Copies:
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> Any:
-        if (request := self.first()) is not None:
-            self.called = heapq.heappop(self._heap)[-1]
+    def pop(self, place: Place | None) -> Any:
+        """The first request, unless it came after this place."""
+        request = self.first()
+        if request is None or (place is not None and self.place.since > place.since):
+            return None
+        self.called = heapq.heappop(self._heap)[-1]
         return request
 
 

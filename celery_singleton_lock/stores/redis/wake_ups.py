@@ -80,8 +80,8 @@ class RedisWakeUps:
     ) -> Sequence[Freed]:
         """See `WakeUps.wait`."""
         try:
-            freed = self._wait(places, interrupt, copies)
-            return [one for one in freed if not self._is_for_another(one, places, place_now)]
+            each = self._wait(places, interrupt, copies)
+            return [freed for one in each if (freed := self._unless_for_another(one, places, place_now)) is not None]
         except (RedisError, OSError) as error:
             self._drop(error)
             raise LockUnavailable(self._server, words_of(error)) from error
@@ -144,17 +144,17 @@ class RedisWakeUps:
             poll.poll(max(due - clock.now(), 0.0) * 1000)
         return [freed for line in self._lines.values() for freed in line.heard()]
 
-    def _is_for_another(
+    def _unless_for_another(
         self, freed: Freed, places: Mapping[str, Place], place_now: Callable[[str], Place | None]
-    ) -> bool:
-        """Whether another process has an older place, and is woken now."""
+    ) -> Freed | None:
+        """The lock for the first copy here; None if another process has an older place, and is woken now."""
         known = places.get(freed.key)
         place = place_now(freed.key) or known
         if place is None:
             self.give_back(freed.key)
-            return True
+            return None
         if freed.passed_on == LOOKED:
-            return False
+            return freed
         waiting = keyspace.waiting_key(freed.key)
         endpoint = self._servers.server_of(waiting)
         # The others are to see it, too.
@@ -165,14 +165,14 @@ class RedisWakeUps:
         )
         if isinstance(older, Exception):
             _unless_strange(older)
-            return False
+            return freed
         if not older or older[0] == self._name.encode():
-            return False
-        if freed.passed_on < MAX_PASSED_ON:
-            return self.pass_on(freed)
+            return freed._replace(place=place)
+        if self.pass_on(freed):
+            return None
         # Nobody has taken it; a process that is there, and was busy with another lock, will take its place again.
         endpoint.command_each([("ZADD", waiting, "XX", 0, older[0]), ("HDEL", keyspace.line_key(freed.key), older[0])])
-        return False
+        return freed
 
     def _push(self, key: str, passed_on: int) -> None:
         wake = keyspace.wake_key(key)

@@ -14,7 +14,7 @@ _celery = partial(Mutant, file="_celery.py", kind="lines")
 MUTANTS = (
     _line(
         "a wake-up of a copy is forgotten",
-        old="        self._called.append((freed.key, self._next(freed.key)))\n",
+        old="        self._called.append((freed, self._next(freed)))\n",
         new="",
         breaks="a copy is begun as its lock is freed",
     ),
@@ -26,14 +26,14 @@ MUTANTS = (
     ),
     _line(
         "a call for nothing is not given back",
-        old="            if request is None:\n                self.give_back(key)",
+        old="            if request is None:\n                self._unused.append(partial(self._pass_on, freed))",
         new="",
         breaks="a wake-up that one process has no use for is another's",
     ),
     _line(
         "a copy that was called stays in line",
-        old="            self.called = heapq.heappop(self._heap)[-1]",
-        new="            self.called = self._heap[0][-1]",
+        old="        self.called = heapq.heappop(self._heap)[-1]",
+        new="        self.called = self._heap[0][-1]",
         breaks="a copy is begun once",
     ),
     _line(
@@ -81,8 +81,8 @@ MUTANTS = (
     ),
     _wake_ups(
         "what is not for us is kept",
-        old="            return self.pass_on(freed)\n        # Nobody",
-        new="            return True\n        # Nobody",
+        old="        if self.pass_on(freed):\n            return None\n        # Nobody",
+        new="        if freed.passed_on < MAX_PASSED_ON:\n            return None\n        # Nobody",
         breaks="a wake-up goes to the oldest place",
     ),
     _wake_ups(

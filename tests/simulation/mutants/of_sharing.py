@@ -83,8 +83,8 @@ MUTANTS = (
     ),
     _refusal(
         "a copy that has ended as another one wakes nobody",
-        old="            acquisition.leave_line()\n",
-        new="            pass\n",
+        old="        acquisition.leave_line()\n",
+        new="        pass\n",
         breaks="all that have joined end one after the other",
     ),
     _refusal(
