@@ -71,8 +71,9 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
             return fail(acquisition, error, met)
         found = copy
-    # The server wakes the next one in the line of this lock; a follower may have waited in its leader's.
-    acquisition.leave_line(it.key)
+    if isinstance(found, Record):
+        # The server has woken the next copy in the line of this lock; a follower may have waited in its leader's line.
+        acquisition.leave_line(it.key)
     return _end_as_copy(acquisition, found)
 
 

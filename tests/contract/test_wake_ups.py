@@ -62,6 +62,8 @@ class Process:
         self.wake_ups: WakeUps = wake_ups
         self.places = {{"one": KEY, "two": OTHER}[name]: place for name, place in places.items()}
         self.heard: list[str] = []
+        #: The places that were compared with the others' places.
+        self.compared: list[Place | None] = []
         self.errors: list[Exception] = []
         self.stands = threading.Event()
         self._reader, self._writer = os.pipe()
@@ -102,6 +104,7 @@ class Process:
                 clock.sleep(0.02)
                 continue
             self.heard += [one.key for one in freed]
+            self.compared += [one.place for one in freed]
             with suppress(BlockingIOError):
                 os.read(self._reader, 100)
 
@@ -247,6 +250,7 @@ def test_process_with_the_older_place_is_woken(store: Store, server: RedisServer
             assert store.free(lease)
             until(lambda: first.heard == [KEY])
             assert second.heard == []
+            until(lambda: first.compared == [FIRST])
 
 
 def test_process_whose_first_copy_has_begun_by_itself_leaves_the_lock_to_an_older_place(
@@ -271,6 +275,7 @@ def test_older_place_of_a_dead_process_stops_nobody(store: Store, server: RedisS
         until(blocked(server))
         assert store.free(lease)
         until(lambda: process.heard == [KEY])
+        until(lambda: process.compared == [None])  # Any copy may begin.
         with server.client() as client:
             assert client.zscore(keyspace.waiting_key(KEY), "dead") == 0
 

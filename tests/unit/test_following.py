@@ -17,7 +17,7 @@ from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.task import leader, requeue
+from celery_singleton_lock.task import leader, redelivery, requeue
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import Leader
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
@@ -205,6 +205,24 @@ class TestEnds:
             line.follower()
         assert line.runs == [line.id(0)]
         assert line.queued() == []
+
+    @pytest.mark.parametrize("ran", [False, True])
+    def test_copy_of_a_follower_that_has_just_ended_passes_its_wake_up_on(
+        self, line: Line, scope: str, monkeypatch: pytest.MonkeyPatch, ran: bool
+    ) -> None:
+        """The end is on record, and not stored, since the worker has died. So the copy looks for it later."""
+        line.begin(lock_scope=scope)
+        line.is_put_back()
+        if ran:
+            line.lose()
+        else:
+            line.deliver_first()
+        assert line.follower() == "ran"
+        monkeypatch.setattr(redelivery, "SETTLING", 10.0)
+        woken: list[str] = []
+        monkeypatch.setattr(line.store, "wake", woken.append)
+        assert "waits" not in line.is_put_back()
+        assert woken == [line.key]
 
     def test_copy_of_a_running_follower_takes_no_lock(self, line: Line, scope: str) -> None:
         line.begin(lock_scope=scope)

@@ -18,7 +18,7 @@ from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.task import joining, message_identity, requeue
+from celery_singleton_lock.task import joining, message_identity, redelivery, requeue
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
@@ -301,6 +301,20 @@ class TestGoesOn:
         with pytest.raises(requeue.GoesOn):
             pair.copy(header=sent[-1])  # Nothing has woken it.
         assert len(woken) == 1
+
+    def test_wake_up_of_a_copy_that_has_just_ended_is_passed_on(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The end is on record, and not stored, since the worker has died. So the copy looks for it later."""
+        pair = Pair(app, sent, one)
+        pair.run_first()
+        pair.copy()
+        monkeypatch.setattr(redelivery, "SETTLING", 10.0)
+        woken: list[str] = []
+        monkeypatch.setattr(pair.store, "wake", woken.append)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        assert woken == [pair.task.lock_key_of()]
 
     def test_copy_waits_in_line_for_a_running_retry(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(Retry()))

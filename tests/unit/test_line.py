@@ -108,8 +108,8 @@ class Worker:
         assert self.line.park(request, key, Place(since, limit)) is is_woken
         return request
 
-    def frees(self, key: str = "key") -> None:
-        self.wake_ups.freed.append(Freed(key))
+    def frees(self, key: str = "key", place: Place | None = None) -> None:
+        self.wake_ups.freed.append(Freed(key, place=place))
 
     def begins(self, *names: str) -> None:
         def has() -> bool:
@@ -223,6 +223,37 @@ def test_place_is_that_of_the_first_copy_that_still_waits(worker: Worker) -> Non
     assert worker.wake_ups.place_now("key") == Place(2.0, 1)
     second.has_begun = True
     assert worker.wake_ups.place_now("key") is None
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_wake_up_of_a_copy_that_has_begun_by_itself_is_passed_on_to_an_older_place(
+    worker: Worker, is_called: bool
+) -> None:
+    """Another process may have waited longer than the next copy, which nothing was compared with."""
+    first = worker.park("first", 1.0)
+    worker.park("next", 3.0)
+    until(lambda: worker.wake_ups.waited)
+    if is_called:
+        worker.frees(place=Place(1.0, 1))
+        until(lambda: worker.line._called)
+    first.has_begun = True  # Its time has come.
+    worker.timer.remove(first)
+    if not is_called:
+        worker.frees(place=Place(1.0, 1))
+    until(lambda: worker.loop.turn() or worker.wake_ups.passed)  # type: ignore[func-returns-value]
+    assert worker.wake_ups.passed == [Freed("key", place=Place(1.0, 1))]
+    assert worker.begun == []
+    worker.frees(place=Place(3.0, 1))
+    worker.begins("next")
+
+
+def test_wake_up_that_cannot_be_passed_on_is_given_back(worker: Worker) -> None:
+    worker.wake_ups.takes_back = False
+    worker.park("one", 2.0)
+    worker.frees(place=Place(1.0, 1))
+    until(lambda: worker.loop.turn() or worker.wake_ups.given_back)  # type: ignore[func-returns-value]
+    assert worker.wake_ups.given_back == ["key"]
+    assert worker.begun == []
 
 
 def test_unusable_wake_up_is_given_back(worker: Worker) -> None:
