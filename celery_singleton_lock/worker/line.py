@@ -114,7 +114,7 @@ class Line:
                 freed, request = self._called.popleft()
             except IndexError:  # The thread may pass some on as well.
                 return
-            while request is not None and not self._begins(request):
+            while request is not None and not self._begins(freed.key, request):
                 request = self._next(freed)
             if request is None:
                 self._unused.append(partial(self._pass_on, freed))
@@ -201,9 +201,15 @@ class Line:
             copies = self._copies.get(key)
             return 0 if copies is None else copies.count()
 
-    def _begins(self, request: Any) -> bool:
+    def _begins(self, key: str, request: Any) -> bool:
         request.is_woken = True  # Before it begins: it gives back a lock that it has no use for.
-        return self._begin(request)
+        if self._begin(request):
+            return True
+        with self._mutex.lock:
+            copies = self._copies.get(key)
+            if copies is not None and copies.called() is request:
+                copies.called = _nobody  # It was lost with its connection, or begun by its time.
+        return False
 
     def _is_left_to_another(self, key: str, *, has_room: bool) -> bool:
         """Whether the lock can be left to a copy that was called and has no slot yet: that copy finds the lock free, or
@@ -241,7 +247,7 @@ class _Copies:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, ref[Any]]] = []
         #: The last copy that was called, while it is there.
-        self.called: Callable[[], Any] = lambda: None
+        self.called: Callable[[], Any] = _nobody
         self.limit = 1
 
     @property
@@ -276,6 +282,10 @@ class _Copies:
             return None
         self.called = heapq.heappop(self._heap)[-1]
         return request
+
+
+def _nobody() -> None:
+    """No copy was called."""
 
 
 def _waits(request: Any) -> bool:

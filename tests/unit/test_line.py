@@ -225,9 +225,10 @@ def test_place_is_that_of_the_first_copy_that_still_waits(worker: Worker) -> Non
     assert worker.wake_ups.place_now("key") is None
 
 
+@pytest.mark.parametrize("has_slot", [False, True])
 @pytest.mark.parametrize("is_called", [False, True])
 def test_wake_up_of_a_copy_that_has_begun_by_itself_is_passed_on_to_an_older_place(
-    worker: Worker, is_called: bool
+    worker: Worker, is_called: bool, has_slot: bool
 ) -> None:
     """Another process may have waited longer than the next copy, which nothing was compared with."""
     first = worker.park("first", 1.0)
@@ -236,7 +237,7 @@ def test_wake_up_of_a_copy_that_has_begun_by_itself_is_passed_on_to_an_older_pla
     if is_called:
         worker.frees(place=Place(1.0, 1))
         until(lambda: worker.line._called)
-    first.has_begun = True  # Its time has come.
+    first.has_begun = has_slot  # Its time has come.
     worker.timer.remove(first)
     if not is_called:
         worker.frees(place=Place(1.0, 1))
