@@ -51,9 +51,8 @@ class WakeUps:
         copies: Callable[[str], int],
         place_now: Callable[[str], Place | None],
     ) -> Sequence[Freed]:
-        self.places, self.waited = dict(places), self.waited + 1
-        self.copies = {key: copies(key) for key in places}
-        self.place_now = place_now
+        self.place_now, self.copies = place_now, {key: copies(key) for key in places}
+        self.places, self.waited = dict(places), self.waited + 1  # Last: tests wait for these.
         if self.failures:
             raise self.failures.pop()
         select.select([interrupt], [], [], 0.01)
