@@ -159,13 +159,19 @@ class Flood:
             raise AssertionError(failed[0][-3000:])
 
     def kill_until_all_is_sent(self) -> None:
-        """Kill one process after another; their successors send what is left."""
+        """Kill one process after another, a worker as soon as something is sent; senders' successors send the rest."""
+        until(self._has_begun, "something is sent")
+        self._kill_worker()
         for _ in range(KILLS):
             clock.sleep(self._chance.uniform(*GAPS))
             if all(sender.process.poll() is not None for sender in self._senders):
                 break
             self._chance.choice([self._kill_sender, self._kill_sender, self._kill_worker, self._kill_child])()
         self.wait_for_senders()
+
+    def _has_begun(self) -> bool:
+        self._log.follow()
+        return bool(self.judge.messages)
 
     def _kill_sender(self) -> None:
         """Kill a sender that has begun to send: killed before, neither it nor its successors might do anything."""
