@@ -25,8 +25,11 @@ class Replica:
     def __init__(self, run: Simulation, server: Any) -> None:
         self.run, self.server = run, server
         self._data: Any = None
+        self._followed: Any = None
         self._last = 0.0
-        self._is_cut = False
+        self._cut_at: float | None = None
+        #: When it was cut off, and when it took the server's place all the same.
+        self.missed: list[tuple[float, float]] = []
         #: Writes that wait until the link is open again.
         self._held_up: deque[Callable[[], None]] = deque()
         server.on_start.append(self._joins)
@@ -34,11 +37,15 @@ class Replica:
 
     def cut(self, seconds: float) -> None:
         """Nothing arrives for a while."""
-        self._is_cut = True
+        self._cut_at = self.run.now if self._cut_at is None else self._cut_at
         self.run.after(seconds, self._open)
 
     def take_over(self, seconds: float) -> None:
-        """The server is gone, and after some seconds the replica is the server."""
+        """The server is gone, and after some seconds the replica is the server; nothing happens while it has none."""
+        if self.server.model is None or self.server.model is not self._followed:
+            return
+        if self._cut_at is not None:
+            self.missed.append((self._cut_at, self.run.now))
         self.server.crash()
         data = self._data
         self.run.after(seconds, lambda: self.server.start(data.copy()) if self.server.model is None else None)
@@ -48,6 +55,7 @@ class Replica:
 
     def _follow(self, model: Any) -> None:
         if self.server.model is model:
+            self._followed = model
             self._data = model.copy_dataset()
             self._held_up.clear()
             model.on_write = lambda offset, changes: self._written(model, offset, changes)
@@ -60,7 +68,7 @@ class Replica:
     def _arrive(self, model: Any, offset: int, changes: Sequence[Any]) -> None:
         if self.server.model is not model:
             return
-        if self._is_cut:
+        if self._cut_at is not None:
             self._held_up.append(lambda: self._arrive(model, offset, changes))
             return
         for change in changes:
@@ -75,7 +83,7 @@ class Replica:
         self.run.after(self.run.rng.uniform(*DELAY), heard)
 
     def _open(self) -> None:
-        self._is_cut = False
+        self._cut_at = None
         held_up, self._held_up = self._held_up, deque()
         for arrive in held_up:
             arrive()

@@ -345,11 +345,23 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
         return
     key, servers, owner = _run_key(process.package, lease.key, lease.slot), world.servers, lease.owner[:28].encode()
     others = [server for server in servers if not server.keeps(key, owner)]
-    if len(others) * 2 <= len(servers):
+    if len(others) * 2 <= len(servers) or _is_renewal_missed(world, process, lease):
         return
     if len([server for server in others if len(servers) == 1 or server.remembers(lease.ttl)]) * 2 > len(servers):
         keeping = len(servers) - len(others)
         world.run.fail(f"{of} trusts its lease for {left:.3f} s, which {keeping} of {len(servers)} servers keep")
+
+
+def _is_renewal_missed(world: World, process: Process, lease: Any) -> bool:
+    """Whether a replica has taken over that may have missed the last renewal: only for a new lock, and the end of a
+    message, the package waits until replicas have it.
+    """
+    last_renewed_by = lease.trusted_until - lease.ttl
+    missed = [times for server in world.servers if server.replica is not None for times in server.replica.missed]
+    return lease.renewals > 0 and any(
+        lease.acquired_at < process.host.clock(cut_at) and last_renewed_by < process.host.clock(over_at)
+        for cut_at, over_at in missed
+    )
 
 
 @lru_cache(maxsize=256)
