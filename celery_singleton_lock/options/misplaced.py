@@ -60,7 +60,7 @@ def _unknown(name: str, value: Any) -> str | None:
     if name.startswith(_CALL):
         return did_you_mean(name.removeprefix(_SETTING), _KNOWN)
     if name.startswith("lock_"):
-        return f"{did_you_mean(name, _KNOWN)} (names that begin with lock_ are reserved for options of this package)"
+        return f"{did_you_mean(name, _KNOWN)} (only options of this package are allowed to begin with lock_)"
     if name == "scope" and isinstance(value, str) and value in SCOPES:
         return "; did you mean 'lock_scope'?"
     may_be_ours = _KNOWN if name.startswith("l") else _POLICIES
