@@ -163,11 +163,13 @@ def test_killed_main_process_keeps_nobody_else_waiting(shop: Shop) -> None:
     shop.start("staying")
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
-    (killed,) = shop.start("killed")
-    results = send(shop, 8)
+    (killed,) = shop.start("killed", arguments=("-Q", "another"))
+    results = [*send(shop, 4, queue="another"), *send(shop, 4)]  # The dead process is the first in line.
+    assert in_line(shop) == 2
     # Workers have all copies, and none is on its way: kombu would lose it with the killed worker.
-    until(lambda: in_line(shop) == 2 and delivered(shop) == len(results))
+    until(lambda: delivered(shop) == len(results))
     killed.kill()
+    shop.app.control.add_consumer("another")
     shop.record.let_end("report")
     with Connection(shop.conf["broker_url"], transport_options=FORGETFUL) as connection:
 

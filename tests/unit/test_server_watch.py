@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,15 +109,24 @@ def test_silence_that_is_over_when_it_is_looked_into_is_one_line(
     assert said(server.name) == said("lock server redis://locks: reset; it answers by now") == ["WARNING"]
 
 
-def test_reports_one_after_the_other_are_one_question_a_second(server: Server, watch: ServerWatch) -> None:
+def test_reports_one_after_the_other_are_one_question_a_second(
+    server: Server, watch: ServerWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [clock.now()]
+    monkeypatch.setattr(server_watch, "clock", SimpleNamespace(now=lambda: now[0]))
+    monkeypatch.setattr(watch._later, "want", lambda: None)
     server.is_silent = False
-    watch.look("k", "reset")
-    until(lambda: server.asked and not threads())
-    asked = len(server.asked)
-    for _ in range(10):
+
+    def look() -> float | None:
         watch.look("k", "reset")
-    until(lambda: len(server.asked) > asked and not threads())
-    assert len(server.asked) == asked + 1
+        return watch._look()
+
+    assert look() is None
+    assert [look() for _ in range(10)] == [pytest.approx(server_watch.ASK_AFTER)] * 10
+    assert len(server.asked) == 1
+    now[0] += server_watch.ASK_AFTER
+    assert look() is None
+    assert len(server.asked) == 2
 
 
 def test_other_answers_do_not_end_an_outage(
