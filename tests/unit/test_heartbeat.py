@@ -4,7 +4,7 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, cloc
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import WATCHERS, Pulse
+from celery_singleton_lock.pulse import WATCHERS, Pulse, pulse
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.watched import Watched
@@ -305,19 +305,20 @@ def test_interruption_at_the_start_of_a_renewal_leaves_the_lease_to_others(
     store: Store, heartbeat: Heartbeat, is_overdue: bool
 ) -> None:
     """A signal or a time limit: if the lease stayed taken, nobody would renew it."""
-    lease, execution = store.take(ttl=3.0), Execution()
-    heartbeat.start(lease, execution.when_lost)
-    heartbeat.taken = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        if is_overdue:
-            lease.trusted_until = 0.0
-            lease.check()
-        else:
-            heartbeat.renew(lease, 3.0)
-    assert heartbeat.taken == {}
-    heartbeat.taken = {}
-    assert heartbeat.renew(lease, 3.0)
-    heartbeat.stop(lease)
+    lease, execution = store.take(ttl=600.0), Execution()
+    with pulse.mutex:  # The heartbeat's own thread is not to be interrupted.
+        heartbeat.start(lease, execution.when_lost)
+        heartbeat.taken = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            if is_overdue:
+                lease.trusted_until = 0.0
+                lease.check()
+            else:
+                heartbeat.renew(lease, 600.0)
+        assert heartbeat.taken == {}
+        heartbeat.taken = {}
+        assert heartbeat.renew(lease, 600.0)
+        heartbeat.stop(lease)
 
 
 @pytest.mark.parametrize("what", ["_seconds_to_sleep", "_work", "_add_thread"])
@@ -390,11 +391,13 @@ class TestOverdue:
     """The process slept past the end of its lease, and a check comes before the heartbeat."""
 
     @pytest.fixture
-    def overdue(self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> Lease:
+    def overdue(self, store: Store, heartbeat: Heartbeat) -> Iterator[Lease]:
         lease, execution = store.take(ttl=600.0), Execution()
-        heartbeat.start(lease, execution.when_lost)
-        lease.extend(clock.now() - 700.0)
-        return lease
+        with pulse.mutex:  # Until the test is over, the heartbeat's thread sees nothing.
+            heartbeat.start(lease, execution.when_lost)
+            lease.extend(clock.now() - 700.0)
+            yield lease
+            heartbeat.stop(lease)
 
     def test_lock_that_is_still_held_is_kept(self, store: Store, overdue: Lease) -> None:
         assert not overdue.held
