@@ -454,12 +454,14 @@ class TestManyStores:
 
     def test_stores_share_the_threads(self) -> None:
         stores = [Store() for _ in range(50)]
-        held = [(Heartbeat(store), store.take(), Execution()) for store in stores]
+        held = [(Heartbeat(store), store.take(ttl=30.0), Execution()) for store in stores]
         for heartbeat, lease, execution in held:
+            lease.acquired_at -= 15.0  # Makes it due.
             heartbeat.start(lease, execution.when_lost)
         for store in stores:
             assert store.renewed.wait(LIMIT)
-        assert threads() <= 1 + WATCHERS
+        # A busy machine may hold a thread up, as a silent store does: another thread does its work meanwhile.
+        until(lambda: threads() <= 1 + WATCHERS, "they share")
         assert all(lease.held for _, lease, _ in held)
         for heartbeat, lease, _ in held:
             heartbeat.stop(lease)
@@ -480,7 +482,7 @@ class TestManyStores:
             good.renewed.clear()
             assert good.renewed.wait(LIMIT)
         assert lease.held
-        assert threads() <= silent + 1 + WATCHERS
+        until(lambda: threads() <= silent + 1 + WATCHERS, "the others share")
         go_on.set()
         heartbeat.stop(lease)
         for its, lease, _ in held:
