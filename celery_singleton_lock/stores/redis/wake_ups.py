@@ -34,12 +34,13 @@ logger = get_logger(__name__)
 #: may need a separate connection.
 MAX_LOCKS, MAX_CONNECTIONS = 500, 32
 
-#: How often an element is passed on to somebody with an older place. After that its receiver takes it: the place was
-#: that of a process that is gone.
-MAX_PASSED_ON = 3
+#: How often an element is passed on to somebody with an older place, at least, and at most; in between, as often as
+#: there are places, since Redis gives it to each process in turn. After that its receiver takes it: the place was that
+#: of a process that is gone.
+MAX_PASSED_ON, MOST_PASSED_ON = 3, 100
 
 #: In place of that number, for a lock that was found free, and that nobody was woken for.
-LOOKED = MAX_PASSED_ON + 1
+LOOKED = 10**9
 
 #: Seconds after which the places are taken anew, which shows that the connection still works, and finds whatever is
 #: free: the cost of a wake-up that was lost, or that a holder did not send because it died.
@@ -88,7 +89,7 @@ class RedisWakeUps:
 
     def pass_on(self, freed: Freed) -> bool:
         """See `WakeUps.pass_on`."""
-        if freed.passed_on >= MAX_PASSED_ON:
+        if freed.passed_on >= max(freed.places, MAX_PASSED_ON):
             return False
         self._push(freed.key, freed.passed_on + 1)
         return True
@@ -97,8 +98,7 @@ class RedisWakeUps:
         """See `WakeUps.give_back`."""
         if (line := self._lines.get(self._servers.slot_of(keyspace.wake_key(key)))) is not None:
             line.forget(key)
-        # A busy process takes it now.
-        self._push(key, MAX_PASSED_ON)
+        self._push(key, 0)
 
     def wake_if_free(self, key: str, limit: int) -> None:
         """See `WakeUps.wake_if_free`."""
@@ -148,8 +148,7 @@ class RedisWakeUps:
         self, freed: Freed, places: Mapping[str, Place], place_now: Callable[[str], Place | None]
     ) -> Freed | None:
         """The lock for the first copy here; None if another process has an older place, and is woken now."""
-        known = places.get(freed.key)
-        place = place_now(freed.key) or known
+        place = place_now(freed.key) or places.get(freed.key)
         if place is None:
             self.give_back(freed.key)
             return None
@@ -157,16 +156,20 @@ class RedisWakeUps:
             return freed
         waiting = keyspace.waiting_key(freed.key)
         endpoint = self._servers.server_of(waiting)
-        # The others are to see it, too.
-        moved: list[Command] = [] if place == known else [("ZADD", waiting, "XX", ms(place.since), self._name)]
-        # A place of 0 does not wait any more.
-        *_, older = endpoint.command_each(
-            [*moved, ("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)]
+        # The others are to see its place, too: there may still be that of a copy that has begun. A place of 0 does not
+        # wait any more.
+        _, older, many = endpoint.command_each(
+            [
+                ("ZADD", waiting, "XX", ms(place.since), self._name),
+                ("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1),
+                ("ZCOUNT", waiting, "(0", "+inf"),
+            ]
         )
         if isinstance(older, Exception):
             _unless_strange(older)
             return freed
-        if not older or older[0] == self._name.encode():
+        freed = freed._replace(places=min(many, MOST_PASSED_ON))
+        if not older:
             return freed._replace(place=place)
         if self.pass_on(freed):
             return None
