@@ -15,11 +15,14 @@ from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import QUEUE
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.options.app import parse_backend
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import in_line, keyspace, wake_ups
+from celery_singleton_lock.stores.redis.address import of_each
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
+from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH, RedisWakeUps
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.wake_ups import Freed, Place, WakeUps
@@ -57,7 +60,7 @@ def taken(store: Store, key: str = KEY, *, limit: int = 1) -> Lease:
 class Process:
     """Waits in a thread, as a worker's main process does, and notes what it hears."""
 
-    def __init__(self, store: Store, **places: Place) -> None:
+    def __init__(self, store: Store | Halves, **places: Place) -> None:
         wake_ups = store.wake_ups()
         assert isinstance(wake_ups, RedisWakeUps)
         self.wake_ups: WakeUps = wake_ups
@@ -584,6 +587,48 @@ def test_cut_connection_loses_no_wake_up(store: Store, server: RedisServer) -> N
         until(lambda: process.heard)
         assert set(process.heard) == {KEY}
         until(lambda: process.errors)
+
+
+class Halves:
+    """As a cluster of two servers, each with one of the locks."""
+
+    step = 0.2
+
+    def __init__(self, servers: Sequence[RedisServer]) -> None:
+        self._parts = [Server(*of_each(parse_backend(server.url_of(0)), {})) for server in servers]
+
+    def wake_ups(self) -> RedisWakeUps:
+        return RedisWakeUps(self, "two servers")  # type: ignore[arg-type]
+
+    def slot_of(self, key: str) -> int:
+        return int("wake_ups:2" in key)
+
+    def server_of(self, key: str) -> Server:
+        return self._parts[self.slot_of(key)]
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+def test_server_that_is_away_does_not_hold_up_the_locks_of_another(server: RedisServer) -> None:
+    with (
+        RedisServer() as away,
+        closing(Halves([server, away])) as halves,
+        closing(open_url(server.url_of(0), {})) as store,
+        closing(open_url(away.url_of(0), {})) as other,
+    ):
+        lease, _ = taken(store), taken(other, OTHER)
+        with Process(halves, one=FIRST, two=FIRST) as process:
+            until(lambda: waits(server) == waits(away, OTHER) == 1)
+            away.kill()
+            until(lambda: process.errors)
+            assert store.free(lease)
+            until(lambda: process.heard == [KEY])
+            many = len(process.errors)
+            until(lambda: len(process.errors) > many)
+            away.start()
+            until(lambda: OTHER in process.heard)
 
 
 def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: RedisServer) -> None:

@@ -64,6 +64,8 @@ class RedisWakeUps:
         self._server = server
         self._name = new_owner()
         self._lines: dict[int, _Line] = {}
+        #: The last error of a server, in this wait.
+        self._failed: RedisError | OSError | None = None
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
@@ -80,12 +82,18 @@ class RedisWakeUps:
         place_now: Callable[[str], Place | None],
     ) -> Sequence[Freed]:
         """See `WakeUps.wait`."""
-        try:
-            each = self._wait(places, interrupt, copies)
-            return [freed for one in each if (freed := self._unless_for_another(one, places, place_now)) is not None]
-        except (RedisError, OSError) as error:
-            self._drop(error)
-            raise LockUnavailable(self._server, words_of(error)) from error
+        self._failed = None
+        found = []
+        for one in self._wait(places, interrupt, copies):
+            try:
+                if (freed := self._unless_for_another(one, places, place_now)) is not None:
+                    found.append(freed)
+            except (RedisError, OSError) as error:
+                slot = self._servers.slot_of(keyspace.wake_key(one.key))
+                self._drop(slot, self._lines.get(slot), error)
+        if not found and (failed := self._failed) is not None:
+            raise LockUnavailable(self._server, words_of(failed)) from failed
+        return found
 
     def pass_on(self, freed: Freed) -> bool:
         """See `WakeUps.pass_on`."""
@@ -125,24 +133,29 @@ class RedisWakeUps:
         for slot in by_slot:
             if slot not in self._lines:
                 self._lines[slot] = _Line(self._servers, self._name)
-        freed: list[Freed] = []
-        for slot in [*self._lines]:
-            if slot in by_slot:
-                freed += self._lines[slot].stand(by_slot[slot], copies)
-            else:
-                freed += self._lines.pop(slot).leave()
-        if not freed:
-            freed = self._heard(interrupt)
-        return freed
 
-    def _heard(self, interrupt: int) -> list[Freed]:
+        def stand(slot: int, line: _Line) -> list[Freed]:
+            return line.stand(by_slot[slot], copies) if slot in by_slot else self._lines.pop(slot).leave()
+
+        freed = self._in_each(stand) or self._in_each(lambda _, line: line.heard())
+        if freed or self._failed is not None or not all(line.is_blocked for line in self._lines.values()):
+            return freed
         due = min((line.due for line in self._lines.values()), default=0.0)
-        if not any(line.has_heard() for line in self._lines.values()):
-            poll = select.poll()
-            for descriptor in (interrupt, *(each for line in self._lines.values() for each in line.descriptors)):
-                poll.register(descriptor, select.POLLIN)
-            poll.poll(max(due - clock.now(), 0.0) * 1000)
-        return [freed for line in self._lines.values() for freed in line.heard()]
+        poll = select.poll()
+        for descriptor in (interrupt, *(each for line in self._lines.values() for each in line.descriptors)):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(max(due - clock.now(), 0.0) * 1000)
+        return self._in_each(lambda _, line: line.heard())
+
+    def _in_each(self, act: Callable[[int, _Line], Sequence[Freed]]) -> list[Freed]:
+        """What is free in each hash slot; a server that does not answer does not hold up the locks of the others."""
+        freed: list[Freed] = []
+        for slot, line in [*self._lines.items()]:
+            try:
+                freed += act(slot, line)
+            except (RedisError, OSError) as error:
+                self._drop(slot, line, error)
+        return freed
 
     def _unless_for_another(
         self, freed: Freed, places: Mapping[str, Place], place_now: Callable[[str], Place | None]
@@ -185,9 +198,10 @@ class RedisWakeUps:
                 [("RPUSH", wake, passed_on + 1), ("PEXPIRE", wake, ms(WAKE_TTL))]
             )
 
-    def _drop(self, error: Exception) -> None:
-        lines, self._lines = self._lines, {}
-        for line in lines.values():
+    def _drop(self, slot: int, line: _Line | None, error: RedisError | OSError) -> None:
+        self._failed = error
+        self._lines.pop(slot, None)
+        if line is not None:
             line.drop(error)
 
 
@@ -220,6 +234,11 @@ class _Line:
     def descriptors(self) -> list[int]:
         """The descriptors to watch."""
         return [] if self._connection is None else [self._connection.fileno()]
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is blocked, as far as is known."""
+        return self._connection is not None and self._connection.unanswered > 0 and self._answer is None
 
     def stand(self, places: dict[str, Place], copies: Callable[[str], int]) -> list[Freed]:
         """Block for these places; the locks that are free already, or were heard of meanwhile.
