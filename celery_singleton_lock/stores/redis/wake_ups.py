@@ -165,6 +165,8 @@ class RedisWakeUps:
         if place is None:
             self.give_back(freed.key)
             return None
+        if freed.passed_on == LOOKED:
+            return freed
         waiting = keyspace.waiting_key(freed.key)
         endpoint = self._servers.server_of(waiting)
         # The others are to see its place, too: there may still be that of a copy that has begun. A place of 0 does not
@@ -182,10 +184,6 @@ class RedisWakeUps:
         freed = freed._replace(places=min(many, MOST_PASSED_ON))
         if not older:
             return freed._replace(place=place)
-        if freed.passed_on == LOOKED:
-            # Its wake-up may be lost, or it may be gone: then this one comes back.
-            self._push(freed.key, 0)
-            return None
         if self.pass_on(freed):
             return None
         # Nobody has taken it; a process that is there, and was busy with another lock, will take its place again.
