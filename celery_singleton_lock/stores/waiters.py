@@ -48,7 +48,7 @@ class AskingWaiter:
     Args:
         wake_up: wakes it.
         ask: acquires the lock.
-        leave: clears what is left of the questions after an interruption; with True, frees the lock.
+        leave: clears what is left of the questions, and of its place in the queue; with True, frees the lock.
     """
 
     def __init__(self, wake_up: WakeUp, ask: Ask, leave: Callable[[bool], None] = lambda free: None) -> None:
@@ -66,7 +66,7 @@ class AskingWaiter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None or self._may_be_given_more():
+        if error is not None or self._may_be_given_more() or isinstance(self._found, (Held, Record)):
             # If it was interrupted between reading and returning, the lock may be held, and nobody knows.
             self._leave(error is not None or not isinstance(self._found, Lease))
         if self._rang:

@@ -29,11 +29,13 @@ class Freed(NamedTuple):
         key: the lock's key.
         passed_on: how many processes had no use for it before.
         place: nobody is known to have waited longer than the copy with this place; None if any copy may begin.
+        places: how many places there are in the line of the lock, as far as is known.
     """
 
     key: str
     passed_on: int = 0
     place: Place | None = None
+    places: int = 0
 
 
 class WakeUps(Protocol):

@@ -191,9 +191,13 @@ class Run:
         if freed:
             logger.debug("%s freed %s after %.3f s", it, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)
-        elif freed is not None and not self._is_loss_said:
-            lease.lose("it was no longer held when the task ended")
-            self._say_loss()
+        elif freed is not None:
+            if ended is not None:
+                # Another message may have the lock: copies that end as this one are in line behind it.
+                it.runtime.store.wake(it.key)
+            if not self._is_loss_said:
+                lease.lose("it was no longer held when the task ended")
+                self._say_loss()
         journal_entries.ran(it, lease, ended, waited=self._waited, began=self._began, ended=now)
 
     def _send(self, signal: Signal, **details: Any) -> None:

@@ -177,8 +177,7 @@ class SingletonRequest(WorkerRequest):
             self._announce_skipped(expired=isinstance(error, Expired))
         if isinstance(error, RejectedCopy):
             self.reject()  # Before Celery acknowledges it, which it does not do twice.
-        if isinstance(error, Ignore) and not isinstance(error, requeue.GoesOn):
-            # The server woke the next one as it reported that this is over, maybe before this process saw it begin.
+        if self.is_woken and self._has_no_use_for_lock(error):
             self._pass_on()
         if return_ok or not isinstance(error, _LOST):
             result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -243,6 +242,13 @@ class SingletonRequest(WorkerRequest):
             self.has_begun = True
             self._pass_on()
         return revoked
+
+    def _has_no_use_for_lock(self, error: BaseException) -> bool:
+        """Whether its end may have woken nobody: it failed before it asked, or its process is gone."""
+        if isinstance(error, Ignore):
+            # The server woke the next one as it reported that this is over, maybe before this process saw it begin.
+            return not isinstance(error, requeue.GoesOn)
+        return isinstance(error, _LOST) or self.hold() is None
 
     def _pass_on(self) -> None:
         """Have another copy begin, if this one was woken for a lock that it does not take."""

@@ -6,19 +6,23 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import cycle
 
 import pytest
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import QUEUE
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.options.app import parse_backend
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import in_line, keyspace, wake_ups
+from celery_singleton_lock.stores.redis.address import of_each
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
+from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH, RedisWakeUps
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.wake_ups import Freed, Place, WakeUps
@@ -56,7 +60,7 @@ def taken(store: Store, key: str = KEY, *, limit: int = 1) -> Lease:
 class Process:
     """Waits in a thread, as a worker's main process does, and notes what it hears."""
 
-    def __init__(self, store: Store, **places: Place) -> None:
+    def __init__(self, store: Store | Halves, **places: Place) -> None:
         wake_ups = store.wake_ups()
         assert isinstance(wake_ups, RedisWakeUps)
         self.wake_ups: WakeUps = wake_ups
@@ -265,6 +269,91 @@ def test_process_whose_first_copy_has_begun_by_itself_leaves_the_lock_to_an_olde
             assert store.free(lease)
             until(lambda: second.heard == [KEY])
             assert first.heard == []
+
+
+@pytest.mark.parametrize("blocked_for", [0, 4, 6])
+def test_oldest_of_many_processes_is_woken(store: Store, server: RedisServer, blocked_for: int) -> None:
+    """However many have blocked for longer than it."""
+    taken(store)
+    places = [Place(1000.0 * number, 1) for number in range(2, 8)]
+    places.insert(blocked_for, FIRST)
+    with ExitStack() as exits:
+        processes: list[Process] = []
+        for place in places:
+            processes.append(exits.enter_context(Process(store, one=place)))
+            until(blocked(server, len(processes)))
+        store.wake(KEY)
+        until(lambda: any(process.heard for process in processes))
+        assert [process.places[KEY] for process in processes if process.heard] == [FIRST]
+
+
+def test_old_place_of_the_process_itself_hides_no_other(store: Store, server: RedisServer) -> None:
+    """Its first copy has begun since it took that place."""
+    taken(store)
+    with Process(store, one=Place(3000.0, 1)) as third, server.client() as client:
+        until(blocked(server))
+        (own,) = client.zrange(keyspace.waiting_key(KEY), 0, -1)
+        client.zadd(keyspace.waiting_key(KEY), {own: 1})
+        with Process(store, one=SECOND) as second:
+            until(blocked(server, 2))
+            store.wake(KEY)
+            until(lambda: third.heard or second.heard)
+            assert (third.heard, set(second.heard)) == ([], {KEY})
+
+
+def test_wake_up_that_was_given_back_goes_to_the_oldest_place(store: Store, server: RedisServer) -> None:
+    taken(store)
+    with Process(store, one=SECOND) as second:
+        until(blocked(server))
+        with Process(store, one=FIRST) as first:
+            until(blocked(server, 2))
+            second.wake_ups.give_back(KEY)
+            until(lambda: first.heard or second.heard)
+            assert (set(first.heard), second.heard) == ({KEY}, [])
+
+
+def test_question_of_a_waiter_removes_no_place(store: Store, server: RedisServer) -> None:
+    """However long the copies have waited."""
+    _, now = taken(store), clock.wall()
+    with Process(store, one=Place(now - 3600, 1)) as second:
+        until(blocked(server))
+        with Process(store, one=Place(now - 7200, 1)) as first:
+            until(blocked(server, 2))
+            asked = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("waiter"), waiting=True)
+            assert isinstance(store.acquire(asked), Held)
+            assert waits(server) == 3
+            store.wake(KEY)
+            until(lambda: first.heard or second.heard)
+            assert (set(first.heard), second.heard) == ({KEY}, [])
+
+
+@pytest.mark.parametrize("is_woken", [False, True])
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_waiter_that_leaves_keeps_no_place(server: RedisServer, replicas: int, is_woken: bool) -> None:
+    """Wake-ups would be passed on to it."""
+    with closing(open_url(server.url_of(0), replicas=replicas)) as store, server.client() as client:
+        client.set(keyspace.run_key(KEY), "a stranger's")
+        asked = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("waiter"), waiting=True)
+        assert isinstance(store.acquire(asked), Held)
+        assert client.zscore(keyspace.waiting_key(KEY), asked.owner)
+        with store.waiter(asked) as waiter:
+            if is_woken:
+                client.rpush(keyspace.wake_key(KEY), 1)
+            assert isinstance(waiter.wait(0.01), Held)
+        assert client.zscore(keyspace.waiting_key(KEY), asked.owner) == 0
+
+
+@pytest.mark.parametrize("of_queue", [True, False])
+def test_wake_up_of_followers_outlives_the_next_message(store: Store, server: RedisServer, of_queue: bool) -> None:
+    """They follow the message before it, and need no lock; but a wake-up for the lock is over when it is taken."""
+    key = f"{KEY}{QUEUE}" if of_queue else KEY
+    lease = taken(store, key)
+    with server.client() as client:
+        client.zadd(keyspace.waiting_key(key), {"a process that is about to block": 1})
+        assert store.free(lease)
+        assert client.llen(keyspace.wake_key(key)) == 1
+        taken(store, key)
+        assert client.llen(keyspace.wake_key(key)) == of_queue
 
 
 def test_older_place_of_a_dead_process_stops_nobody(store: Store, server: RedisServer) -> None:
@@ -498,6 +587,48 @@ def test_cut_connection_loses_no_wake_up(store: Store, server: RedisServer) -> N
         until(lambda: process.heard)
         assert set(process.heard) == {KEY}
         until(lambda: process.errors)
+
+
+class Halves:
+    """As a cluster of two servers, each with one of the locks."""
+
+    step = 0.2
+
+    def __init__(self, servers: Sequence[RedisServer]) -> None:
+        self._parts = [Server(*of_each(parse_backend(server.url_of(0)), {})) for server in servers]
+
+    def wake_ups(self) -> RedisWakeUps:
+        return RedisWakeUps(self, "two servers")  # type: ignore[arg-type]
+
+    def slot_of(self, key: str) -> int:
+        return int("wake_ups:2" in key)
+
+    def server_of(self, key: str) -> Server:
+        return self._parts[self.slot_of(key)]
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+def test_server_that_is_away_does_not_hold_up_the_locks_of_another(server: RedisServer) -> None:
+    with (
+        RedisServer() as away,
+        closing(Halves([server, away])) as halves,
+        closing(open_url(server.url_of(0), {})) as store,
+        closing(open_url(away.url_of(0), {})) as other,
+    ):
+        lease, _ = taken(store), taken(other, OTHER)
+        with Process(halves, one=FIRST, two=FIRST) as process:
+            until(lambda: waits(server) == waits(away, OTHER) == 1)
+            away.kill()
+            until(lambda: process.errors)
+            assert store.free(lease)
+            until(lambda: process.heard == [KEY])
+            many = len(process.errors)
+            until(lambda: len(process.errors) > many)
+            away.start()
+            until(lambda: OTHER in process.heard)
 
 
 def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: RedisServer) -> None:

@@ -75,12 +75,6 @@ byte overtaken;
 #define COME came++
 #endif
 
-#ifdef OVERTAKEN
-#define CAN_BE_REVOKED false        /* The process that is woken instead would begin, whatever its place. */
-#else
-#define CAN_BE_REVOKED true
-#endif
-
 /* Redis gives an element to the client that has blocked longest. */
 inline serve() {
   do
@@ -190,10 +184,10 @@ here:
         printf("process %d: its copy is parked: held by %d\n", i, key)
       fi }; goto here
   /* It has begun, but does not need the lock: it was revoked. */
-  :: atomic { is[i] == BEGINS && LIVES(i) && rank[i] && !IS_PATIENT(i) && CAN_BE_REVOKED ->
+  :: atomic { is[i] == BEGINS && LIVES(i) && rank[i] && !IS_PATIENT(i) ->
       printf("process %d: its copy was revoked, and gives back\n", i); is[i] = AWAY;
 #ifndef NOT_GIVEN_BACK
-      push(MAX_PASSED_ON);
+      push(0);
 #endif
       tidy(i) }; goto away
   :: atomic { (is[i] == PARKED || is[i] == BLOCKS && due[i] == 0 && !heard[i]) && LIVES(i) ->

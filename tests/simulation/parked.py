@@ -10,7 +10,7 @@ from typing import Any
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
 from celery_singleton_lock.stores.redis.script import ms
-from celery_singleton_lock.stores.redis.wake_ups import LOOKED, MAX_PASSED_ON, REFRESH
+from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation import holds, trouble
@@ -180,7 +180,7 @@ class Parked:
         for other in self._of_line(copy.key):
             if other.process is copy.process and other.since < copy.since and other.at < at:
                 self.run.fail(f"{copy.key}: message {request.id} begins before {other.request.id}, which came first")
-        if freed is not None and freed.passed_on < MAX_PASSED_ON and freed.passed_on != LOOKED:
+        if freed is not None and freed.place is not None:
             self._is_first(copy, at)
         self._is_of_use(copy)
 

@@ -112,6 +112,26 @@ class TestEnded:
             pair.copy()
         assert pair.runs == [pair.first]
 
+    def test_task_that_has_lost_its_lock_wakes_its_copies_behind_the_next_message(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        woken: list[str] = []
+
+        def lose() -> int:
+            key = pair.task.lock_key_of()
+            (held,) = pair.store.held(key)
+            pair.store.free(held.hold(key, ttl=1.0))
+            pair.store.acquire(LockRequest(key, new_owner(), ttl=60.0, holder=Holder("next")))
+            return 1
+
+        pair = Pair(app, sent, lose, on_lock_lost="warn")
+        with monkeypatch.context() as patch:
+            patch.setattr(pair.store, "wake", woken.append)
+            pair.run_first()
+        assert woken == [pair.task.lock_key_of()]
+        assert pair.copy() == 1
+        assert pair.runs == [pair.first]
+
     def test_second_copy_of_the_same_message_ends_silently(self, app: Celery, sent: Sent) -> None:
         """The first copy sends the callbacks and next steps."""
         pair = Pair(app, sent, lambda: 1)

@@ -36,6 +36,7 @@ from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import HELD, SingletonRequest
 from tests.patience import until
@@ -229,6 +230,40 @@ class TestLine:
             revoked.discard(request.id)
         assert line.given_back == [key]
         assert request.has_begun
+
+    @pytest.mark.parametrize("has_asked", [False, True])
+    @pytest.mark.parametrize("error", [ValueError("before_start"), WorkerLostError("killed"), Ignore("skipped")])
+    def test_copy_that_was_woken_and_fails_before_it_asks_lets_the_next_one_begin(
+        self,
+        app: Celery,
+        receive: Callable[..., SingletonRequest],
+        line: Waiting,
+        error: Exception,
+        has_asked: bool,
+    ) -> None:
+        """Or whose process is gone: a follower that was to wake the next one needed no lock."""
+        key = key_of_text(app.main, "job", "1")
+        request = receive(**put_back_for(app, key))
+        request.is_woken = True
+        if has_asked:
+            begin(request)
+        request.on_failure(info(error))
+        assert line.given_back == ([] if has_asked and isinstance(error, ValueError) else [key])
+
+    def test_copy_that_was_woken_and_is_put_back_wakes_nobody(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
+    ) -> None:
+        request = receive(**put_back_for(app, key_of_text(app.main, "job", "1")))
+        request.is_woken = True
+        request.on_failure(info(GoesOn("put back")))
+        assert line.given_back == []
+
+    @pytest.mark.parametrize("error", [ValueError("before_start"), WorkerLostError("killed")])
+    def test_copy_that_was_not_woken_and_fails_wakes_nobody(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, error: Exception
+    ) -> None:
+        receive(**put_back_for(app, key_of_text(app.main, "job", "1"))).on_failure(info(error))
+        assert line.given_back == []
 
     def test_copy_that_is_revoked_while_it_waits_wakes_nobody(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting

@@ -26,8 +26,8 @@ from celery_singleton_lock.stores.waiters import AskingWaiter
 #: The least seconds for which it is remembered that an owner was given up.
 OVER = 60.0
 
-#: Seconds from being refused to waiting, and from freeing to a claim of the wake-up.
-CLAIMED_WITHIN = 1.0
+#: Seconds from being refused to waiting, at most.
+WAITS_WITHIN = 60.0
 
 #: The most messages in an order whose arrival is remembered.
 KNOWN = 1000
@@ -47,9 +47,9 @@ class MemoryStore:
         self._over: dict[tuple[str, str], float] = {}
         self._mutex = Mutex()
         self._waiting: dict[str, deque[_MemoryWakeUp]] = {}
-        #: When a request that is about to wait was last refused, and when the lock was freed and nobody waited yet.
-        self._refused: dict[str, float] = {}
-        self._unclaimed: dict[str, float] = {}
+        #: By key: owners that are about to wait, and when they were refused; and those of them since when it was freed.
+        self._refused: dict[str, dict[str, float]] = {}
+        self._unclaimed: dict[str, dict[str, float]] = {}
         #: When the messages of an order, of which only the newest runs, came; and until when that is remembered.
         self._orders: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
         self._ledgers: dict[str, MemoryLedger] = {}
@@ -81,7 +81,8 @@ class MemoryStore:
                     slot = self._stop(request, live)
                 if slot is None:
                     if request.waiting:
-                        self._refused[key] = sent_at
+                        self._refused, self._unclaimed = _recent(self._refused), _recent(self._unclaimed)
+                        self._refused.setdefault(key, {})[request.owner] = sent_at
                     return replace(in_the_way(request, live).held(sent_at), arrived=arrived)
                 if (reserved := slot_of(holder.reserved_as, live)) is not None:
                     del live[reserved]
@@ -178,7 +179,7 @@ class MemoryStore:
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
         waiting = replace(request, waiting=True)
-        return AskingWaiter(_MemoryWakeUp(self, request.key), lambda: self.acquire(waiting))
+        return AskingWaiter(_MemoryWakeUp(self, request.key, request.owner), lambda: self.acquire(waiting))
 
     def queue(self, wake_up: _MemoryWakeUp) -> None:
         """Put a waiter at the end, if it is not in the queue."""
@@ -186,7 +187,8 @@ class MemoryStore:
             waiting = self._waiting.setdefault(wake_up.key, deque())
             if wake_up in waiting or wake_up.woken.is_set():
                 return
-            if clock.now() - self._unclaimed.pop(wake_up.key, 0.0) < CLAIMED_WITHIN:
+            self._refused.get(wake_up.key, {}).pop(wake_up.owner, None)
+            if self._unclaimed.get(wake_up.key, {}).pop(wake_up.owner, None) is not None:
                 wake_up.woken.set()  # The lock was freed between the question and this.
             else:
                 waiting.append(wake_up)
@@ -267,8 +269,8 @@ class MemoryStore:
     def _wake(self, key: str) -> None:
         if waiting := self._waiting.get(key):
             waiting.popleft().woken.set()
-        elif key in self._refused and clock.now() - self._refused.pop(key) < CLAIMED_WITHIN:
-            self._unclaimed[key] = clock.now()
+        elif refused := self._refused.pop(key, None):
+            self._unclaimed.setdefault(key, {}).update(refused)
 
     def _renew(self, hold: Hold) -> bool:
         live = self._live(hold.key)
@@ -314,12 +316,23 @@ class MemoryStore:
             del self._records[place]
 
 
+def _recent(refused: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Without the owners that have not waited after all."""
+    since = clock.now() - WAITS_WITHIN
+    return {
+        key: recent
+        for key, owners in refused.items()
+        if (recent := {owner: at for owner, at in owners.items() if at > since})
+    }
+
+
 class _MemoryWakeUp:
     """A place in the queue of a lock."""
 
-    def __init__(self, store: MemoryStore, key: str) -> None:
+    def __init__(self, store: MemoryStore, key: str, owner: str) -> None:
         self._store = store
         self.key = key
+        self.owner = owner
         self.woken = threading.Event()
 
     def __exit__(self, *_: object) -> None:

@@ -34,12 +34,13 @@ logger = get_logger(__name__)
 #: may need a separate connection.
 MAX_LOCKS, MAX_CONNECTIONS = 500, 32
 
-#: How often an element is passed on to somebody with an older place. After that its receiver takes it: the place was
-#: that of a process that is gone.
-MAX_PASSED_ON = 3
+#: How often an element is passed on to somebody with an older place, at least, and at most; in between, as often as
+#: there are places, since Redis gives it to each process in turn. After that its receiver takes it: the place was that
+#: of a process that is gone.
+MAX_PASSED_ON, MOST_PASSED_ON = 3, 100
 
 #: In place of that number, for a lock that was found free, and that nobody was woken for.
-LOOKED = MAX_PASSED_ON + 1
+LOOKED = 10**9
 
 #: Seconds after which the places are taken anew, which shows that the connection still works, and finds whatever is
 #: free: the cost of a wake-up that was lost, or that a holder did not send because it died.
@@ -63,6 +64,8 @@ class RedisWakeUps:
         self._server = server
         self._name = new_owner()
         self._lines: dict[int, _Line] = {}
+        #: The last error of a server, in this wait.
+        self._failed: RedisError | OSError | None = None
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
@@ -79,16 +82,22 @@ class RedisWakeUps:
         place_now: Callable[[str], Place | None],
     ) -> Sequence[Freed]:
         """See `WakeUps.wait`."""
-        try:
-            each = self._wait(places, interrupt, copies)
-            return [freed for one in each if (freed := self._unless_for_another(one, places, place_now)) is not None]
-        except (RedisError, OSError) as error:
-            self._drop(error)
-            raise LockUnavailable(self._server, words_of(error)) from error
+        self._failed = None
+        found = []
+        for one in self._wait(places, interrupt, copies):
+            try:
+                if (freed := self._unless_for_another(one, places, place_now)) is not None:
+                    found.append(freed)
+            except (RedisError, OSError) as error:
+                slot = self._servers.slot_of(keyspace.wake_key(one.key))
+                self._drop(slot, self._lines.get(slot), error)
+        if not found and (failed := self._failed) is not None:
+            raise LockUnavailable(self._server, words_of(failed)) from failed
+        return found
 
     def pass_on(self, freed: Freed) -> bool:
         """See `WakeUps.pass_on`."""
-        if freed.passed_on >= MAX_PASSED_ON:
+        if freed.passed_on >= max(freed.places, MAX_PASSED_ON):
             return False
         self._push(freed.key, freed.passed_on + 1)
         return True
@@ -97,8 +106,7 @@ class RedisWakeUps:
         """See `WakeUps.give_back`."""
         if (line := self._lines.get(self._servers.slot_of(keyspace.wake_key(key)))) is not None:
             line.forget(key)
-        # A busy process takes it now.
-        self._push(key, MAX_PASSED_ON)
+        self._push(key, 0)
 
     def wake_if_free(self, key: str, limit: int) -> None:
         """See `WakeUps.wake_if_free`."""
@@ -125,31 +133,35 @@ class RedisWakeUps:
         for slot in by_slot:
             if slot not in self._lines:
                 self._lines[slot] = _Line(self._servers, self._name)
-        freed: list[Freed] = []
-        for slot in [*self._lines]:
-            if slot in by_slot:
-                freed += self._lines[slot].stand(by_slot[slot], copies)
-            else:
-                freed += self._lines.pop(slot).leave()
-        if not freed:
-            freed = self._heard(interrupt)
-        return freed
 
-    def _heard(self, interrupt: int) -> list[Freed]:
+        def stand(slot: int, line: _Line) -> list[Freed]:
+            return line.stand(by_slot[slot], copies) if slot in by_slot else self._lines.pop(slot).leave()
+
+        freed = self._in_each(stand) or self._in_each(lambda _, line: line.heard())
+        if freed or self._failed is not None or not all(line.is_blocked for line in self._lines.values()):
+            return freed
         due = min((line.due for line in self._lines.values()), default=0.0)
-        if not any(line.has_heard() for line in self._lines.values()):
-            poll = select.poll()
-            for descriptor in (interrupt, *(each for line in self._lines.values() for each in line.descriptors)):
-                poll.register(descriptor, select.POLLIN)
-            poll.poll(max(due - clock.now(), 0.0) * 1000)
-        return [freed for line in self._lines.values() for freed in line.heard()]
+        poll = select.poll()
+        for descriptor in (interrupt, *(each for line in self._lines.values() for each in line.descriptors)):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(max(due - clock.now(), 0.0) * 1000)
+        return self._in_each(lambda _, line: line.heard())
+
+    def _in_each(self, act: Callable[[int, _Line], Sequence[Freed]]) -> list[Freed]:
+        """What is free in each hash slot; a server that does not answer does not hold up the locks of the others."""
+        freed: list[Freed] = []
+        for slot, line in [*self._lines.items()]:
+            try:
+                freed += act(slot, line)
+            except (RedisError, OSError) as error:
+                self._drop(slot, line, error)
+        return freed
 
     def _unless_for_another(
         self, freed: Freed, places: Mapping[str, Place], place_now: Callable[[str], Place | None]
     ) -> Freed | None:
         """The lock for the first copy here; None if another process has an older place, and is woken now."""
-        known = places.get(freed.key)
-        place = place_now(freed.key) or known
+        place = place_now(freed.key) or places.get(freed.key)
         if place is None:
             self.give_back(freed.key)
             return None
@@ -157,16 +169,20 @@ class RedisWakeUps:
             return freed
         waiting = keyspace.waiting_key(freed.key)
         endpoint = self._servers.server_of(waiting)
-        # The others are to see it, too.
-        moved: list[Command] = [] if place == known else [("ZADD", waiting, "XX", ms(place.since), self._name)]
-        # A place of 0 does not wait any more.
-        *_, older = endpoint.command_each(
-            [*moved, ("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)]
+        # The others are to see its place, too: there may still be that of a copy that has begun. A place of 0 does not
+        # wait any more.
+        _, older, many = endpoint.command_each(
+            [
+                ("ZADD", waiting, "XX", ms(place.since), self._name),
+                ("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1),
+                ("ZCOUNT", waiting, "(0", "+inf"),
+            ]
         )
         if isinstance(older, Exception):
             _unless_strange(older)
             return freed
-        if not older or older[0] == self._name.encode():
+        freed = freed._replace(places=min(many, MOST_PASSED_ON))
+        if not older:
             return freed._replace(place=place)
         if self.pass_on(freed):
             return None
@@ -182,9 +198,10 @@ class RedisWakeUps:
                 [("RPUSH", wake, passed_on + 1), ("PEXPIRE", wake, ms(WAKE_TTL))]
             )
 
-    def _drop(self, error: Exception) -> None:
-        lines, self._lines = self._lines, {}
-        for line in lines.values():
+    def _drop(self, slot: int, line: _Line | None, error: RedisError | OSError) -> None:
+        self._failed = error
+        self._lines.pop(slot, None)
+        if line is not None:
             line.drop(error)
 
 
@@ -217,6 +234,11 @@ class _Line:
     def descriptors(self) -> list[int]:
         """The descriptors to watch."""
         return [] if self._connection is None else [self._connection.fileno()]
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is blocked, as far as is known."""
+        return self._connection is not None and self._connection.unanswered > 0 and self._answer is None
 
     def stand(self, places: dict[str, Place], copies: Callable[[str], int]) -> list[Freed]:
         """Block for these places; the locks that are free already, or were heard of meanwhile.

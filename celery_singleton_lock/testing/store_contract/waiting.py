@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockStore, Record, Waiter
 from celery_singleton_lock.testing.store_contract.asking import (
@@ -103,6 +103,18 @@ class WaitingContract:
             found = waited_for(waiter)
         assert isinstance(found, Lease)
         assert found.slot == pair[1].slot
+
+    def test_each_waiter_gets_a_slot_that_was_freed_before_it_waited(self, store: LockStore) -> None:
+        """Between being refused and waiting."""
+        pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
+        asked = [request(owner=new_owner(), holder=Holder(name), waiting=True, limit=2) for name in "cd"]
+        assert all(isinstance(store.acquire(each), Held) for each in asked)
+        assert all(store.free(lease) for lease in pair)
+        for each in asked:
+            with store.waiter(each) as waiter:
+                began = clock.now()
+                assert isinstance(waiter.wait(PATIENCE), Lease)
+                assert clock.now() - began < PATIENCE / 2
 
     def test_waiter_is_woken_long_before_the_lease_would_end(self, store: LockStore) -> None:
         lease, got = taken(store), []

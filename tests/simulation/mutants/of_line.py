@@ -75,8 +75,8 @@ MUTANTS = (
     ),
     _wake_ups(
         "an older place counts for nothing",
-        old="        if not older or older[0] == self._name.encode():",
-        new="        if older is not None:",
+        old="        if not older:\n            return freed._replace",
+        new="        if older is not None:\n            return freed._replace",
         breaks="first come, first served",
     ),
     _wake_ups(

@@ -5,7 +5,9 @@
 --  | {NEWEST, value, pttl, slot, number} held, and this message is the newest of an order of which only the newest runs; with its number there
 --  | {SUPERSEDED, value, pttl, slot, newest} this message is not the newest
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
-local OWNER_LENGTH, FENCE = 32, 10
+-- FORGOTTEN_MS: how long a waiter that was killed stays in `waiting`. Main processes are there, too, except on a Redlock, by when their first copy
+-- met its first conflict.
+local OWNER_LENGTH, FENCE, FORGOTTEN_MS = 32, 10, 86400000
 if redis.call('EXISTS', over, request, in_use) ~= 0 then
   if redis.call('EXISTS', over, request) ~= 0 then
     return {GIVEN_UP}
@@ -127,7 +129,7 @@ if not slot then
   end
   if waiting_ms ~= '0' then
     redis.call('ZADD', waiting, asked_at, owner)
-    redis.call('ZREMRANGEBYSCORE', waiting, '-inf', asked_at - 10 * waiting_ms)
+    redis.call('ZREMRANGEBYSCORE', waiting, '-inf', asked_at - (seed and 10 * waiting_ms or FORGOTTEN_MS))
     redis.call('PEXPIRE', waiting, waiting_ms)
   end
   if copy or not order then
@@ -145,8 +147,9 @@ if waiting_ms ~= '0' then
   redis.call('ZADD', waiting, 'XX', 0, owner)
 end
 local number = grant(KEYS[FIRST + slot], owner, holder, ttl, fence, fence_ttl, seed, request)
-if slots == 1 and not seed then
-  -- The next to block would be woken by it for nothing, and lose its place. (An attempt on a Redlock may fail.)
+if slots == 1 and not seed and string.sub(wake, -11) ~= ':queue:wake' then
+  -- The next to block would be woken by it for nothing, and lose its place. (An attempt on a Redlock may fail. Beside the lock of a message wait
+  -- followers of the message before it, which has ended or begun: they do not need the lock.)
   redis.call('DEL', wake)
 end
 if slot > 0 then

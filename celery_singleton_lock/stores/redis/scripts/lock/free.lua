@@ -1,11 +1,17 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
 -- Follows end.lua, which has ended the hold and names the KEYS and ARGV, now.lua and ended.lua.
+local OWNER_LENGTH = 32
+
 -- -> whether a record says that all that follows from its message was sent
 local function is_settled(text)
   local readable, fields = pcall(cjson.decode, string.match(text, '^[^\n]*'))
   return readable and type(fields) == 'table' and fields[4] == true
 end
 
+if #KEYS >= FIRST + locks then
+  -- Nor does it wait any more: nobody is to pass a wake-up on to it.
+  redis.pcall('ZADD', waiting, 'XX', 0, string.sub(owner, 1, OWNER_LENGTH))
+end
 for i = FIRST + locks, #KEYS do
   redis.pcall('SET', KEYS[i], 1, 'PX', over_ms)
 end
