@@ -33,6 +33,7 @@ class Watched:
         words: whose lease it is, see `weakly`; None if only its key is known.
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
         said: the last such time for which it was called.
+        is_unanswered: whether the last renewal was not answered.
     """
 
     lease: weakref.ref[Lease]
@@ -43,6 +44,7 @@ class Watched:
     words: Callable[[], str | None] | None = None
     on_moved: Callable[[], object] | None = None
     said: float = 0.0
+    is_unanswered: bool = False
 
     @property
     def give_up_at(self) -> float:
@@ -70,7 +72,8 @@ class Watched:
         lease = self.lease()
         if lease is None:
             return 0.0
-        due_at = lease.give_up_at if under_way and lease.reason is None else self.due_at
+        lost_at = lease.trusted_until - lease.good_for * trust.LOST_BEFORE
+        due_at = lost_at if under_way and lease.reason is None else self.due_at
         return due_at if lease.superseded_by is None or lease.reason is not None else min(due_at, self.strikes_at)
 
     def is_to_stop(self, lease: Lease, now: float) -> bool:
@@ -97,9 +100,13 @@ class Watched:
         lease.lose(reason)
         self.due_at = 0.0
 
+    def renewed(self, lease: Lease) -> None:
+        """Note that the lease has just been renewed."""
+        self.due_at, self.is_unanswered = due_after(lease), False
+
     def try_again_or_give_up(self, lease: Lease, error: Exception) -> None:
         """Note that a renewal was not answered."""
-        now = clock.now()
+        now, self.is_unanswered = clock.now(), True
         lease.doubt(lease.ttl, now)  # It may be carried out when the lease has another ttl.
         give_up_at = lease.give_up_at
         if now >= give_up_at:

@@ -52,6 +52,9 @@ class Invariants:
         #: Ends that came while a lock server may have been away: their records may be missing or late.
         self._unsure: set[tuple[str, str]] = set()
         world.broker.on_put.append(self._put)
+        for server in world.servers:
+            if server.replica is not None:
+                server.on_start.append(self._forget_what_replicas_missed)
 
     def look(self) -> None:
         """Check, whenever time is about to advance."""
@@ -93,7 +96,7 @@ class Invariants:
                 continue
             state, _, _, settled = json.loads(value.partition(b"\n")[0])[:4]
             known, was_settled = self._ended.get(key, (state, False))
-            number = int(key.partition(":done:m")[2].partition(":")[0])
+            number = int(_task_id_in(key)[1:])
             is_one = self.world.bodies.succeeded[number] < 2  # Otherwise another, excused run has ended as well.
             # That everything was sent is recorded in the background, and a replica may not have it yet.
             was_settled = was_settled and self.world.plan.replicas is None
@@ -103,6 +106,14 @@ class Invariants:
             if is_one and (state, was_settled) != (known, was_settled and settled):
                 self.run.fail(f"{key}: its end was {known}{', settled' * was_settled}, and is {state} now")
             self._records[key], self._ended[key] = value, (state, settled)
+
+    def _forget_what_replicas_missed(self, model: Any) -> None:
+        """An end that was reported to nobody may be forgotten with the server: it counts once replicas have it."""
+        there = model.dataset.database(0).values
+        for key in [key for key in self._ended if key.encode() not in there]:
+            task_id, state = _task_id_in(key), self._ended[key][0]
+            if state not in self.world.ends.get(task_id, ()):
+                del self._ended[key], self._records[key]
 
     def _was_silent(self) -> bool:
         """Whether a lock server may have been silent until now, for longer than a body takes to end."""
@@ -273,6 +284,11 @@ class Invariants:
         if len(there) * 2 <= len(servers) or len(failed) * 2 > len(servers):
             what = "settled" if is_settled else "known"
             self.run.fail(f"message {number} has ended well, and is {what} on {len(there)} servers: {known}")
+
+
+def _task_id_in(key: str) -> str:
+    """The id of the message whose record is under this key."""
+    return key.partition(":done:")[2].partition(":")[0]
 
 
 def _in_slots(blocked: Iterable[Any]) -> list[Any]:

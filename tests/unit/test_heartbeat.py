@@ -502,6 +502,28 @@ class TestManyStores:
         others.stop(going)
 
 
+def test_lease_in_an_endless_second_try_is_given_up_in_time() -> None:
+    """Even if all leases are in one store, whose thread is in the round."""
+    go_on = threading.Event()
+
+    class FailsThenHangs(HangingStore):
+        def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            if not self.failed.is_set():
+                self.failed.set()
+                raise LockUnavailable("test", "told to fail")
+            return super().renew(leases, timeout=timeout)
+
+    store = FailsThenHangs(go_on)
+    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=1.0), Execution()
+    heartbeat.start(lease, execution.when_lost)
+    assert execution.lost.wait(LIMIT)
+    assert store.hangs.is_set()
+    assert not go_on.is_set()
+    assert "has not answered" in str(lease.reason)
+    go_on.set()
+    heartbeat.stop(lease)
+
+
 class HangingStore(Store):
     def __init__(self, go_on: threading.Event) -> None:
         super().__init__()
