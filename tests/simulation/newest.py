@@ -51,9 +51,13 @@ class Newest:
         return bool(self.world.plan.kind == "newest")
 
     def has_come(self, key: str, since: float) -> bool:
-        """Whether a message for a lock has come since then, so that an older one is woken to end."""
+        """Whether a message for a lock has come since then, so that an older one is woken to end; or whether one has ended
+        like that, maybe long after it was woken, since its worker was busy: it gives its wake-up back.
+        """
         self._look_at_orders()
         jobs = {job for job, of in self._jobs_of_locks() if of == key}
+        if any(at >= since and self._job_of(number) in jobs for number, at in self._superseded.items()):
+            return True
         return any(at >= since for job in jobs for _, at in self._order[job].values())
 
     def was_superseded(self, number: int) -> bool:
