@@ -45,9 +45,9 @@ STRIKE_SHARE, MAX_STRIKE_INTERVAL = 1 / 40, 0.25
 #: it ends before the lease does.
 GRACE_SHARE = 1 / 10
 
-#: The share of the ttl that is left when a lease counts as lost while a renewal is under way, which may have begun at the
-#: last moment: its two steps are waited for, and no longer. There may be more of them: an encrypted connection has to be
-#: agreed on, a user has to log in, a server that was restarted gets a script once more.
+#: The share of the ttl that is left when a lease counts as lost while a renewal is under way, which may have begun at
+#: the last moment: it has time for two steps. It may need more: for TLS, for a login, to send a script once more to a
+#: server that was restarted.
 LOST_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE
 
 #: The share of the ttl that is left when a holder has stopped because it could not renew its lease: about a tenth. The

@@ -113,8 +113,8 @@ class Invariants:
     def _note_what_replicas_missed(self, server: Any, model: Any) -> None:
         """A server starts, maybe with what a replica had.
 
-        An end that was reported to nobody may be forgotten: it counts once replicas have it. Nobody waits for replicas with
-        the note that everything after a message was sent.
+        An end that was reported to nobody may be forgotten: it counts once replicas have it. The note that everything
+        after a message was sent does not wait for replicas.
         """
         there = model.dataset.database(0).values
         for key in [key for key in self._ended if key.encode() not in there]:

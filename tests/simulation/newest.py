@@ -51,8 +51,8 @@ class Newest:
         return bool(self.world.plan.kind == "newest")
 
     def has_come(self, key: str, since: float) -> bool:
-        """Whether a message for a lock has come since then, so that an older one is woken to end; or whether one has ended
-        like that, maybe long after it was woken, since its worker was busy: it gives its wake-up back.
+        """Whether a message for a lock has come since then, so that an older one is woken to end; or whether one has
+        ended like that, maybe long after it was woken, since its worker was busy: it gives its wake-up back.
         """
         self._look_at_orders()
         jobs = {job for job, of in self._jobs_of_locks() if of == key}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 
-
 #: Seconds in which a link holds back what is sent, each request for as long as the fault says.
 HOLDS_BACK = 3.5
 

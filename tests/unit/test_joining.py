@@ -73,7 +73,7 @@ class Pair:
         return deliver(self.task, id=f"copy-{number}-{self.app.main}", headers=headers, **request)
 
     def begin_retry(self, *, pid: int) -> Lease:
-        """Take the lock as the second attempt of the first message does; or, without a process, keep it for that attempt."""
+        """Take the lock as the first message's second attempt does; or, without a process, keep it for that attempt."""
         joined = Joined.read(self.headers[0]["joins"])
         assert joined is not None
         holder = Holder(self.first, retries=1, pid=pid, since=clock.wall(), sending=joined.sending)
