@@ -5,8 +5,8 @@ other stores must not wait for that. So if there are leases in several stores, a
 makes the rounds. When that is held up, the second goes on with the other stores, and is then watched in turn. There are
 as many threads as there are silent servers at this moment, and at most two more.
 
-A round that tries leases again is always watched: it may take longer than these leases can wait, and then they are given
-up meanwhile.
+A round that tries leases again is always watched: it may take longer than these leases can wait, and then they are
+given up meanwhile.
 """
 
 from __future__ import annotations
