@@ -194,8 +194,8 @@ class Joining:
             if recorded.content == REPLACED:
                 self.joined = self.joined._replace(goes_on=True)
             return self._end(record, recorded, self._age(record))
-        # As long as the end of the attempt before is on record, this attempt is expected. Once it has begun, it is gone if
-        # it neither has the lock nor has left a record.
+        # As long as the end of the attempt before is on record, this attempt is expected. Once it has begun, it is gone
+        # if it neither has the lock nor has left a record.
         is_expected = self.joined.goes_on and not self.joined.since
         if not is_expected or (record := self._recorded(self.joined.attempt_before())) is None:
             return None
