@@ -154,8 +154,8 @@ class Newest:
         return min(newer) if newer and not is_kept else None
 
     def _is_behind_holder(self, job: str, at: float) -> bool:
-        """Whether the message before the one that came then had the lock. Only a message that waits is woken to end, and
-        older ones along with it. One that was not in line when the holder came ends at its own time.
+        """Whether the message before the one that came then had the lock. Only a message that waits is woken to end,
+        and older ones along with it. One that was not in line when the holder came ends at its own time.
         """
         earlier = [(place, number) for number, (place, came) in self._order[job].items() if came < at]
         _, before = max(earlier, default=(0.0, -1))
