@@ -172,7 +172,7 @@ class Heartbeat(Renewer):
             self.server_watch.failed(error, leases[0].key)
             for (watched, lease), before in zip(pairs, renewals, strict=True):
                 if lease.renewals > before:
-                    watched.renewed(lease)  # Some other lease got no answer.
+                    watched.due_at = due_after(lease)  # Some other lease got no answer.
                 else:
                     watched.try_again_or_give_up(lease, error)
         except Exception as error:
@@ -189,7 +189,7 @@ class Heartbeat(Renewer):
             self.server_watch.answered()
             for (watched, lease), ours in zip(pairs, renewed, strict=True):
                 if ours:
-                    watched.renewed(lease)
+                    watched.due_at = due_after(lease)
                 else:
                     watched.lose(lease, GONE)
 

@@ -5,7 +5,7 @@ other stores must not wait for that. So if there are leases in several stores, a
 makes the rounds. When that is held up, the second goes on with the other stores, and is then watched in turn. There are
 as many threads as there are silent servers at this moment, and at most two more.
 
-A round that tries leases again is always watched: it may take longer than these leases can wait, and then they are
+A round that tries late to renew a lease is always watched: it may take longer than the lease can wait, which is then
 given up meanwhile.
 """
 
@@ -96,8 +96,8 @@ class Pulse:
         #: The thread that makes the rounds, and since when it has been in a round.
         self._in_round: threading.Thread | None = None
         self._in_round_since: float | None = None
-        #: Whether that round tries leases again whose last renewal was not answered.
-        self._tries_again = False
+        #: Whether that round may take longer than one of its leases can wait.
+        self._is_late = False
         #: When a thread wakes up, unless it is notified.
         self._wakes_at = 0.0
         #: Until when a thread waits without leases.
@@ -133,7 +133,7 @@ class Pulse:
             return False  # The usual case in a series of short leases.
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads
-        is_watched = len(self._heartbeats) > 1 or self._tries_again
+        is_watched = len(self._heartbeats) > 1 or self._is_late
         missing = self._threads == self._working and (not self._working or is_watched)
         if missing:
             thread = threading.Thread(target=self._run, name="singleton-lock-heartbeat", daemon=True)
@@ -206,7 +206,7 @@ class Pulse:
             for owner, watched in list(heartbeat.watched.items())
             if owner not in heartbeat.taken and watched.is_due(now)
         }
-        self._tries_again = any(watched.is_unanswered for watched in due.values())
+        self._is_late = any(watched.is_late(now) for watched in due.values())
         heartbeat.in_round = True
         heartbeat.taken.update(due)
         return partial(self._go_round, heartbeat, due)

@@ -50,6 +50,10 @@ GRACE_SHARE = 1 / 10
 #: server that was restarted.
 LOST_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE
 
+#: The share of the ttl that is left when a renewal that begins may take longer than its lease can wait, so that another
+#: thread watches it: six steps until then.
+WATCHED_BEFORE = LOST_BEFORE + 6 * STEP_SHARE
+
 #: The share of the ttl that is left when a holder has stopped because it could not renew its lease: about a tenth. The
 #: last strike comes a little after the grace period.
 STOPPED_BEFORE = LOST_BEFORE - GRACE_SHARE - STRIKE_SHARE

@@ -33,7 +33,6 @@ class Watched:
         words: whose lease it is, see `weakly`; None if only its key is known.
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
         said: the last such time for which it was called.
-        is_unanswered: whether the last renewal was not answered.
     """
 
     lease: weakref.ref[Lease]
@@ -44,7 +43,6 @@ class Watched:
     words: Callable[[], str | None] | None = None
     on_moved: Callable[[], object] | None = None
     said: float = 0.0
-    is_unanswered: bool = False
 
     @property
     def give_up_at(self) -> float:
@@ -95,18 +93,19 @@ class Watched:
             return False
         return self.due_at <= now + lease.good_for * trust.RENEW_AFTER * trust.COALESCE
 
+    def is_late(self, now: float) -> bool:
+        """Whether a renewal that begins now may take longer than the lease can wait."""
+        lease = self.lease()
+        return lease is not None and lease.trusted_until - now < lease.good_for * trust.WATCHED_BEFORE
+
     def lose(self, lease: Lease, reason: str) -> None:
         """Note that the lease is lost, which is reported at once."""
         lease.lose(reason)
         self.due_at = 0.0
 
-    def renewed(self, lease: Lease) -> None:
-        """Note that the lease has just been renewed."""
-        self.due_at, self.is_unanswered = due_after(lease), False
-
     def try_again_or_give_up(self, lease: Lease, error: Exception) -> None:
         """Note that a renewal was not answered."""
-        now, self.is_unanswered = clock.now(), True
+        now = clock.now()
         lease.doubt(lease.ttl, now)  # It may be carried out when the lease has another ttl.
         give_up_at = lease.give_up_at
         if now >= give_up_at:
