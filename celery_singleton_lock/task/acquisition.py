@@ -96,8 +96,8 @@ class Acquisition:
         requeue.put_back(self.execution.task, reason=reason)
 
     def leave_line(self, *stays: str | None) -> None:
-        """Pass the wake-up that this copy got on to the others in its line, unless it goes back to that line, or takes or
-        has that lock.
+        """Pass the wake-up that this copy got on to the others in its line, unless it goes back to that line, or has or
+        takes that lock.
 
         Args:
             stays: the keys of these locks.
