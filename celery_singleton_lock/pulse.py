@@ -4,6 +4,9 @@ There is one thread, whatever the number of leases. But a round of renewals may 
 other stores must not wait for that. So if there are leases in several stores, a second thread watches the thread that
 makes the rounds. When that is held up, the second goes on with the other stores, and is then watched in turn. There are
 as many threads as there are silent servers at this moment, and at most two more.
+
+A round that tries late to renew a lease is always watched: it may take longer than the lease can wait, which is then
+given up meanwhile.
 """
 
 from __future__ import annotations
@@ -93,6 +96,8 @@ class Pulse:
         #: The thread that makes the rounds, and since when it has been in a round.
         self._in_round: threading.Thread | None = None
         self._in_round_since: float | None = None
+        #: Whether that round may take longer than one of its leases can wait.
+        self._is_late = False
         #: When a thread wakes up, unless it is notified.
         self._wakes_at = 0.0
         #: Until when a thread waits without leases.
@@ -128,7 +133,8 @@ class Pulse:
             return False  # The usual case in a series of short leases.
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads
-        missing = self._threads == self._working and (not self._working or len(self._heartbeats) > 1)
+        is_watched = len(self._heartbeats) > 1 or self._is_late
+        missing = self._threads == self._working and (not self._working or is_watched)
         if missing:
             thread = threading.Thread(target=self._run, name="singleton-lock-heartbeat", daemon=True)
             thread.start()
@@ -200,6 +206,7 @@ class Pulse:
             for owner, watched in list(heartbeat.watched.items())
             if owner not in heartbeat.taken and watched.is_due(now)
         }
+        self._is_late = any(watched.is_late(now) for watched in due.values())
         heartbeat.in_round = True
         heartbeat.taken.update(due)
         return partial(self._go_round, heartbeat, due)

@@ -45,9 +45,18 @@ STRIKE_SHARE, MAX_STRIKE_INTERVAL = 1 / 40, 0.25
 #: it ends before the lease does.
 GRACE_SHARE = 1 / 10
 
+#: The share of the ttl that is left when a lease counts as lost while a renewal is under way, which may have begun at
+#: the last moment: it has time for two steps. It may need more: for TLS, for a login, to send a script once more to a
+#: server that was restarted.
+LOST_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE
+
+#: The share of the ttl that is left when a renewal that begins may take longer than its lease can wait, so that another
+#: thread watches it: six steps until then.
+WATCHED_BEFORE = LOST_BEFORE + 6 * STEP_SHARE
+
 #: The share of the ttl that is left when a holder has stopped because it could not renew its lease: about a tenth. The
-#: last try has two steps, and the last strike comes a little after the grace period.
-STOPPED_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE - GRACE_SHARE - STRIKE_SHARE
+#: last strike comes a little after the grace period.
+STOPPED_BEFORE = LOST_BEFORE - GRACE_SHARE - STRIKE_SHARE
 
 #: How much two clocks may differ in rate over a lease: a share of the ttl, and the resolution of the server's clock in
 #: seconds. From the description of Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).

@@ -70,7 +70,8 @@ class Watched:
         lease = self.lease()
         if lease is None:
             return 0.0
-        due_at = lease.give_up_at if under_way and lease.reason is None else self.due_at
+        lost_at = lease.trusted_until - lease.good_for * trust.LOST_BEFORE
+        due_at = lost_at if under_way and lease.reason is None else self.due_at
         return due_at if lease.superseded_by is None or lease.reason is not None else min(due_at, self.strikes_at)
 
     def is_to_stop(self, lease: Lease, now: float) -> bool:
@@ -91,6 +92,11 @@ class Watched:
         if lease is None or lease.reason is not None:
             return False
         return self.due_at <= now + lease.good_for * trust.RENEW_AFTER * trust.COALESCE
+
+    def is_late(self, now: float) -> bool:
+        """Whether a renewal that begins now may take longer than the lease can wait."""
+        lease = self.lease()
+        return lease is not None and lease.trusted_until - now < lease.good_for * trust.WATCHED_BEFORE
 
     def lose(self, lease: Lease, reason: str) -> None:
         """Note that the lease is lost, which is reported at once."""

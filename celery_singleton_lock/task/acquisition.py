@@ -95,11 +95,16 @@ class Acquisition:
         self.execution.progress.gives_up = self._owner
         requeue.put_back(self.execution.task, reason=reason)
 
-    def leave_line(self, back_to: str | None = None) -> None:
-        """Pass the wake-up that this copy got on to the others in its line, unless it goes back to that line."""
+    def leave_line(self, *stays: str | None) -> None:
+        """Pass the wake-up that this copy got on to the others in its line, unless it goes back to that line, or has or
+        takes that lock.
+
+        Args:
+            stays: the keys of these locks.
+        """
         it = self.execution
         waited_for = requeue.waits_for(it.request, it.runtime.settings.prefix)
-        if waited_for is not None and waited_for[0] != back_to:
+        if waited_for is not None and waited_for[0] not in stays:
             self._store.wake(waited_for[0])
 
     def is_own(self, found: Held) -> bool:

@@ -56,6 +56,11 @@ class Joined(NamedTuple):
             self.task_id, retries=self.retries, replaced=self.replaced, sending=self.sending, record=record
         ).message
 
+    def has_begun_as(self, holder: Holder) -> bool:
+        """Whether the holder of a lock is this attempt; not if the lock is merely kept for it."""
+        attempt = holder.sending, holder.replaced, holder.retries
+        return holder.pid != 0 and attempt == (self.sending, self.replaced, self.retries)
+
     def next_attempt(self) -> Joined:
         return self._replace(retries=self.retries + 1, since=0.0, goes_on=True)
 

@@ -194,15 +194,19 @@ class Joining:
             if recorded.content == REPLACED:
                 self.joined = self.joined._replace(goes_on=True)
             return self._end(record, recorded, self._age(record))
-        # As long as the end of the attempt before is on record, this attempt is expected.
-        if not self.joined.goes_on or (record := self._recorded(self.joined.attempt_before())) is None:
+        # As long as the end of the attempt before is on record, this attempt is expected. Once it has begun, it is gone
+        # if it neither has the lock nor has left a record.
+        is_expected = self.joined.goes_on and not self.joined.since
+        if not is_expected or (record := self._recorded(self.joined.attempt_before())) is None:
             return None
         # It may end without a record here: under another lock, or revoked before it began.
         stored = self._stored(self._age(record))
         if stored is not None:
             return stored if isinstance(stored, NotYet) else as_end(stored)
-        is_held = bool(it.runtime.store.held(self._key, limit=it.options.limit))
-        return NotYet(key=self._key if is_held else None)
+        held = it.runtime.store.held(self._key, limit=it.options.limit)
+        begun = [holder.since for each in held if (holder := each.holder) and self.joined.has_begun_as(holder)]
+        self.joined = self.joined._replace(since=max(begun, default=0.0))
+        return NotYet(key=self._key if held else None)
 
     def _end(self, record: Record, recorded: Outcome, age: float) -> End | NotYet | None:
         """The end of a message that is known to be over."""

@@ -7,9 +7,8 @@ from typing import Any
 
 from tests.simulation import senders, ways
 from tests.simulation.network import Link
-from tests.simulation.plan import Fault
+from tests.simulation.plan import HOLDS_BACK, Fault
 from tests.simulation.scheduler import Process
-from tests.simulation.trouble import HOLDS_BACK
 from tests.simulation.worker import Child, Worker
 from tests.simulation.world import look_at_the_last
 

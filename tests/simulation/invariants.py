@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from celery import states
@@ -51,7 +52,12 @@ class Invariants:
         self._looked_at: list[tuple[str, bytes]] | None = None
         #: Ends that came while a lock server may have been away: their records may be missing or late.
         self._unsure: set[tuple[str, str]] = set()
+        #: Messages of which a replica that took over has missed that everything after them was sent.
+        self._notes_missed: set[str] = set()
         world.broker.on_put.append(self._put)
+        for server in world.servers:
+            if server.replica is not None:
+                server.on_start.append(partial(self._note_what_replicas_missed, server))
 
     def look(self) -> None:
         """Check, whenever time is about to advance."""
@@ -93,7 +99,7 @@ class Invariants:
                 continue
             state, _, _, settled = json.loads(value.partition(b"\n")[0])[:4]
             known, was_settled = self._ended.get(key, (state, False))
-            number = int(key.partition(":done:m")[2].partition(":")[0])
+            number = int(_task_id_in(key)[1:])
             is_one = self.world.bodies.succeeded[number] < 2  # Otherwise another, excused run has ended as well.
             # That everything was sent is recorded in the background, and a replica may not have it yet.
             was_settled = was_settled and self.world.plan.replicas is None
@@ -103,6 +109,21 @@ class Invariants:
             if is_one and (state, was_settled) != (known, was_settled and settled):
                 self.run.fail(f"{key}: its end was {known}{', settled' * was_settled}, and is {state} now")
             self._records[key], self._ended[key] = value, (state, settled)
+
+    def _note_what_replicas_missed(self, server: Any, model: Any) -> None:
+        """A server starts, maybe with what a replica had.
+
+        An end that was reported to nobody may be forgotten: it counts once replicas have it. The note that everything
+        after a message was sent does not wait for replicas.
+        """
+        there = model.dataset.database(0).values
+        for key in [key for key in self._ended if key.encode() not in there]:
+            task_id, state = _task_id_in(key), self._ended[key][0]
+            if state not in self.world.ends.get(task_id, ()):
+                del self._ended[key], self._records[key]
+        for key, value in server.last_values():
+            if ":done:m" in key and _is_settled(value) and not _is_settled(there.get(key.encode(), b"[]")):
+                self._notes_missed.add(_task_id_in(key))
 
     def _was_silent(self) -> bool:
         """Whether a lock server may have been silent until now, for longer than a body takes to end."""
@@ -149,6 +170,7 @@ class Invariants:
             if any("killed" in kind for kind in kinds):
                 continue
             is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
+            is_brief = is_brief and task_id not in self._notes_missed
             if is_brief and self.world.broker.put_as[f"{task_id}-after"] > 1:
                 self.run.fail(f"message {number}: what follows on it was sent twice")
             # What a worker still has to report when it ends is lost if no lock server answers.
@@ -273,6 +295,16 @@ class Invariants:
         if len(there) * 2 <= len(servers) or len(failed) * 2 > len(servers):
             what = "settled" if is_settled else "known"
             self.run.fail(f"message {number} has ended well, and is {what} on {len(there)} servers: {known}")
+
+
+def _is_settled(record: bytes) -> bool:
+    """Whether a record says that everything after its message was sent."""
+    return bool(json.loads(record.partition(b"\n")[0])[3:4] == [True])
+
+
+def _task_id_in(key: str) -> str:
+    """The id of the message whose record is under this key."""
+    return key.partition(":done:")[2].partition(":")[0]
 
 
 def _in_slots(blocked: Iterable[Any]) -> list[Any]:

@@ -99,6 +99,7 @@ class LocksChecker:
         self._next_look = 0.0
         #: Seconds for which it goes on when nothing is left.
         self._settles = 2 * world.plan.ttl + 2
+        self.run.at(self.plan.calm_at + self._settles + OFTEN, lambda: None)  # By then, late requests hold nothing.
         self._unused_since: dict[Any, float] = {}
         #: Since when processes are frozen, and locks are held, as far as it was seen.
         self._frozen_since: dict[int, float] = {}

@@ -51,9 +51,13 @@ class Newest:
         return bool(self.world.plan.kind == "newest")
 
     def has_come(self, key: str, since: float) -> bool:
-        """Whether a message for a lock has come since then, so that an older one is woken to end."""
+        """Whether a message for a lock has come since then, so that an older one is woken to end; or whether one has
+        ended like that, maybe long after it was woken, since its worker was busy: it gives its wake-up back.
+        """
         self._look_at_orders()
         jobs = {job for job, of in self._jobs_of_locks() if of == key}
+        if any(at >= since and self._job_of(number) in jobs for number, at in self._superseded.items()):
+            return True
         return any(at >= since for job in jobs for _, at in self._order[job].values())
 
     def was_superseded(self, number: int) -> bool:
@@ -145,8 +149,23 @@ class Newest:
         own, _ = self._order[job][number]
         in_line = copy.at + IN_LINE + 20 * self.world.plan.latency
         newer = [at for place, at in self._order[job].values() if place > own and at > in_line]
+        newer = [at for at in newer if not self._is_behind_holder(job, at)]
         is_kept = self._is_kept(copy.request.task.name, copy.request.context.retries or 0)
         return min(newer) if newer and not is_kept else None
+
+    def _is_behind_holder(self, job: str, at: float) -> bool:
+        """Whether the message before the one that came then had the lock. Only a message that waits is woken to end,
+        and older ones along with it. One that was not in line when the holder came ends at its own time.
+        """
+        earlier = [(place, number) for number, (place, came) in self._order[job].items() if came < at]
+        _, before = max(earlier, default=(0.0, -1))
+        bodies = self.world.bodies
+        runs = [(body, at) for running in bodies.running.values() for body in running]
+        runs += bodies.ended.values()
+        mine = [(body.began, ended) for body, ended in runs if body.number == before]
+        if mine and apps.TASKS[job.partition(":")[0]].get("lock_retain_on_retry"):
+            mine.append((min(began for began, _ in mine), max(ended for _, ended in mine)))
+        return any(began <= at <= ended for began, ended in mine)
 
     @staticmethod
     def _is_kept(task: str, attempt: int) -> bool:

@@ -190,6 +190,8 @@ class NodesChecker(LocksChecker):
             turn = self._turns.get(owner[:STEM])
             if turn is None or last.holds.get(name, ("", 0.0))[0][:STEM] == owner[:STEM]:
                 continue
+            if self._is_old(owner):
+                continue
             host, since = turn.process.host, self._must_be_well_since
             if turn.lease.reason is not None and self._is_well(host.name, server, since, but=DELAYS_NOTHING):
                 self.run.fail(f"{server.host.name} holds {name} again for use {turn.use.number}, which has lost it")

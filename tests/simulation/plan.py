@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 
+#: Seconds in which a link holds back what is sent, each request for as long as the fault says.
+HOLDS_BACK = 3.5
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -31,6 +34,11 @@ class Fault:
     kind: str
     target: int = 0
     seconds: float = 0.0
+
+    @property
+    def over_at(self) -> float:
+        """When it is over; the last requests that are held back have arrived by then."""
+        return self.at + self.seconds + (HOLDS_BACK if "held back" in self.kind else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ class Plan:
     @property
     def calm_at(self) -> float:
         """When the last fault is over, and everything was sent."""
-        times = [fault.at + fault.seconds for fault in self.faults]
+        times = [fault.over_at for fault in self.faults]
         times += [sent.at for sent in (*self.messages, *self.uses)]
         return max(times, default=0.0)
 

@@ -385,6 +385,8 @@ class Queued:
         now, was = self.run.now, claim.ends_at
         if ends_at is not None:
             claim.ends_at = ends_at
+            if not was and self._leads_again(claim):
+                claim.taken_at, claim.over_at = now, None
             over = claim.over_at
             if over is not None and self._is_late(over, now) and not self._goes_on(claim):
                 self.run.fail(f"for {now - over:.1f} s: the lock of {claim.task_id} is held, which is over")
@@ -399,6 +401,13 @@ class Queued:
             self.run.fail(f"for {now - claim.gone_at:.1f} s: the lock of {claim.task_id} is gone; the message is not")
         if was and now >= was - NEARLY and self._is_kept(claim):
             self.run.fail(f"the lock of {claim.task_id} has ended, and its body runs")
+
+    def _leads_again(self, claim: Claim) -> bool:
+        """Whether it is a copy of a follower that has run in its leader's place, and whose process died: it takes the
+        lock once more as it runs.
+        """
+        is_there = claim.task_id in self.world.broker.ids() or self._runs(claim.task_id)
+        return follows(claim.header) and claim.died_at is not None and is_there and not self.world.ends[claim.task_id]
 
     def _lasts_as_long(self, claim: Claim, ends_at: float) -> None:
         if ends_at - self.run.now > claim.seconds + NEARLY:

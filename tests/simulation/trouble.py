@@ -10,8 +10,8 @@ from tests.simulation.plan import Fault
 #: Seconds after a fault in which nothing has to happen at once; and after a fault that lets messages take two seconds.
 AFTERMATH, OF_SLOW = 1.5, 3.5
 
-#: Seconds in which a link holds messages back; and seconds after which the sender has given up, and sent that.
-HOLDS_BACK, GIVEN_UP = 3.5, 4.0
+#: Seconds after which the sender of a request that is held back has given up, and sent that.
+GIVEN_UP = 4.0
 
 #: Faults that delay nothing once they have happened.
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from tests.simulation.network import Link, Way
-from tests.simulation.plan import Fault
+from tests.simulation.plan import HOLDS_BACK, Fault
 from tests.simulation.scheduler import Process
-from tests.simulation.trouble import HOLDS_BACK
 
 #: Consecutive connections that are held back.
 IN_A_ROW = 2

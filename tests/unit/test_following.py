@@ -224,6 +224,26 @@ class TestEnds:
         assert "waits" not in line.is_put_back()
         assert woken == [line.key]
 
+    def test_follower_that_runs_passes_the_wake_up_for_its_leaders_run_on(
+        self, line: Line, scope: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise nobody does: its run has another lock."""
+        line.begin(lock_scope=scope)
+
+        def body() -> None:
+            line.is_put_back()
+            raise Ignore
+
+        line.body = body
+        with pytest.raises(Ignore):
+            line.deliver_first()
+        key, _ = line.put_back[-1]["waits"]
+        woken: list[str] = []
+        monkeypatch.setattr(line.store, "wake", woken.append)
+        line.body = lambda: "ran"
+        assert line.follower() == "ran"
+        assert woken == ([key] if scope == "until_executing" else [])
+
     def test_copy_of_a_running_follower_takes_no_lock(self, line: Line, scope: str) -> None:
         line.begin(lock_scope=scope)
         line.lose()

@@ -508,6 +508,22 @@ class TestManyStores:
         others.stop(going)
 
 
+def test_lease_in_an_endless_late_round_is_given_up_in_time() -> None:
+    """Even if all leases are in one store, whose thread is in the round."""
+    go_on = threading.Event()
+    store = HangingStore(go_on)
+    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=3.0), Execution()
+    lease.acquired_at -= 1.5
+    lease.trusted_until -= 1.5
+    heartbeat.start(lease, execution.when_lost)
+    assert execution.lost.wait(LIMIT)
+    assert store.hangs.is_set()
+    assert not go_on.is_set()
+    assert "has not answered" in str(lease.reason)
+    go_on.set()
+    heartbeat.stop(lease)
+
+
 class HangingStore(Store):
     def __init__(self, go_on: threading.Event) -> None:
         super().__init__()

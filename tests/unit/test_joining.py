@@ -72,6 +72,15 @@ class Pair:
         headers = {PUT_BACK_HEADER: request.pop("header", None) or self.headers[number]}
         return deliver(self.task, id=f"copy-{number}-{self.app.main}", headers=headers, **request)
 
+    def begin_retry(self, *, pid: int) -> Lease:
+        """Take the lock as the first message's second attempt does; or, without a process, keep it for that attempt."""
+        joined = Joined.read(self.headers[0]["joins"])
+        assert joined is not None
+        holder = Holder(self.first, retries=1, pid=pid, since=clock.wall(), sending=joined.sending)
+        lease = self.store.acquire(LockRequest(self.task.lock_key_of(), new_owner(), ttl=60.0, holder=holder))
+        assert isinstance(lease, Lease)
+        return lease
+
     @property
     def store(self) -> Any:
         return Runtime.of(self.app).store
@@ -344,6 +353,26 @@ class TestGoesOn:
         with pytest.raises(requeue.GoesOn):
             pair.copy()
         assert "waits" in sent[-1]
+
+    def test_copy_runs_in_the_place_of_a_retry_that_it_saw_running_and_that_died(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        lease = pair.begin_retry(pid=1)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        pair.store.free(lease)
+        assert pair.copy(header=sent[-1]) == "ran"
+
+    def test_copy_waits_for_a_retry_for_which_the_lock_was_only_kept(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        lease = pair.begin_retry(pid=0)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        pair.store.free(lease)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy(header=sent[-1])
+        assert len(pair.runs) == 1
 
     def test_copy_runs_if_nothing_is_known_about_the_retry_any_more(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(Retry()))
