@@ -44,7 +44,7 @@ _OF_RECORD = 4
 GRANTING = "now", "lock/grant", "lock/answers"
 LOOKING = "lock/request", "lock/places", "lock/ended", "lock/newest"
 ACQUIRE = Script(*GRANTING, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)
-HAND_OVER = Script(*GRANTING, *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
+HAND_OVER = Script(*GRANTING, "lock/handed", *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
 FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
 REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("now", "lock/answers", "lock/ended", "lock/recorded", answers=answers_refusal)
