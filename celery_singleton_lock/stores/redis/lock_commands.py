@@ -310,7 +310,12 @@ def renew(holds: Sequence[Hold], *, named: Callable[[str], str] = str) -> Call:
 
 def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
     """Which of the holds in a `renew` are still held."""
-    return [any(one != 0 for one in each) for each in _answers_of(holds, answer)]
+    return [renewed_at_all(each) for each in _answers_of(holds, answer)]
+
+
+def renewed_at_all(answer: Sequence[int | bytes]) -> bool:
+    """Whether the only hold of a `renew` is still held."""
+    return any(one != 0 for one in answer)
 
 
 def superseded(holds: Sequence[Hold], answer: Any) -> list[str | None]:

@@ -30,9 +30,9 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
-from celery_singleton_lock.stores.redis.connection import Connection
+from celery_singleton_lock.stores.redis.connection import Connection, packed
 from celery_singleton_lock.stores.redis.script import Call, Command
-from celery_singleton_lock.stores.redis.server import Endpoint, words_of
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
 #: The most seconds that a waiter sleeps before it asks again: a wake-up that goes to a dead, frozen or unreachable
@@ -88,11 +88,26 @@ class RedisWakeUp:
         server_of: which server the list is on; asked again after an error.
         server: its name, for messages.
         behind: what the server is to do when it wakes the waiter.
+        renewal: confirms the lease that it has got by that; None if that is not known beforehand.
+        step: seconds that the answer to the renewal may take.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Endpoint], server: str, behind: Call | None = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        server_of: Callable[[], Endpoint],
+        server: str,
+        behind: Call | None = None,
+        renewal: Call | None = None,
+        step: float = STEP_TIMEOUT,
+    ) -> None:
         self._key = key
         self._behind = behind
+        self._renewal = renewal
+        self._step = step
+        #: The renewal as it goes over the wire; when it was sent, until its answer is read.
+        self._renews = b"" if renewal is None else packed(renewal.by_digest)
+        self._renewed_at: float | None = None
         self._server_of = server_of
         self._server = server
         self._exits = ExitStack()
@@ -127,13 +142,33 @@ class RedisWakeUp:
         except TimeoutError:
             return None
         except (RedisError, OSError) as error:
-            self._connection = None
-            with suppress(RedisError, OSError):
-                self._exits.__exit__(type(error), error, error.__traceback__)
+            self._leave_connection(error)
             if _is_elsewhere(error):
                 clock.sleep(min(timeout, MOVING))
                 return None
             raise LockUnavailable(self._server, words_of(error)) from error
+
+    def confirmation(self) -> tuple[float, Any] | None:
+        """When the renewal of the lease was sent, and its answer; None if it was not sent.
+
+        Raises:
+            RedisError, OSError: no answer, or an error.
+        """
+        connection, renewal, sent_at = self._connection, self._renewal, self._renewed_at
+        self._renewed_at = None
+        if connection is None or renewal is None or sent_at is None:
+            return None
+        try:
+            connection.wait_at_most(self._step)
+            return sent_at, renewal.understood(connection.read())
+        except (RedisError, OSError) as error:
+            self._leave_connection(error)
+            raise
+
+    def _leave_connection(self, error: Exception) -> None:
+        self._connection = None
+        with suppress(RedisError, OSError):
+            self._exits.__exit__(type(error), error, error.__traceback__)
 
     def _heard(self, connection: Connection) -> Any:
         """The last answer that is still to come; True if that is the wake-up itself."""
@@ -146,6 +181,10 @@ class RedisWakeUp:
             return True
         if behind is None:
             return True
+        if self._renews and lock_answers.is_granted(answer):
+            # First of all: it is answered while the waiter reads what it has got.
+            self._renewed_at = clock.now()
+            connection.send(self._renews)
         connection.ran.add(behind.script.sha)
         return behind.understood(answer)
 
