@@ -326,3 +326,63 @@ class TestQuestionAhead:
         assert failures == []
         assert counter[0] > rounds
         assert redis_store.held(KEY) == []
+
+
+class TestLooks:
+    """A waiter that is not woken only looks who has the lock; it asks for the lock when that has changed."""
+
+    @pytest.fixture(autouse=True)
+    def only_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waiter_module, "ONLY_LOOKS", 600.0)
+
+    @pytest.mark.parametrize("holds_on", [True, False])
+    def test_same_holder(
+        self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, holds_on: bool
+    ) -> None:
+        if not holds_on:
+            monkeypatch.setattr(waiter_module, "ONLY_LOOKS", 0.0)
+        first = taken(redis_store)
+        with piped(redis_store) as waiter, redis_server.client() as client:
+            client.config_resetstat()
+            found = waiter.wait(0.01)
+            asked = "cmdstat_evalsha" in client.info("commandstats")
+        assert isinstance(found, Held)
+        assert (found.owner, found.holder, found.slot) == (first.owner, Holder("first"), 0)
+        assert 0 < found.remaining <= TTL
+        assert asked is not holds_on, "in between, it asks"
+
+    def test_another_holder(self, redis_store: Store, redis_server: RedisServer) -> None:
+        taken(redis_store)
+        with piped(redis_store) as waiter, redis_server.client() as client:
+            client.delete(keyspace.run_key(KEY))
+            other = taken(redis_store, holder=Holder("other"))
+            for _ in range(2):
+                found = waiter.wait(0.01)
+                assert isinstance(found, Held)
+                assert (found.owner, found.holder) == (other.owner, Holder("other"))
+
+    def test_nobody_woke_it(self, redis_store: Store, redis_server: RedisServer) -> None:
+        """As if the holder had died."""
+        taken(redis_store)
+        with piped(redis_store) as waiter, redis_server.client() as client:
+            client.delete(keyspace.run_key(KEY))
+            assert isinstance(waiter.wait(0.01), Lease)
+
+    def test_value_of_somebody_else(self, redis_store: Store, redis_server: RedisServer) -> None:
+        with redis_server.client() as client:
+            client.set(keyspace.run_key(KEY), "theirs")
+            with piped(redis_store) as waiter:
+                found = waiter.wait(0.01)
+                assert isinstance(found, Held)
+                assert (found.holder, found.remaining) == (None, float("inf"))
+                client.delete(keyspace.run_key(KEY))
+                assert isinstance(waiter.wait(0.01), Lease)
+
+    def test_server_that_may_have_forgotten_that_it_waits(self, redis_store: Store, redis_server: RedisServer) -> None:
+        """It was restarted, for example: the next end of a hold is to wake the waiter."""
+        taken(redis_store)
+        with piped(redis_store) as waiter, redis_server.client() as client:
+            client.delete(keyspace.waiting_key(KEY))
+            client.client_kill_filter(_type="normal", skipme=True)
+            while not client.exists(keyspace.waiting_key(KEY)):
+                assert isinstance(waiter.wait(0.01), Held)

@@ -22,8 +22,8 @@ from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal, answers_renewal
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, are_whole, ms
 
-#: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.SLICE`, so that it is never missed.
-#: It holds the names of those that asked, and when they did by their host's clock, which is for people.
+#: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.ONLY_LOOKS`, so that it is never
+#: missed. It holds the names of those that asked, and when they did by their host's clock, which is for people.
 WAITING_TTL = 6.0
 
 #: Seconds that an unclaimed wake-up is kept.

@@ -194,6 +194,16 @@ class RedisStore:
         def ask() -> Lease | Held | Record:
             return self._patiently(question.try_once, PATIENCE)
 
+        def look(last: Held) -> Lease | Held | Record:
+            began, failed = clock.now(), None
+            try:
+                now = self._looked_up(key)
+                if now is not None and now.owner == last.owner:
+                    return now
+            except (RedisError, OSError) as error:
+                failed = error
+            return self._patiently(question.try_once, PATIENCE - (clock.now() - began), failed=failed)
+
         def confirmed(lease: Lease, sent_at: float, answer: Any) -> bool:
             lease.begin(sent_at)
             return lock_commands.renewed_at_all(answer) and trust.came_in_time(sent_at, request.ttl)
@@ -217,7 +227,17 @@ class RedisStore:
         # In a semaphore, it is not known beforehand what to renew.
         renewal = lock_commands.renew([request.hold()]) if request.limit == 1 else None
         wake_up = self._wake_up(key, lock_commands.hand_over(request, place), renewal)
-        return PipedWaiter(wake_up, ask, leave, request=request, confirm=confirm)
+        # In a semaphore, or an order, more matters than who has the lock.
+        looks = None if request.limit > 1 or request.arrival else look
+        return PipedWaiter(wake_up, ask, leave, request=request, confirm=confirm, look=looks)
+
+    def _looked_up(self, key: str) -> Held | None:
+        """Who has a lock with one slot; None if nobody has, or only an acquire can say it."""
+        place = keyspace.run_key(key)
+        value, pttl = self._servers.server_of(place).command_each([("GET", place), ("PTTL", place)])
+        if not isinstance(value, bytes) or not isinstance(pttl, int):
+            return None
+        return replace(lock_answers.parse_held(value, pttl), slot=0)
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key, limit))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -39,6 +40,13 @@ from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 #: waiter costs the others no more.
 SLICE = 1.0
 
+#: Seconds for which a waiter that is not woken only looks who has the lock, and asks if that has changed. Its place in
+#: `:waiting` must outlive them, even if one question fails.
+ONLY_LOOKS = lock_commands.WAITING_TTL / 2
+
+#: Asks for the lock, if it is not held by the same as before.
+Look = Callable[[Held], Lease | Held | Record]
+
 #: Seconds until the next question when the key is about to move to another server, or has moved.
 MOVING = 0.1
 
@@ -52,6 +60,7 @@ class PipedWaiter(AskingWaiter):
         leave: clears what is left of the questions; with True, frees the lock.
         request: what it asks for.
         confirm: gives a lease its whole ttl; whether it is still held.
+        look: may take the place of `ask` for a while; None if only asking shows what matters.
     """
 
     def __init__(
@@ -62,8 +71,13 @@ class PipedWaiter(AskingWaiter):
         *,
         request: LockRequest,
         confirm: Callable[[Lease], bool],
+        look: Look | None = None,
     ) -> None:
         super().__init__(wake_up, ask, leave)
+        self._look_at = look
+        #: What was found when it last asked, and when that was.
+        self._last: Held | None = None
+        self._asked_at = 0.0
         self._redis_wake_up = wake_up
         self._request = request
         self._confirm = confirm
@@ -71,8 +85,27 @@ class PipedWaiter(AskingWaiter):
     def _may_be_given_more(self) -> bool:
         return self._was_cut or self._redis_wake_up.is_open
 
+    def _asked(self, ask: Ask) -> Lease | Held | Record:
+        self._last, self._asked_at = None, clock.now()
+        found = super()._asked(ask)
+        self._last = found if isinstance(found, Held) else None
+        return found
+
+    def _look(self) -> Lease | Held | Record:
+        look, last = self._look_at, self._last
+        if look is None or last is None or self._rang or clock.now() - self._asked_at >= ONLY_LOOKS:
+            return self.ask()
+        asked_at, found = self._asked_at, self._asked(partial(look, last))
+        if isinstance(found, Held) and found.owner == last.owner:
+            self._asked_at = asked_at
+        return found
+
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
-        answer = self._redis_wake_up.wait(timeout)
+        try:
+            answer = self._redis_wake_up.wait(timeout)
+        except LockUnavailable:
+            self._last = None  # The server may have been restarted, and have forgotten that it waits.
+            raise
         if answer is None or answer is True:
             self._rang |= answer is True
             return None

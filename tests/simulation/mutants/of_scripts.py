@@ -227,8 +227,8 @@ MUTANTS = (
     ),
     _acquire(
         "a waiter is not noted",
-        old="    redis.call('ZADD', waiting, asked_at, owner)\n",
-        new="",
+        old="if redis.call('ZADD', waiting, asked_at, owner) == 1 then",
+        new="if false then",
         breaks="the end of a hold wakes a waiter",
     ),
     _acquire(
