@@ -19,6 +19,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis import waiter as waiter_module
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import AskingWaiter
@@ -326,6 +327,11 @@ class TestQuestionAhead:
         assert failures == []
         assert counter[0] > rounds
         assert redis_store.held(KEY) == []
+
+
+def test_waiter_asks_before_its_place_is_forgotten() -> None:
+    """Even if it looks just before that is due, and the server answers late."""
+    assert waiter_module.ONLY_LOOKS + waiter_module.SLICE + STEP_TIMEOUT < lock_commands.WAITING_TTL
 
 
 class TestLooks:

@@ -282,7 +282,6 @@ MUTANTS = (
         "ONLY_LOOKS = lock_commands.WAITING_TTL / 2",
         "ONLY_LOOKS = 600.0",
         "the end of a hold wakes a waiter",
-        kind="locks",
     ),
     Mutant(
         "a waiter that looks sees no change",
@@ -290,7 +289,6 @@ MUTANTS = (
         "if now is not None and now.owner == last.owner:\n                    return now",
         "if now is None or now.owner == last.owner:\n                    return now or last",
         "a free lock reaches its waiter",
-        kind="locks",
     ),
     Mutant(
         "a waiter leaves its question behind",
