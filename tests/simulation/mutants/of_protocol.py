@@ -289,7 +289,7 @@ MUTANTS = (
         "if now is not None and now.owner == last.owner:\n                    return now",
         "if now is None or now.owner == last.owner:\n                    return now or last",
         "a free lock reaches its waiter",
-        unseen="a lock that gets free without a wake-up is that of a dead holder; tests/contract/test_waiter.py sees it",
+        unseen="a lock that gets free without a wake-up is a dead holder's; tests/contract/test_waiter.py sees it",
     ),
     Mutant(
         "a waiter leaves its question behind",
