@@ -83,14 +83,21 @@ class AskingWaiter:
             self._was_cut = True
             clock.sleep(min(timeout, chance.spread(self._pause)))
             self._pause = min(3 * self._pause, MAX_PAUSE)
-        return self.ask() if self._found is None else self._found
+        return self._look() if self._found is None else self._found
 
     def ask(self) -> Lease | Held | Record:
+        return self._asked(self._ask)
+
+    def _asked(self, ask: Ask) -> Lease | Held | Record:
         self._found = None
-        self._found = self._ask()
+        self._found = ask()
         if not isinstance(self._found, Record):
             self._rang = False  # It has the lock, or its holder wakes the next one.
         return self._found
+
+    def _look(self) -> Lease | Held | Record:
+        """What an acquire finds, if the wake-up brought no answer."""
+        return self.ask()
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
         """The answer that came with the wake-up; None if there is none."""

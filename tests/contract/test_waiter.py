@@ -18,6 +18,8 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis import waiter as waiter_module
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import AskingWaiter
@@ -124,6 +126,31 @@ class TestQuestionAhead:
             before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
             assert isinstance(waiter.wait(60), Lease)
             assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "the waiter confirms"
+
+    @pytest.mark.parametrize(("once", "commands"), [(False, 15), (True, 16)])
+    def test_hand_over_is_cheap(
+        self,
+        redis_store: Store,
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        once: bool,
+        commands: int,
+    ) -> None:
+        """For the server: 6 commands to free, 6 to take, 3 to confirm; and one to see what messages are over."""
+        monkeypatch.setattr(waiter_module, "SLICE", 60.0)
+        for _ in range(2):  # The server knows the scripts the second time.
+            first = taken(redis_store)
+            with piped(redis_store, once=once, holder=replace(ME, sending=new_owner())) as waiter:
+                with redis_server.client() as client:
+                    client.config_resetstat()
+                    redis_store.free(first)
+                    found = waiter.wait(60)
+                    calls = {name: it["calls"] for name, it in client.info("commandstats").items()}
+                assert isinstance(found, Lease)
+            redis_store.free(found)
+        # Some versions count a blocking command when it is woken.
+        mine = {"cmdstat_blpop", "cmdstat_config", "cmdstat_config|resetstat", "cmdstat_info"}
+        assert sum(count for name, count in calls.items() if name not in mine) == commands
 
     def test_waiter_that_leaves_as_it_is_woken_gives_the_lock_back(self, redis_store: Store) -> None:
         first = taken(redis_store)
@@ -300,3 +327,68 @@ class TestQuestionAhead:
         assert failures == []
         assert counter[0] > rounds
         assert redis_store.held(KEY) == []
+
+
+def test_waiter_asks_before_its_place_is_forgotten() -> None:
+    """Even if it looks just before that is due, and the server answers late."""
+    assert waiter_module.ONLY_LOOKS + waiter_module.SLICE + STEP_TIMEOUT < lock_commands.WAITING_TTL
+
+
+class TestLooks:
+    """A waiter that is not woken only looks who has the lock; it asks for the lock when that has changed."""
+
+    @pytest.fixture(autouse=True)
+    def only_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waiter_module, "ONLY_LOOKS", 600.0)
+
+    @pytest.mark.parametrize("holds_on", [True, False])
+    def test_same_holder(
+        self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, holds_on: bool
+    ) -> None:
+        if not holds_on:
+            monkeypatch.setattr(waiter_module, "ONLY_LOOKS", 0.0)
+        first = taken(redis_store)
+        with piped(redis_store) as waiter, redis_server.client() as client:
+            client.config_resetstat()
+            found = waiter.wait(0.01)
+            asked = "cmdstat_evalsha" in client.info("commandstats")
+        assert isinstance(found, Held)
+        assert (found.owner, found.holder, found.slot) == (first.owner, Holder("first"), 0)
+        assert 0 < found.remaining <= TTL
+        assert asked is not holds_on, "in between, it asks"
+
+    def test_another_holder(self, redis_store: Store, redis_server: RedisServer) -> None:
+        taken(redis_store)
+        with piped(redis_store) as waiter, redis_server.client() as client:
+            client.delete(keyspace.run_key(KEY))
+            other = taken(redis_store, holder=Holder("other"))
+            for _ in range(2):
+                found = waiter.wait(0.01)
+                assert isinstance(found, Held)
+                assert (found.owner, found.holder) == (other.owner, Holder("other"))
+
+    def test_nobody_woke_it(self, redis_store: Store, redis_server: RedisServer) -> None:
+        """As if the holder had died."""
+        taken(redis_store)
+        with piped(redis_store) as waiter, redis_server.client() as client:
+            client.delete(keyspace.run_key(KEY))
+            assert isinstance(waiter.wait(0.01), Lease)
+
+    def test_value_of_somebody_else(self, redis_store: Store, redis_server: RedisServer) -> None:
+        with redis_server.client() as client:
+            client.set(keyspace.run_key(KEY), "theirs")
+            with piped(redis_store) as waiter:
+                found = waiter.wait(0.01)
+                assert isinstance(found, Held)
+                assert (found.holder, found.remaining) == (None, float("inf"))
+                client.delete(keyspace.run_key(KEY))
+                assert isinstance(waiter.wait(0.01), Lease)
+
+    def test_server_that_may_have_forgotten_that_it_waits(self, redis_store: Store, redis_server: RedisServer) -> None:
+        """It was restarted, for example: the next end of a hold is to wake the waiter."""
+        taken(redis_store)
+        with piped(redis_store) as waiter, redis_server.client() as client:
+            client.delete(keyspace.waiting_key(KEY))
+            client.client_kill_filter(_type="normal", skipme=True)
+            while not client.exists(keyspace.waiting_key(KEY)):
+                assert isinstance(waiter.wait(0.01), Held)

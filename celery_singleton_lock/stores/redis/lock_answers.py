@@ -56,6 +56,11 @@ _OF_QUESTION = {kind: parts for kind, parts in _PARTS.items() if kind != Answer.
 _OF_AN_ACQUIRE = (Answer.GRANTED, Answer.GIVEN_UP, Answer.NEWEST, Answer.SUPERSEDED)
 
 
+def is_granted(answer: Any) -> bool:
+    """Whether this begins as a grant does."""
+    return type(answer) is list and answer[:1] == [Answer.GRANTED]
+
+
 def answers_vote(answer: Any) -> bool:
     """Whether this can be the answer to a vote."""
     return _has_parts(answer, _PARTS)

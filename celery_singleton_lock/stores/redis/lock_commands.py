@@ -22,8 +22,8 @@ from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal, answers_renewal
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, are_whole, ms
 
-#: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.SLICE`, so that it is never missed.
-#: It holds the names of those that asked, and when they did by their host's clock, which is for people.
+#: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.ONLY_LOOKS`, so that it is never
+#: missed. It holds the names of those that asked, and when they did by their host's clock, which is for people.
 WAITING_TTL = 6.0
 
 #: Seconds that an unclaimed wake-up is kept.
@@ -44,7 +44,7 @@ _OF_RECORD = 4
 GRANTING = "now", "lock/grant", "lock/answers"
 LOOKING = "lock/request", "lock/places", "lock/ended", "lock/newest"
 ACQUIRE = Script(*GRANTING, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)
-HAND_OVER = Script(*GRANTING, *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
+HAND_OVER = Script(*GRANTING, "lock/handed", *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
 FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
 REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("now", "lock/answers", "lock/ended", "lock/recorded", answers=answers_refusal)
@@ -310,7 +310,12 @@ def renew(holds: Sequence[Hold], *, named: Callable[[str], str] = str) -> Call:
 
 def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
     """Which of the holds in a `renew` are still held."""
-    return [any(one != 0 for one in each) for each in _answers_of(holds, answer)]
+    return [renewed_at_all(each) for each in _answers_of(holds, answer)]
+
+
+def renewed_at_all(answer: Sequence[int | bytes]) -> bool:
+    """Whether the only hold of a `renew` is still held."""
+    return any(one != 0 for one in answer)
 
 
 def superseded(holds: Sequence[Hold], answer: Any) -> list[str | None]:

@@ -194,22 +194,50 @@ class RedisStore:
         def ask() -> Lease | Held | Record:
             return self._patiently(question.try_once, PATIENCE)
 
+        def look(last: Held) -> Lease | Held | Record:
+            began, failed = clock.now(), None
+            try:
+                now = self._looked_up(key)
+                if now is not None and now.owner == last.owner:
+                    return now
+            except (RedisError, OSError) as error:
+                failed = error
+            return self._patiently(question.try_once, PATIENCE - (clock.now() - began), failed=failed)
+
+        def confirmed(lease: Lease, sent_at: float, answer: Any) -> bool:
+            lease.begin(sent_at)
+            return lock_commands.renewed_at_all(answer) and trust.came_in_time(sent_at, request.ttl)
+
         def confirm(lease: Lease) -> bool:
             def attempt() -> bool:
-                sent_at = clock.now()
-                (ours,) = lock_commands.renewed([lease], self._servers.run(lock_commands.renew([lease])))
-                lease.begin(sent_at)
-                return bool(ours) and trust.came_in_time(sent_at, request.ttl)
+                return confirmed(lease, clock.now(), self._servers.run(lock_commands.renew([lease])))
 
-            return self._patiently(attempt)
+            try:
+                sent = wake_up.confirmation()
+            except (RedisError, OSError) as error:
+                # Others, such as a slot that has moved, may not meet the next try.
+                return self._patiently(attempt, failed=error if isinstance(error, _TRANSIENT) else None)
+            return self._patiently(attempt) if sent is None else confirmed(lease, *sent)
 
         def leave(free: bool) -> None:
             self._end(("waiter", key, place), question.undone(place, free=free), request.ttl, at_once=True)
 
         if self._replicas is not None:
             return AskingWaiter(self._wake_up(key), ask, leave)
-        wake_up = self._wake_up(key, lock_commands.hand_over(request, place))
-        return PipedWaiter(wake_up, ask, leave, request=request, confirm=confirm)
+        # In a semaphore, it is not known beforehand what to renew.
+        renewal = lock_commands.renew([request.hold()]) if request.limit == 1 else None
+        wake_up = self._wake_up(key, lock_commands.hand_over(request, place), renewal)
+        # In a semaphore, or an order, more matters than who has the lock.
+        looks = None if request.limit > 1 or request.arrival else look
+        return PipedWaiter(wake_up, ask, leave, request=request, confirm=confirm, look=looks)
+
+    def _looked_up(self, key: str) -> Held | None:
+        """Who has a lock with one slot; None if nobody has, or only an acquire can say it."""
+        place = keyspace.run_key(key)
+        value, pttl = self._servers.server_of(place).command_each([("GET", place), ("PTTL", place)])
+        if not isinstance(value, bytes) or not isinstance(pttl, int):
+            return None
+        return replace(lock_answers.parse_held(value, pttl), slot=0)
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key, limit))
@@ -270,8 +298,9 @@ class RedisStore:
     def close(self) -> None:
         self._servers.close()
 
-    def _wake_up(self, key: str, behind: Call | None = None) -> RedisWakeUp:
-        return RedisWakeUp(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
+    def _wake_up(self, key: str, behind: Call | None = None, renewal: Call | None = None) -> RedisWakeUp:
+        server_of = partial(self._servers.server_of, keyspace.wake_key(key))
+        return RedisWakeUp(key, server_of, self.server, behind, renewal, self._servers.step)
 
     def _written_out(self, hold: Hold, record: Record | None, reservation: Reservation | None) -> Call:
         return self._replicated(lock_commands.free(hold, record=record, reservation=reservation), record)

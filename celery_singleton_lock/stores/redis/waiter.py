@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -30,14 +31,21 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
-from celery_singleton_lock.stores.redis.connection import Connection
+from celery_singleton_lock.stores.redis.connection import Connection, packed
 from celery_singleton_lock.stores.redis.script import Call, Command
-from celery_singleton_lock.stores.redis.server import Endpoint, words_of
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
 #: The most seconds that a waiter sleeps before it asks again: a wake-up that goes to a dead, frozen or unreachable
 #: waiter costs the others no more.
 SLICE = 1.0
+
+#: Seconds for which a waiter that is not woken only looks who has the lock, and asks if that has changed. Its place in
+#: `:waiting` must outlive them, even if one question fails.
+ONLY_LOOKS = lock_commands.WAITING_TTL / 2
+
+#: Asks for the lock, if it is not held by the same as before.
+Look = Callable[[Held], Lease | Held | Record]
 
 #: Seconds until the next question when the key is about to move to another server, or has moved.
 MOVING = 0.1
@@ -52,6 +60,7 @@ class PipedWaiter(AskingWaiter):
         leave: clears what is left of the questions; with True, frees the lock.
         request: what it asks for.
         confirm: gives a lease its whole ttl; whether it is still held.
+        look: may take the place of `ask` for a while; None if only asking shows what matters.
     """
 
     def __init__(
@@ -62,8 +71,13 @@ class PipedWaiter(AskingWaiter):
         *,
         request: LockRequest,
         confirm: Callable[[Lease], bool],
+        look: Look | None = None,
     ) -> None:
         super().__init__(wake_up, ask, leave)
+        self._look_at = look
+        #: What was found when it last asked, and when that was.
+        self._last: Held | None = None
+        self._asked_at = 0.0
         self._redis_wake_up = wake_up
         self._request = request
         self._confirm = confirm
@@ -71,8 +85,27 @@ class PipedWaiter(AskingWaiter):
     def _may_be_given_more(self) -> bool:
         return self._was_cut or self._redis_wake_up.is_open
 
+    def _asked(self, ask: Ask) -> Lease | Held | Record:
+        self._last, self._asked_at = None, clock.now()
+        found = super()._asked(ask)
+        self._last = found if isinstance(found, Held) else None
+        return found
+
+    def _look(self) -> Lease | Held | Record:
+        look, last = self._look_at, self._last
+        if look is None or last is None or self._rang or clock.now() - self._asked_at >= ONLY_LOOKS:
+            return self.ask()
+        asked_at, found = self._asked_at, self._asked(partial(look, last))
+        if isinstance(found, Held) and found.owner == last.owner:
+            self._asked_at = asked_at
+        return found
+
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
-        answer = self._redis_wake_up.wait(timeout)
+        try:
+            answer = self._redis_wake_up.wait(timeout)
+        except LockUnavailable:
+            self._last = None  # The server may have been restarted, and have forgotten that it waits.
+            raise
         if answer is None or answer is True:
             self._rang |= answer is True
             return None
@@ -88,11 +121,26 @@ class RedisWakeUp:
         server_of: which server the list is on; asked again after an error.
         server: its name, for messages.
         behind: what the server is to do when it wakes the waiter.
+        renewal: confirms the lease that it has got by that; None if that is not known beforehand.
+        step: seconds that the answer to the renewal may take.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Endpoint], server: str, behind: Call | None = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        server_of: Callable[[], Endpoint],
+        server: str,
+        behind: Call | None = None,
+        renewal: Call | None = None,
+        step: float = STEP_TIMEOUT,
+    ) -> None:
         self._key = key
         self._behind = behind
+        self._renewal = renewal
+        self._step = step
+        #: The renewal as it goes over the wire; when it was sent, until its answer is read.
+        self._renews = b"" if renewal is None else packed(renewal.by_digest)
+        self._renewed_at: float | None = None
         self._server_of = server_of
         self._server = server
         self._exits = ExitStack()
@@ -127,13 +175,33 @@ class RedisWakeUp:
         except TimeoutError:
             return None
         except (RedisError, OSError) as error:
-            self._connection = None
-            with suppress(RedisError, OSError):
-                self._exits.__exit__(type(error), error, error.__traceback__)
+            self._leave_connection(error)
             if _is_elsewhere(error):
                 clock.sleep(min(timeout, MOVING))
                 return None
             raise LockUnavailable(self._server, words_of(error)) from error
+
+    def confirmation(self) -> tuple[float, Any] | None:
+        """When the renewal of the lease was sent, and its answer; None if it was not sent.
+
+        Raises:
+            RedisError, OSError: no answer, or an error.
+        """
+        connection, renewal, sent_at = self._connection, self._renewal, self._renewed_at
+        self._renewed_at = None
+        if connection is None or renewal is None or sent_at is None:
+            return None
+        try:
+            connection.wait_at_most(self._step)
+            return sent_at, renewal.understood(connection.read())
+        except (RedisError, OSError) as error:
+            self._leave_connection(error)
+            raise
+
+    def _leave_connection(self, error: Exception) -> None:
+        self._connection = None
+        with suppress(RedisError, OSError):
+            self._exits.__exit__(type(error), error, error.__traceback__)
 
     def _heard(self, connection: Connection) -> Any:
         """The last answer that is still to come; True if that is the wake-up itself."""
@@ -146,6 +214,10 @@ class RedisWakeUp:
             return True
         if behind is None:
             return True
+        if self._renews and lock_answers.is_granted(answer):
+            # First of all: it is answered while the waiter reads what it has got.
+            self._renewed_at = clock.now()
+            connection.send(self._renews)
         connection.ran.add(behind.script.sha)
         return behind.understood(answer)
 

@@ -277,6 +277,21 @@ MUTANTS = (
         "what is handed over is trusted when it is confirmed",
     ),
     Mutant(
+        "a waiter only looks",
+        "stores/redis/waiter.py",
+        "ONLY_LOOKS = lock_commands.WAITING_TTL / 2",
+        "ONLY_LOOKS = 600.0",
+        "the end of a hold wakes a waiter",
+    ),
+    Mutant(
+        "a waiter that looks sees no change",
+        "stores/redis/store.py",
+        "if now is not None and now.owner == last.owner:\n                    return now",
+        "if now is None or now.owner == last.owner:\n                    return now or last",
+        "a free lock reaches its waiter",
+        unseen="a lock that gets free without a wake-up is a dead holder's; tests/contract/test_waiter.py sees it",
+    ),
+    Mutant(
         "a waiter leaves its question behind",
         "stores/waiters.py",
         "            self._leave(error is not None or not isinstance(self._found, Lease))\n",

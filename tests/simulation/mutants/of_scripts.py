@@ -13,6 +13,7 @@ _end = partial(Mutant, file=f"{_SCRIPTS}/end.lua")
 _acquire = partial(Mutant, file=f"{_SCRIPTS}/acquire.lua")
 _grant = partial(Mutant, file=f"{_SCRIPTS}/grant.lua")
 _hand_over = partial(Mutant, file=f"{_SCRIPTS}/hand_over.lua")
+_handed = partial(Mutant, file=f"{_SCRIPTS}/handed.lua")
 _refuse = partial(Mutant, file=f"{_SCRIPTS}/refuse.lua")
 _ended = partial(Mutant, file=f"{_SCRIPTS}/ended.lua")
 
@@ -192,34 +193,42 @@ MUTANTS = (
     ),
     _grant(
         "a fence without end",
-        old="redis.call('SET', fence, digits, 'PX', fence_ttl)",
-        new="redis.call('SET', fence, digits)",
+        old="redis.pcall('SET', fence, digits, 'PX', fence_ttl, 'GET')",
+        new="redis.pcall('SET', fence, digits, 'GET')",
         breaks="each key has a time to live",
     ),
     _grant(
         "a fence is not counted on",
-        old="math.max(is_one and highest + 1 or 1, time)",
-        new="math.max(is_one and highest or 0, 1)",
+        old="    number = highest + 1\n",
+        new="    number = highest\n",
         breaks="fences grow",
+        nodes=3,
     ),
     _grant(
         "a fence is the time alone",
-        old="local number = math.max(is_one and highest + 1 or 1, time)",
-        new="local number = time",
+        old="elseif highest >= number and highest < 2^53 then",
+        new="elseif false then",
         breaks="fences grow, whatever the clocks say",
         nodes=3,
     ),
     _grant(
         "a fence is not written",
-        old="  redis.call('SET', fence, digits, 'PX', fence_ttl)\n",
-        new="",
+        old="redis.pcall('SET', fence, digits, 'PX', fence_ttl, 'GET')",
+        new="redis.pcall('GET', fence)",
+        breaks="fences grow, whatever the clocks say",
+        nodes=3,
+    ),
+    _grant(
+        "a fence that is counted on is not written",
+        old="    redis.call('SET', fence, digits, 'PX', fence_ttl)\n  end\n",
+        new="  end\n",
         breaks="fences grow, whatever the clocks say",
         nodes=3,
     ),
     _acquire(
         "a waiter is not noted",
-        old="    redis.call('ZADD', waiting, asked_at, owner)\n",
-        new="",
+        old="if redis.call('ZADD', waiting, asked_at, owner) == 1 then",
+        new="if false then",
         breaks="the end of a hold wakes a waiter",
     ),
     _acquire(
@@ -248,6 +257,19 @@ MUTANTS = (
         new="",
         breaks="the end of a hold wakes a waiter",
         kind="locks",
+    ),
+    _handed(
+        "handed over without looking",
+        old="unpack(KEYS, others, #KEYS - 2)) == 0 then",
+        new="unpack(KEYS, others, #KEYS - 2)) < 2 then",
+        breaks="a waiter that leaves takes nothing",
+        kind="locks",
+    ),
+    _handed(
+        "handed over for a message that is done",
+        old="if redis.call('EXISTS', KEYS[#KEYS], unpack(KEYS, others, #KEYS - 2)) == 0 then",
+        new="if redis.call('EXISTS', KEYS[#KEYS]) == 0 then",
+        breaks="no body runs again after its end",
     ),
     _refuse(
         "refused beside a copy that runs",

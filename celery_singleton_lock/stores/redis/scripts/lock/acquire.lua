@@ -128,8 +128,9 @@ if not slot then
     return {SUPERSEDED, first or '', first_pttl or 0, first_slot or 0, newer}
   end
   if waiting_ms ~= '0' then
-    redis.call('ZADD', waiting, asked_at, owner)
-    redis.call('ZREMRANGEBYSCORE', waiting, '-inf', asked_at - (seed and 10 * waiting_ms or FORGOTTEN_MS))
+    if redis.call('ZADD', waiting, asked_at, owner) == 1 then
+      redis.call('ZREMRANGEBYSCORE', waiting, '-inf', asked_at - (seed and 10 * waiting_ms or FORGOTTEN_MS))
+    end
     redis.call('PEXPIRE', waiting, waiting_ms)
   end
   if copy or not order then

@@ -5,16 +5,22 @@
 local function grant(lock, owner, holder, ttl, fence, fence_ttl, seed, aside)
   -- The time in microseconds is above every fence given before the highest one was lost (restart, flush, expiry, somebody
   -- else's value), or went back (a restart with older data, a replica that has missed the last ones).
-  local time, value = seed or now(aside), redis.pcall('GET', fence)
-  local highest = type(value) == 'string' and tonumber(value) or 0
-  local is_one = highest > 0 and highest < 2^53
-  local number = math.max(is_one and highest + 1 or 1, time)
-  if number > time and not seed then
-    -- The clock was set back: the counter must not be lost before the clock has caught up.
-    fence_ttl = string.format('%.0f', fence_ttl + (number - time) / 1000)
-  end
+  local number = seed or now(aside)
   local digits = string.format('%.0f', number)
-  redis.call('SET', fence, digits, 'PX', fence_ttl)
+  -- One command in most cases: the highest one is below the time.
+  local value = redis.pcall('SET', fence, digits, 'PX', fence_ttl, 'GET')
+  local highest = type(value) == 'string' and tonumber(value) or 0
+  if type(value) == 'table' then
+    redis.call('SET', fence, digits, 'PX', fence_ttl) -- A value of another type was there, and still is.
+  elseif highest >= number and highest < 2^53 then
+    if not seed then
+      -- The clock was set back: the counter must not be lost before the clock has caught up.
+      fence_ttl = string.format('%.0f', fence_ttl + (highest + 1 - number) / 1000)
+    end
+    number = highest + 1
+    digits = string.format('%.0f', number)
+    redis.call('SET', fence, digits, 'PX', fence_ttl)
+  end
   redis.call('SET', lock, owner .. string.gsub(holder, '\n', ',' .. digits, 1), 'PX', ttl)
   return number
 end
