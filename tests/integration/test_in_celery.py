@@ -40,10 +40,11 @@ def test_key_is_made_only_where_the_task_runs(shop: Shop) -> None:
 
 def test_slow_key_delays_nobody_else(shop: Shop) -> None:
     shop.start("one", concurrency=2)
-    slow = shop.send("slowly_keyed", "slow", 2.0, 0.05)
+    slow = shop.send("slowly_keyed", "slow", LONG, 0.05)
     until(lambda: shop.record.runs("key"))
     assert [shop.send("exclusive", "report", 0.01).get(timeout=LIMIT) for _ in range(5)] == ["report"] * 5
     assert shop.record.runs("slow") == [], "all of them ended while the key was being made"
+    shop.record.let_end("key")
     assert slow.get(timeout=LIMIT) == "slow"
 
 

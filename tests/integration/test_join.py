@@ -207,8 +207,9 @@ class TestHolderDies:
 
     def test_time_limit_is_an_end(self, shop: Shop) -> None:
         shop.start("one", "two")
-        first = holder(shop, "limited_hard")
-        copies = [join(shop, "limited_hard", "report", LONG) for _ in range(3)]
+        first = holder(shop, time_limit=6)
+        copies = [join(shop, "exclusive", "report", LONG) for _ in range(3)]
+        until_joined(shop, 3)
         for copy in [first, *copies]:
             with pytest.raises(Exception, match="TimeLimitExceeded"):
                 copy.get(timeout=LIMIT)
