@@ -157,9 +157,9 @@ def shop_on(tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisS
 
 
 @pytest.fixture
-def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    """A shop on the shared server."""
-    made: Shop = shop_on(redis_server)
+def shop(request: pytest.FixtureRequest, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop on the shared server. Its leases take as many seconds as the module's `TTL` says, or two."""
+    made: Shop = shop_on(redis_server, singleton_lock_ttl=getattr(request.module, "TTL", 2.0))
     return made
 
 

@@ -17,6 +17,9 @@ from tests.integration.events import watching
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 #: A pool that runs one task at a time, so that no task meets a held lock.
 SOLO = pytest.param("solo", marks=pytest.mark.slow)
 

@@ -23,6 +23,9 @@ from tests.integration.pages import site
 from tests.patience import LIMIT
 from tests.web.scenes import entry, hold, with_task, write
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 TOKEN = "a-token-of-these-tests"
 
 
