@@ -12,6 +12,9 @@ from celery_singleton_lock.testing import RedisServer
 
 NAME = "nightly report"
 
+#: Seconds of a lease that is renewed while a test waits: a busy machine stops no process for a third of that.
+RENEWED = 3.0
+
 
 @pytest.fixture
 def client(own_redis: RedisServer) -> Iterator[Redis]:

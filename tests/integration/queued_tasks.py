@@ -16,7 +16,7 @@ from celery_singleton_lock.options.rules import SCOPES
 from tests import recording
 
 #: Seconds between two attempts, in which a test sends more.
-PAUSE = 2.0
+PAUSE = 4.0
 
 
 def define(app: Celery) -> SimpleNamespace:

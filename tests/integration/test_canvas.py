@@ -10,6 +10,9 @@ from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
 
 

@@ -14,6 +14,9 @@ from tests.integration.operators import celery, environment_of
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
+#: Seconds of leases.
+TTL = 6.0
+
 #: The pools that answer while they run a task: `solo` does not.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "eventlet")))
 
@@ -35,6 +38,12 @@ def inspected(shop: Shop, node: str = "one@test") -> Any:
     return inspect.locks()[node]
 
 
+def inspected_once(shop: Shop, count: int, node: str = "one@test") -> Any:
+    """The locks that a worker holds, once there are so many: its main process may learn of a run after the record."""
+    until(lambda: len(inspected(shop, node)) == count)
+    return inspected(shop, node)
+
+
 def released(shop: Shop, key: str, node: str = "one@test") -> dict[str, str]:
     (reply,) = shop.app.control.release_lock(key, destination=[node], reply=True, timeout=LIMIT, limit=1)
     told: dict[str, str] = reply[node]
@@ -50,9 +59,9 @@ def test_worker_lists_the_locks_that_it_holds(shop: Shop, pool: str) -> None:
     shop.send("waiting", "report")
     shop.send("plain", "report", 60.0)
     shop.record.wait_for(starts=2)
-    (told,) = inspected(shop)
+    (told,) = inspected_once(shop, 1)
     assert (told["task_id"], told["task"]) == (holding.id, "tests.integration.app.exclusive")
-    assert (told["key"], told["pid"], told["ttl"]) == (key_of(shop), begun.pid, 2.0)
+    assert (told["key"], told["pid"], told["ttl"]) == (key_of(shop), begun.pid, TTL)
     assert told["label"] == "job='report'"
     assert 0 <= told["held_for"] < 60
 
@@ -63,8 +72,10 @@ def test_task_is_stopped_before_its_lock_is_free_for_others(shop: Shop, pool: st
     stopped = shop.send("exclusive", "report", 60.0)
     shop.record.wait_for(starts=1)
     following = [shop.send("waiting", "report", 0.5) for _ in range(2)]
-    node = next(name for name in ("one@test", "two@test") if inspected(shop, name))
-    told = released(shop, f"{key_of(shop)}:run", node)
+    nodes: list[str] = []
+    # The main process may learn after the record that a run has begun.
+    until(lambda: nodes.extend(name for name in ("one@test", "two@test") if inspected(shop, name)) or nodes)
+    told = released(shop, f"{key_of(shop)}:run", nodes[0])
     assert f"task {stopped.id} is stopped within a second" in told["ok"]
     with pytest.raises(LockLost, match="an operator has released it"):
         stopped.get(timeout=LIMIT)
@@ -82,8 +93,7 @@ def test_task_is_stopped_though_no_renewal_is_due(shop: Shop, pool: str) -> None
     other = shop.send("exclusive", "other", LONG, singleton_lock={"ttl": 20 * LIMIT})
     shop.record.wait_for(starts=1)
     shop.record.wait_for(starts=1, job="other")
-    until(lambda: len(inspected(shop)) == 2)  # The main process may learn after the record that a run has begun.
-    (key,) = (held["key"] for held in inspected(shop) if held["task_id"] == stopped.id)
+    (key,) = (held["key"] for held in inspected_once(shop, 2) if held["task_id"] == stopped.id)
     assert "is stopped within a second" in released(shop, key)["ok"]
     with pytest.raises(LockLost, match="an operator has released it"):
         stopped.get(timeout=LIMIT)
@@ -96,7 +106,7 @@ def test_all_holders_of_a_semaphore_are_stopped(shop: Shop) -> None:
     start(shop, "one", concurrency=3)
     holding = [shop.send("paired", "report", 60.0) for _ in range(2)]
     shop.record.wait_for(starts=2)
-    key = inspected(shop)[0]["key"]
+    key = inspected_once(shop, 2)[0]["key"]
     assert released(shop, key)["ok"].count("is stopped") == 2
     for result in holding:
         with pytest.raises(LockLost, match="an operator has released it"):
@@ -109,6 +119,7 @@ def test_task_that_is_only_warned_goes_on(shop: Shop) -> None:
     start(shop, "one")
     warned = shop.send("warned", "report", LONG)
     shop.record.wait_for(starts=1)
+    inspected_once(shop, 1)
     told = released(shop, key_of(shop))
     assert f"task {warned.id} goes on" in told["ok"]
     shop.record.wait_for(starts=1, job="lost")
@@ -122,9 +133,10 @@ def test_lock_is_free_after_one_ttl_though_the_worker_dies_meanwhile(shop: Shop)
     start(shop, "one")
     shop.send("exclusive", "report", 60.0)
     shop.record.wait_for(starts=1)
+    inspected_once(shop, 1)
     assert "is stopped" in released(shop, key_of(shop))["ok"]
     shop.workers[0].kill()
-    until(lambda: shop.held() == [], seconds=10)
+    until(lambda: shop.held() == [], seconds=TTL + 8)
 
 
 def test_lock_that_is_not_held_here_is_reported(shop: Shop) -> None:
@@ -143,6 +155,7 @@ def test_worker_says_that_the_lock_server_does_not_answer(
     start(shop, "one")
     shop.send("warned", "report", 60.0)
     shop.record.wait_for(starts=1)
+    inspected_once(shop, 1)
     key = key_of(shop)
     own_redis.kill()
     for told in (inspected(shop), released(shop, key)):

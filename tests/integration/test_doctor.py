@@ -68,6 +68,8 @@ class TestOnTheCommandLine:
 
     def test_all_is_well(self, shop: Shop) -> None:
         (worker,) = shop.start("one")
+        # It is ready a moment before it listens.
+        until(lambda: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
         shown = of_shop(shop, "doctor")
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert "problems: 0" in shown.stdout
@@ -121,6 +123,8 @@ class TestWorkers:
         ours, shop.conf = shop.conf, {**shop.conf, **other}
         shop.start("strange", concurrency=1, arguments=("--singleton-lock-disable",))
         shop.conf = ours
+        for name in ("old@test", "strange@test"):  # They are ready a moment before they listen.
+            until(lambda name=name: shop.app.control.ping([name], timeout=1.0, limit=1))
         lines = map(json.loads, of_shop(shop, "doctor", "--json").stdout.splitlines())
         told = [(line["subject"], line["severity"], line["text"]) for line in lines]
         of_workers = [each for each in told if each[0].startswith("worker ")]

@@ -20,6 +20,9 @@ pytest.importorskip("flower")
 
 pytestmark = pytest.mark.slow
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 TASK = "tests.integration.app.exclusive"
 
 

@@ -19,6 +19,9 @@ from tests.integration.test_queued import queued, start, until_can_be_sent
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 QUEUED = quick_first("until_executed", *(it for it in SCOPES if it not in ("until_executed", WHILE_EXECUTING)))
 
 

@@ -42,6 +42,9 @@ EVIL = "\x1b[2J\x1b]0;owned\x07\ud800"
 
 PREFIX = "singleton_lock"
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),

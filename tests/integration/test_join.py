@@ -207,8 +207,9 @@ class TestHolderDies:
 
     def test_time_limit_is_an_end(self, shop: Shop) -> None:
         shop.start("one", "two")
-        first = holder(shop, "limited_hard")
-        copies = [join(shop, "limited_hard", "report", LONG) for _ in range(3)]
+        first = holder(shop, time_limit=6)
+        copies = [join(shop, "exclusive", "report", LONG) for _ in range(3)]
+        until_joined(shop, 3)
         for copy in [first, *copies]:
             with pytest.raises(Exception, match="TimeLimitExceeded"):
                 copy.get(timeout=LIMIT)
@@ -320,7 +321,7 @@ class TestNotJoined:
             result.get(timeout=LIMIT)
 
     def test_without_results(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-        shop = shop_on(redis_server, task_ignore_result=True)
+        shop = shop_on(redis_server, task_ignore_result=True, singleton_lock_ttl=60.0)
         shop.start("one", "two")
         holder(shop)
         join(shop, "exclusive", "report")

@@ -23,6 +23,9 @@ from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import overlaps
 from tests.servers import Cluster, Nodes, SentinelGroup
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 
 @pytest.fixture
 def servers_shop(
@@ -40,7 +43,7 @@ def servers_shop(
 @pytest.fixture
 def rabbit_shop(rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], tmp_path: Path) -> Shop:
     queue = os.path.basename(tmp_path)
-    return shop_on(redis_server, broker_url=rabbitmq.url, task_default_queue=queue)
+    return shop_on(redis_server, broker_url=rabbitmq.url, task_default_queue=queue, singleton_lock_ttl=TTL)
 
 
 def join(shop: Shop, seconds: float = LONG) -> Any:

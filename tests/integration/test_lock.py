@@ -21,7 +21,8 @@ from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable,
 from celery_singleton_lock.lock import NotAcquired, NotHeld, NotOwned, Unavailable
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.outside import NAME, three
+from tests.integration.outside import NAME, RENEWED, three
+from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Cluster, until
 
@@ -115,14 +116,14 @@ class TestHolding:
         assert lock.fence == 0
 
     def test_it_is_renewed_while_held(self, make: Callable[..., Lock]) -> None:
-        with make(timeout=1.0) as lock:
-            clock.sleep(2.5)
+        with make(timeout=RENEWED) as lock:
+            clock.sleep(RENEWED + 1.0)
             lock.check()
             assert not make().acquire(blocking=False)
         assert not lock.locked()
 
     def test_it_can_expire(self, make: Callable[..., Lock]) -> None:
-        lock = make(timeout=0.3, renew=False)
+        lock = make(timeout=1.5, renew=False)
         lock.acquire()
         with make() as other:
             assert lock.lost
@@ -133,13 +134,13 @@ class TestHolding:
             assert other.owned()
 
     def test_extend_and_reacquire(self, make: Callable[..., Lock]) -> None:
-        lock = make(timeout=0.3, renew=False)
+        lock = make(timeout=1.5, renew=False)
         lock.acquire()
         assert lock.extend(60)
-        clock.sleep(0.4)
+        clock.sleep(1.6)
         assert lock.owned()
         assert lock.reacquire()
-        assert make().acquire(blocking_timeout=5)
+        assert make().acquire(blocking_timeout=LIMIT)
         for method in (lambda: lock.extend(1), lock.reacquire, lock.release):
             with pytest.raises(LockNotOwnedError):
                 method()
@@ -165,9 +166,9 @@ class TestHolding:
 
     def test_lock_of_a_thread_that_is_gone_ends(self, make: Callable[..., Lock]) -> None:
         """Otherwise it would be renewed forever."""
-        lock = make(timeout=0.3)
+        lock = make(timeout=1.5)
         assert in_thread(lock.acquire)
-        assert lock.acquire(blocking_timeout=10)
+        assert lock.acquire(blocking_timeout=LIMIT)
         lock.release()
 
     def test_with_block_raises_what_it_raised(self, make: Callable[..., Lock]) -> None:
@@ -194,10 +195,10 @@ class TestHolding:
 
     def test_loss_is_reported_at_once(self, make: Callable[..., Lock], client: Redis) -> None:
         lost = threading.Event()
-        lock = make(timeout=0.5, on_lost=lambda lock: lost.set())
+        lock = make(timeout=RENEWED, on_lost=lambda lock: lost.set())
         lock.acquire()
         client.flushall()
-        assert lost.wait(5)
+        assert lost.wait(LIMIT)
         assert lock.lost
         with pytest.raises(NotOwned, match="no longer has it"):
             lock.check()
@@ -210,7 +211,7 @@ class TestHolding:
     @pytest.mark.parametrize("timeout", [0.5, 1.9, None])
     def test_timeout_is_kept_exactly(self, make: Callable[..., Lock], client: Redis, timeout: float | None) -> None:
         began = clock.now()
-        with make(timeout=timeout, renew=False):
+        with make(timeout=timeout, renew=False, raise_on_release_error=False):
             left = client.pttl(NAME) / 1000
             assert (timeout or 30) - (clock.now() - began) - 0.01 <= left <= (timeout or 30)
 
@@ -260,10 +261,12 @@ class TestSemaphore:
         assert len({one.fence for one in made}) == 4
 
     def test_ended_holder_makes_room(self, client: Redis) -> None:
-        Semaphore(client, NAME, 2, timeout=0.3, renew=False).acquire()
+        ended = Semaphore(client, NAME, 2, timeout=60, renew=False)
+        ended.acquire()
         with Semaphore(client, NAME, 2):
             assert not Semaphore(client, NAME, 2).acquire(blocking=False)
-            assert Semaphore(client, NAME, 2).acquire(blocking_timeout=5)
+            assert ended.extend(0.3, replace_ttl=True)
+            assert Semaphore(client, NAME, 2).acquire(blocking_timeout=LIMIT)
 
     def test_limit_of_one_is_a_lock(self, client: Redis) -> None:
         with Semaphore(client, NAME, 1):
@@ -368,29 +371,28 @@ class TestWaiting:
         lock = Lock(client, NAME)
         lock.acquire()
         threads = self.queue(lambda: Lock(client, NAME), 10, client, got)
-        before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        began, before = clock.now(), client.info("commandstats")["cmdstat_evalsha"]["calls"]
         clock.sleep(1.5)
         asked = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
-        assert asked <= 20, "each looks once a second, in case a wake-up went to a frozen waiter"
+        looks = 1 + int(clock.now() - began)
+        assert asked <= 10 * looks, "each looks once a second, in case a wake-up went to a frozen waiter"
         lock.release()
         for thread in threads:
             thread.join()
 
     def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
         """Not for the waiter's own timeout, nor forever."""
-        assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
+        assert Lock(client, NAME, timeout=1.5, renew=False).acquire()
         began = clock.now()
         with Lock(client, NAME, timeout=60):
             assert clock.now() - began < 20.0
 
     def test_waiting_outlasts_the_clients_socket_timeout(self, own_redis: RedisServer) -> None:
-        client = Redis(port=own_redis.port, socket_timeout=0.2)
+        client = Redis(port=own_redis.port, socket_timeout=0.5)
         lock, other = Lock(client, NAME), Lock(client, NAME)
         lock.acquire()
-        timer = threading.Timer(1.0, lambda: client.delete(NAME))
-        timer.start()
-        assert not other.acquire(blocking_timeout=0.6)
-        timer.join()
+        assert not other.acquire(blocking_timeout=1.5)
+        lock.release()
 
     def test_nothing_is_left_of_waiters(self, client: Redis) -> None:
         got: list[int] = []
@@ -448,9 +450,9 @@ class TestWhatBreaksOtherLocks:
 
     def test_many_locks_take_one_thread_and_few_connections(self, client: Redis) -> None:
         threads, before = set(threading.enumerate()), client.info("clients")["connected_clients"]
-        locks = [Lock(client, f"lock {number}", timeout=1.0) for number in range(1000)]
+        locks = [Lock(client, f"lock {number}", timeout=RENEWED) for number in range(1000)]
         assert all(lock.acquire() for lock in locks)
-        clock.sleep(1.5)
+        clock.sleep(RENEWED + 0.5)
         assert all(not lock.lost for lock in locks)
         started = [thread.name for thread in set(threading.enumerate()) - threads]
         # The heartbeat's thread; another one if an answer was late, or one of a lock that an earlier test has lost.
@@ -478,7 +480,7 @@ class TestWhatBreaksOtherLocks:
         while client.exists(NAME):
             number += 1
             client.set(f"filler {number}", b"x" * 1000)
-        assert lost.wait(10)
+        assert lost.wait(LIMIT)
         client.config_set("maxmemory", 0)
         with pytest.raises(NotOwned):
             lock.release()

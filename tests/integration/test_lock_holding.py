@@ -25,7 +25,7 @@ from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned
 from celery_singleton_lock.lock.lock import MAX_TIMEOUT
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import quick_first
-from tests.integration.outside import NAME
+from tests.integration.outside import NAME, RENEWED
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Cluster, SentinelGroup, until
@@ -94,7 +94,7 @@ class TestToken:
 
     def test_hold_without_its_token_is_no_longer_renewed(self, make: Callable[..., Lock]) -> None:
         """The token was handed to another process, say, and forgotten here."""
-        lock = make(timeout=0.3)
+        lock = make(timeout=1.5)
         lock.acquire()
         lock.local.token = None
         assert not lock.owned()
@@ -128,11 +128,11 @@ class TestAnotherTtl:
         lock = make(timeout=60, on_lost=lambda lock: lost.set())
         lock.acquire()
         if how == "extend":
-            lock.extend(0.5, replace_ttl=True)
+            lock.extend(RENEWED, replace_ttl=True)
         else:
-            lock.timeout = 0.5
+            lock.timeout = RENEWED
             lock.reacquire()
-        assert not make().acquire(blocking_timeout=1.5)
+        assert not make().acquire(blocking_timeout=RENEWED + 1.0)
         lock.check()
         assert not lost.is_set()
         lock.release()
@@ -160,24 +160,24 @@ class TestAnotherTtl:
             lock.acquire()
             proxy.lose(1000)
             with pytest.raises(Unavailable):
-                lock.extend(2.0, replace_ttl=True)
-            assert 0 < client.pttl(NAME) <= 2000
+                lock.extend(RENEWED, replace_ttl=True)
+            assert 0 < client.pttl(NAME) <= RENEWED * 1000
             proxy.lose(0)
-            assert not Lock(client, NAME).acquire(blocking_timeout=4)
+            assert not Lock(client, NAME).acquire(blocking_timeout=2 * RENEWED)
             lock.check()
             lock.release()
 
     @pytest.mark.parametrize("replace", [False, True])
     def test_nonsense_is_refused_and_harms_nobody(self, client: Redis, replace: bool) -> None:
         lost = threading.Event()
-        others = [Lock(client, str(number), timeout=1.0, on_lost=lambda lock: lost.set()) for number in range(5)]
+        others = [Lock(client, str(number), timeout=RENEWED, on_lost=lambda lock: lost.set()) for number in range(5)]
         assert all(other.acquire() for other in others)
         lock = Lock(client, NAME, timeout=60)
         lock.acquire()
         for seconds in (float("inf"), float("nan"), 10**400, -61, True, "1", None, MAX_TIMEOUT + 1):
             with pytest.raises(ValueError, match=r"allowed: a number after which it lasts for 0\.1 seconds or more"):
                 lock.extend(seconds, replace_ttl=replace)
-        clock.sleep(1.2)
+        clock.sleep(RENEWED + 0.2)
         assert lock.owned()
         assert not lost.is_set()
         for other in [*others, lock]:
@@ -266,7 +266,7 @@ class TestReleaseWithoutAnAnswer:
 
     def test_it_fails_if_the_lock_was_lost_before(self, own_redis: RedisServer, client: Redis) -> None:
         lost = threading.Event()
-        lock = Lock(client, NAME, timeout=0.5, on_lost=lambda lock: lost.set())
+        lock = Lock(client, NAME, timeout=RENEWED, on_lost=lambda lock: lost.set())
         lock.acquire()
         client.delete(NAME)
         assert lost.wait(LIMIT)
@@ -281,7 +281,7 @@ class TestReleaseWithoutAnAnswer:
         """The store repeats the release by itself, and finds the lock gone."""
         lost = threading.Event()
         with LossyProxy(own_redis.port) as proxy:
-            lock = Lock(Redis(port=proxy.port), NAME, timeout=0.5, on_lost=lambda lock: lost.set())
+            lock = Lock(Redis(port=proxy.port), NAME, timeout=RENEWED, on_lost=lambda lock: lost.set())
             with lock:
                 lock.reacquire()  # The server knows the scripts from now on.
             lock.acquire()
@@ -396,23 +396,23 @@ class TestClients:
 
     def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
         # Longer than garbage collection takes in a process that has run all other tests: it stops the heartbeat, too.
-        lock = Redis(port=own_redis.port).lock(NAME, timeout=2.0, lock_class=Lock)
+        lock = Redis(port=own_redis.port).lock(NAME, timeout=RENEWED, lock_class=Lock)
         lock.acquire()
         gc.collect()
-        clock.sleep(3.0)
+        clock.sleep(RENEWED + 1.0)
         lock.check()
         lock.release()
 
     def test_silent_server_does_not_harm_the_locks_of_another(self, own_redis: RedisServer, client: Redis) -> None:
         with RedisServer() as silent:
-            going = Lock(client, NAME, timeout=1.0)
+            going = Lock(client, NAME, timeout=RENEWED)
             others = [Lock(Redis(port=silent.port), str(number), timeout=60) for number in range(3)]
             assert all(lock.acquire() for lock in (going, *others))
             silent.pause()
             for other in others:
                 assert other.local.held is not None
                 other._shared.heartbeat.start(other.local.held.lease, other.local.held.when_lost)
-            clock.sleep(3.0)
+            clock.sleep(RENEWED + 1.0)
             going.check()
             silent.resume()
             for lock in (going, *others):

@@ -24,7 +24,7 @@ from tests.patience import LIMIT
 from tests.recording import overlaps
 
 #: Seconds of leases.
-TTL = 2.0
+TTL = 6.0
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ class TestMessageIsOver:
         (worker,) = start(shop)
         blocking = tasks.while_executing.delay("other", LONG)
         shop.record.wait_for(starts=1)
-        result = tasks.until_executed.apply_async(("report",), countdown=1)
+        result = tasks.until_executed.apply_async(("report",), countdown=4)
         until(lambda: f"{result.id}] received" in worker.log)
         shop.app.control.revoke(result.id)
         with pytest.raises(TaskRevokedError):
@@ -258,7 +258,7 @@ class TestMessageGoesOn:
         start(shop)
         tasks.resent.delay("report")
         shop.record.wait_for(ends=1)
-        clock.sleep(PAUSE / 4)
+        clock.sleep(PAUSE / 8)
         assert not is_sent(tasks.resent.delay("report"))
         shop.record.wait_for(ends=2)
         until_can_be_sent(shop)
@@ -280,7 +280,7 @@ class TestMessageGoesOn:
         ours = {name: noted[name] for name in (QUEUED_HEADER, SENT_HEADER)}
         shop.app.send_task("queued.retrying", ("report",), task_id=first.id, headers=ours)
         until(lambda: "already done (RETRY" in worker.log)
-        clock.sleep(PAUSE / 8)
+        clock.sleep(PAUSE / 16)
         assert not is_sent(tasks.retrying.delay("report"))
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)

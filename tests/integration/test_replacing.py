@@ -23,6 +23,9 @@ from tests.integration.test_queued import queued, start, until_can_be_sent
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 JOBS = quick_first("newest", "newest_alone")
 
 
@@ -85,8 +88,8 @@ def test_message_that_waits_in_line_for_the_run(shop: Shop, tasks: SimpleNamespa
 
 def test_message_with_an_eta(shop: Shop, job: Any) -> None:
     start(shop)
-    old = job.apply_async(("report",), countdown=1.0)
-    newest = job.apply_async(("report",), countdown=1.0)
+    old = job.apply_async(("report",), countdown=4.0)
+    newest = job.apply_async(("report",), countdown=4.0)
     assert newest.get(timeout=LIMIT) == "report"
     assert is_superseded(old, newest)
     assert ran(shop) == {newest.id}

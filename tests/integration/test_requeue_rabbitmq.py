@@ -59,6 +59,7 @@ def shop_with(
             accept_content=copies.ACCEPTED,
             task_queues=copies.queues(*names, exchange_type=exchange_type, queue_type=queue_type),
             task_default_queue=f"{queue}-default",
+            singleton_lock_ttl=60.0,
             **conf,
         )
 
@@ -78,15 +79,16 @@ def test_broadcast_does_not_multiply(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
     """Each worker puts its copy back to its own queue: it receives only what was sent and what it put back."""
-    shop = shop_on(redis_server, broker_url=rabbitmq.url, test_broadcast=queue)
+    shop = shop_on(redis_server, broker_url=rabbitmq.url, test_broadcast=queue, singleton_lock_ttl=60.0)
     shop.start("one", "two")
-    shop.send("exclusive", "report", 3.0, queue="celery")
+    shop.send("exclusive", "report", LIMIT, queue="celery")
     shop.record.wait_for(starts=1)
     result = shop.send("patient", "report", exchange=queue, routing_key="all")
+    until(lambda: all(f"[{result.id}] on_conflict=retry" in worker.log for worker in shop.workers))
+    shop.record.let_end("report")
     assert result.get(timeout=LIMIT) == "report"
     until(lambda: all(_ends(worker, result.id) == 1 for worker in shop.workers))
     for worker in shop.workers:
-        assert f"[{result.id}] on_conflict=retry" in worker.log
         assert worker.log.count(f"[{result.id}] received") == 1 + _put_back(worker, result.id)
     assert sum(run.task_id == result.id for run in shop.record.runs("report")) == 1
 
@@ -123,11 +125,13 @@ def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
     rabbitmq.control("add_user", queue, "secret")
     rabbitmq.control("set_permissions", queue, "^(?!singleton_lock).*", ".*", ".*")
     url = rabbitmq.url.replace("guest:guest", f"{queue}:secret")
-    shop = shop_on(redis_server, broker_url=url, task_default_queue=queue)
+    shop = shop_on(redis_server, broker_url=url, task_default_queue=queue, singleton_lock_ttl=60.0)
     shop.start("one")
-    shop.send("exclusive", "report", 2.0)
+    shop.send("exclusive", "report", LIMIT)
     shop.record.wait_for(starts=1)
     results = [shop.send("patient", "report") for _ in range(3)]
+    until(lambda: all(f"[{result.id}] on_conflict=retry" in shop.workers[0].log for result in results))
+    shop.record.let_end("report")
     assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
     (worker,) = shop.workers
     assert "does not provide the queues singleton_lock.delay.*" in worker.log

@@ -44,9 +44,9 @@ def test_warm_shutdown_waits_for_the_task(shop: Shop, pool: str) -> None:
 
 
 def test_warm_shutdown_renews_until_the_end(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    shop = shop_on(redis_server, singleton_lock_ttl=1.0)
+    shop = shop_on(redis_server, singleton_lock_ttl=3.0)
     (worker,) = shop.start("one")
-    result = shop.send("exclusive", "report", 4.0)
+    result = shop.send("exclusive", "report", 6.0)
     shop.record.wait_for(starts=1)
     worker.process.terminate()
     shop.start("two")

@@ -31,7 +31,9 @@ from tests.proxy import LossyProxy
 from tests.servers import Cluster, SentinelGroup, until
 
 KEY = "topology:{job:1}"
-TTL = 10.0
+
+#: Seconds of leases: longer than a failover takes, also if the first election has no winner.
+TTL = 60.0
 PROCESS = "host/1/2"
 ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
 

@@ -23,6 +23,9 @@ from tests.integration.pages import site
 from tests.patience import LIMIT
 from tests.web.scenes import entry, hold, with_task, write
 
+#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
+TTL = 60.0
+
 TOKEN = "a-token-of-these-tests"
 
 
@@ -122,6 +125,8 @@ def test_lock_of_a_live_worker_is_not_released_but_its_task_is_stopped(shop: Sho
     until(lambda: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
     running = shop.send("exclusive", "report", LONG, singleton_lock={"ttl": 3600.0})
     (run,) = shop.record.wait_for(starts=1)
+    # Its main process may learn after the record that the run has begun.
+    until(lambda: shop.app.control.inspect(timeout=LIMIT, limit=1).locks()[worker.name])
     with signed_in(shop) as press:
         holder = f"task {running.id} on one@test (pid {run.pid})"
         assert press("release") == f"Not released: {holder}: {Verdict.ALIVE.fact}.", "its worker says so"
