@@ -14,6 +14,9 @@ from tests.integration.operators import celery, environment_of
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
+#: Seconds of leases.
+TTL = 6.0
+
 #: The pools that answer while they run a task: `solo` does not.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "eventlet")))
 
@@ -58,7 +61,7 @@ def test_worker_lists_the_locks_that_it_holds(shop: Shop, pool: str) -> None:
     shop.record.wait_for(starts=2)
     (told,) = inspected_once(shop, 1)
     assert (told["task_id"], told["task"]) == (holding.id, "tests.integration.app.exclusive")
-    assert (told["key"], told["pid"], told["ttl"]) == (key_of(shop), begun.pid, 2.0)
+    assert (told["key"], told["pid"], told["ttl"]) == (key_of(shop), begun.pid, TTL)
     assert told["label"] == "job='report'"
     assert 0 <= told["held_for"] < 60
 
@@ -133,7 +136,7 @@ def test_lock_is_free_after_one_ttl_though_the_worker_dies_meanwhile(shop: Shop)
     inspected_once(shop, 1)
     assert "is stopped" in released(shop, key_of(shop))["ok"]
     shop.workers[0].kill()
-    until(lambda: shop.held() == [], seconds=10)
+    until(lambda: shop.held() == [], seconds=TTL + 8)
 
 
 def test_lock_that_is_not_held_here_is_reported(shop: Shop) -> None:

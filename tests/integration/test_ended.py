@@ -75,7 +75,7 @@ class TestEnds:
         assert 50 < known.seconds <= 62, "its age is the age of the message's end"
 
     def test_expire_one_by_one(self, store: RedisStore) -> None:
-        store.free(taken(store, key=KEY, holder=ME), record=message(0, 1.0))
+        store.free(taken(store, key=KEY, holder=ME), record=message(0, 3.0))
         store.free(taken(store, key=KEY, holder=ME), record=message(1, 60.0))
         assert isinstance(found(store, Holder("task 0")), Record)
         until(lambda: isinstance(found_and_freed(store, 0), Lease), "the first one is forgotten")

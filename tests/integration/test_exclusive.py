@@ -15,8 +15,8 @@ from tests.integration.conftest import LONG, POOLS, Shop
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Seconds of the leases in these tests (see `shop_on`).
-TTL = 2.0
+#: Seconds of the leases in these tests.
+TTL = 4.0
 
 
 @pytest.mark.parametrize("pool", POOLS)

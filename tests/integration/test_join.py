@@ -321,7 +321,7 @@ class TestNotJoined:
             result.get(timeout=LIMIT)
 
     def test_without_results(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-        shop = shop_on(redis_server, task_ignore_result=True)
+        shop = shop_on(redis_server, task_ignore_result=True, singleton_lock_ttl=60.0)
         shop.start("one", "two")
         holder(shop)
         join(shop, "exclusive", "report")

@@ -110,7 +110,7 @@ def test_redelivered_copy_of_a_finished_message_is_dropped(
 class TestSemaphore:
     @pytest.fixture
     def shop(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-        return shop_on(redis_server)
+        return shop_on(redis_server, singleton_lock_ttl=TTL)
 
     def test_limit_of_runs(self, shop: Shop) -> None:
         shop.start("one", "two", "three")

@@ -18,8 +18,8 @@ from tests.integration.conftest import POOLS, Shop, kill_child, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Seconds of the leases in the tests that wait for one to end (see `shop_on`).
-TTL = 2.0
+#: Seconds of the leases in the tests that wait for one to end. Some are renewed by the main process alone.
+TTL = 4.0
 
 
 @pytest.fixture

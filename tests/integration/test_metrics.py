@@ -103,7 +103,7 @@ def test_killed_child_and_lost_lock(shop: Shop) -> None:
 
 
 def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    shop = shop_on(redis_server, singleton_lock_blocked_after=3)
+    shop = shop_on(redis_server, singleton_lock_blocked_after=3, singleton_lock_ttl=60.0)
     (worker,) = shop.start("one", concurrency=2)
     running = shop.send("exclusive", "report", 300.0)
     shop.record.wait_for(starts=1)

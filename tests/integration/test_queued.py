@@ -24,7 +24,7 @@ from tests.patience import LIMIT
 from tests.recording import overlaps
 
 #: Seconds of leases.
-TTL = 2.0
+TTL = 6.0
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ def shop(
         broker_url=rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port)),
         task_default_queue=queue,
         task_track_started=True,
+        singleton_lock_ttl=60.0,
     )
     shop.app.conf.broker_url = rabbitmq.url
     return shop

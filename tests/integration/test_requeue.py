@@ -13,7 +13,8 @@ from tests.integration.conftest import Shop
 @pytest.fixture
 def shop(redis_server: Any, shop_on: Any, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setenv("C_FORCE_ROOT", "1")  # As root, which tests in a container are, Celery refuses pickle.
-    made: Shop = shop_on(redis_server, accept_content=copies.ACCEPTED, task_queues=copies.queues("other", "mirror"))
+    queues = copies.queues("other", "mirror")
+    made: Shop = shop_on(redis_server, accept_content=copies.ACCEPTED, task_queues=queues, singleton_lock_ttl=60.0)
     return made
 
 

@@ -59,6 +59,7 @@ def shop_with(
             accept_content=copies.ACCEPTED,
             task_queues=copies.queues(*names, exchange_type=exchange_type, queue_type=queue_type),
             task_default_queue=f"{queue}-default",
+            singleton_lock_ttl=60.0,
             **conf,
         )
 
@@ -78,7 +79,7 @@ def test_broadcast_does_not_multiply(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
     """Each worker puts its copy back to its own queue: it receives only what was sent and what it put back."""
-    shop = shop_on(redis_server, broker_url=rabbitmq.url, test_broadcast=queue)
+    shop = shop_on(redis_server, broker_url=rabbitmq.url, test_broadcast=queue, singleton_lock_ttl=60.0)
     shop.start("one", "two")
     shop.send("exclusive", "report", LIMIT, queue="celery")
     shop.record.wait_for(starts=1)
@@ -124,7 +125,7 @@ def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
     rabbitmq.control("add_user", queue, "secret")
     rabbitmq.control("set_permissions", queue, "^(?!singleton_lock).*", ".*", ".*")
     url = rabbitmq.url.replace("guest:guest", f"{queue}:secret")
-    shop = shop_on(redis_server, broker_url=url, task_default_queue=queue)
+    shop = shop_on(redis_server, broker_url=url, task_default_queue=queue, singleton_lock_ttl=60.0)
     shop.start("one")
     shop.send("exclusive", "report", LIMIT)
     shop.record.wait_for(starts=1)
