@@ -19,17 +19,27 @@ from tests.recording import Record, overlaps
 #: Seconds of the lease in these tests.
 TTL = 2.0
 
+#: Seconds between two ticks where none may be missing: a beat that is stopped for longer leaves one out, as Celery's.
+EVERY = 1.5
+
+#: The entry with these ticks, unless a test has other entries.
+TICK = "tick"
+
+#: A schedule for tests that count ticks only.
+OFTEN = {"half": 0.5}
+
 
 @pytest.fixture
 def beats(own_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Studio]:
     with studio(own_redis, own_redis, tmp_path) as made:
+        made.schedule = {TICK: EVERY}
         yield made
         if request.session.testsfailed:
             for beat in made.beats:
                 print(f"---- {beat.name}\n{beat.log[-3000:]}")
 
 
-def check(studio: Studio, *, missing: int = 0, entry: str = "half", every: float = 0.5) -> None:
+def check(studio: Studio, *, missing: int = 0, entry: str = TICK, every: float = EVERY) -> None:
     """Check that no tick was sent twice, and that at most this many gaps have missing ticks."""
     sent = studio.sent(entry)
     assert twice(sent) == []
@@ -60,6 +70,7 @@ def test_standby_needs_no_schedule_file(beats: Studio) -> None:
 
 
 def test_standby_that_is_stopped_disturbs_nobody(beats: Studio) -> None:
+    beats.conf["singleton_lock_beat_ttl"] = 60.0
     first, second = beats.start("first", "second")
     assert second.terminate() == 0
     beats.wait_for_sent(2)
@@ -71,7 +82,7 @@ def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Stu
     beats.conf["singleton_lock_beat_ttl"] = 600.0
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
-    beats.pause_between_ticks(first)
+    beats.pause_between_ticks(first, TICK)
     first.kill()
     second.wait_for(ELECTED)
     assert f"(pid {first.process.pid}) was killed" in second.log
@@ -80,12 +91,13 @@ def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Stu
 
 
 def test_stopped_leader_is_replaced_within_its_lease_and_goes_on_standby(beats: Studio) -> None:
+    beats.conf["singleton_lock_beat_ttl"] = 2 * TTL
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
-    beats.pause_between_ticks(first)
+    beats.pause_between_ticks(first, TICK)
     began = clock.now()
     second.wait_for(ELECTED)
-    assert clock.now() - began < TTL + 5
+    assert clock.now() - began < 2 * TTL + 5
     assert f"(pid {first.process.pid}) let its lease end" in second.log
     beats.wait_for_sent(2)
     first.resume()
@@ -158,7 +170,7 @@ def test_lock_server_that_hangs(own_redis: RedisServer, tmp_path: Path) -> None:
         clock.sleep(TTL)
         locks.resume()
         beats.wait_for_sent(4)
-        check(beats, missing=2)
+        check(beats, missing=2, entry="half", every=0.5)
 
 
 def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path, own_redis: RedisServer) -> None:
@@ -193,7 +205,7 @@ def test_each_beat_sends_what_no_other_has_claimed(beats: Studio) -> None:
     beats.wait_for_sent(4, "half")
     third.terminate()
     beats.wait_for_sent(4, "half")
-    check(beats, missing=2)
+    check(beats, missing=2, entry="half", every=0.5)
     for entry in beats.schedule:
         ids = [message.task_id for message in beats.sent(entry)]
         assert len(ids) - len(set(ids)) <= 1, "only the tick that was being sent when its beat was stopped"
@@ -257,6 +269,7 @@ def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("skew", [1.0, -1.0], ids=["ahead", "behind"])
 def test_beats_with_different_clocks_side_by_side(beats: Studio, skew: float) -> None:
+    beats.schedule = OFTEN
     beats.conf["singleton_lock_beat_mode"] = "shared"
     beats.start("first")
     beats.start("second", skew=skew)
@@ -298,6 +311,7 @@ def test_missed_ticks_after_a_long_outage(
 
 
 def test_beat_embedded_in_workers(beats: Studio) -> None:
+    beats.schedule = OFTEN
     beats.conf["singleton_lock_beat_ttl"] = 60.0
     workers = []
     for name in ("one", "two"):
@@ -317,6 +331,7 @@ def test_beat_embedded_in_workers(beats: Studio) -> None:
 
 def test_plain_beats_and_exclusive_tasks(beats: Studio) -> None:
     """Two of Celery's own beats send everything twice, but no runs overlap."""
+    beats.schedule = OFTEN
     record = Record(beats.directory / "record")
     for name in ("first", "second"):
         beats.start(name, command=("beat", "-s", str(beats.directory / f"{name}.schedule")))
@@ -329,6 +344,7 @@ def test_on_a_redlock(own_redis: RedisServer, tmp_path: Path) -> None:
     with ExitStack() as exits:
         nodes = [exits.enter_context(RedisServer()) for _ in range(3)]
         beats = exits.enter_context(studio(own_redis, nodes[0], tmp_path))
+        beats.schedule = {TICK: EVERY}
         beats.conf |= {
             "singleton_lock_backend": ";".join(node.url_of(2) for node in nodes),
             "singleton_lock_transport_options": {"restart_delay": False},
