@@ -19,7 +19,7 @@ SERVER = os.environ["SHOP"]
 app = Celery("shop", broker=f"{SERVER}/0", backend=f"{SERVER}/1", set_as_current=False)
 app.conf.update(
     singleton_lock_backend=f"{SERVER}/2",
-    singleton_lock_ttl=2,
+    singleton_lock_ttl=6,
     singleton_lock_beat_ttl=2,
     beat_schedule={"tick": {"task": "shop.tick", "schedule": timedelta(seconds=0.5), "options": {"queue": "ticks"}}},
     beat_schedule_filename=os.environ.get("SCHEDULE", "schedule"),
@@ -35,7 +35,7 @@ def work(task: Any, job: str) -> str:
     """Record the start, and end on request."""
     side = os.environ["SIDE"]
     record.rpush("record", json.dumps(["start", job, side, task.request.id, time.monotonic()]))
-    told = record.blpop([f"end:{job}"], timeout=60)
+    told = record.blpop([f"end:{job}"], timeout=300)
     record.rpush("record", json.dumps(["end", job, side, task.request.id, time.monotonic()]))
     assert told is not None
     return f"{job} by {side}"
