@@ -88,7 +88,7 @@ def test_failed_command_does_not_change_the_fence(client: Redis) -> None:
 
 
 def test_holder_that_lost_its_lock_to_another_is_refused(client: Redis) -> None:
-    late = Lock(client, "nightly", timeout=1, renew=False)
+    late = Lock(client, "nightly", timeout=60, renew=False)
     assert late.acquire()
     client.delete("nightly")
     with Lock(client, "nightly") as lock:

@@ -202,7 +202,7 @@ class TestWorkerIsStopped:
         aborted, done = shop.record.runs("report")
         assert (aborted.outcome, done.outcome) == ("aborted", "done")
         assert aborted.end - woken_at < 60
-        (lost,) = shop.record.runs("lost")
+        (lost,) = shop.record.wait_for(starts=1, job="lost")  # Its thread may be slower than the result.
         assert lost.task_id == stale.task_id
 
     def test_run_whose_lock_is_gone_is_aborted_though_nobody_took_it(self, shop: Shop) -> None:
