@@ -73,9 +73,11 @@ def redelivering(shop: Shop) -> Iterator[None]:
 
     thread = threading.Thread(target=restore)
     thread.start()
-    yield
-    stopped.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -123,7 +123,7 @@ class TestHolding:
         assert not lock.locked()
 
     def test_it_can_expire(self, make: Callable[..., Lock]) -> None:
-        lock = make(timeout=0.3, renew=False)
+        lock = make(timeout=1.5, renew=False)
         lock.acquire()
         with make() as other:
             assert lock.lost
@@ -166,7 +166,7 @@ class TestHolding:
 
     def test_lock_of_a_thread_that_is_gone_ends(self, make: Callable[..., Lock]) -> None:
         """Otherwise it would be renewed forever."""
-        lock = make(timeout=0.3)
+        lock = make(timeout=1.5)
         assert in_thread(lock.acquire)
         assert lock.acquire(blocking_timeout=LIMIT)
         lock.release()
@@ -195,7 +195,7 @@ class TestHolding:
 
     def test_loss_is_reported_at_once(self, make: Callable[..., Lock], client: Redis) -> None:
         lost = threading.Event()
-        lock = make(timeout=0.5, on_lost=lambda lock: lost.set())
+        lock = make(timeout=RENEWED, on_lost=lambda lock: lost.set())
         lock.acquire()
         client.flushall()
         assert lost.wait(LIMIT)
@@ -382,7 +382,7 @@ class TestWaiting:
 
     def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
         """Not for the waiter's own timeout, nor forever."""
-        assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
+        assert Lock(client, NAME, timeout=1.5, renew=False).acquire()
         began = clock.now()
         with Lock(client, NAME, timeout=60):
             assert clock.now() - began < 20.0

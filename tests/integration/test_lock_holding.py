@@ -94,7 +94,7 @@ class TestToken:
 
     def test_hold_without_its_token_is_no_longer_renewed(self, make: Callable[..., Lock]) -> None:
         """The token was handed to another process, say, and forgotten here."""
-        lock = make(timeout=0.3)
+        lock = make(timeout=1.5)
         lock.acquire()
         lock.local.token = None
         assert not lock.owned()
@@ -266,7 +266,7 @@ class TestReleaseWithoutAnAnswer:
 
     def test_it_fails_if_the_lock_was_lost_before(self, own_redis: RedisServer, client: Redis) -> None:
         lost = threading.Event()
-        lock = Lock(client, NAME, timeout=0.5, on_lost=lambda lock: lost.set())
+        lock = Lock(client, NAME, timeout=RENEWED, on_lost=lambda lock: lost.set())
         lock.acquire()
         client.delete(NAME)
         assert lost.wait(LIMIT)
@@ -281,7 +281,7 @@ class TestReleaseWithoutAnAnswer:
         """The store repeats the release by itself, and finds the lock gone."""
         lost = threading.Event()
         with LossyProxy(own_redis.port) as proxy:
-            lock = Lock(Redis(port=proxy.port), NAME, timeout=0.5, on_lost=lambda lock: lost.set())
+            lock = Lock(Redis(port=proxy.port), NAME, timeout=RENEWED, on_lost=lambda lock: lost.set())
             with lock:
                 lock.reacquire()  # The server knows the scripts from now on.
             lock.acquire()
