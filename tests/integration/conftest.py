@@ -54,8 +54,14 @@ def kill_child(run: Run) -> float:
 #: Seconds that a run takes if the test has to end it, see `Record.let_end`: longer than any test.
 LONG = 300.0
 
-#: Options of a broker that counts a message as lost if it is not acknowledged within three seconds.
-FORGETFUL = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+#: Options of a broker that counts a message as lost if it is not acknowledged within three seconds. Workers look for
+#: such messages under a lock of kombu's: one that is killed meanwhile would keep the others away for five minutes.
+FORGETFUL = {
+    "visibility_timeout": 3,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 2,
+}
 
 
 @contextmanager
