@@ -196,6 +196,6 @@ class TestLate:
     def test_attempts_that_a_node_has_not_answered_are_named(self, exits: ExitStack) -> None:
         servers = [played({commands.VOTE: [[0, VALUE, 500, 0]] * 3}), played({commands.VOTE: [[0, VALUE, 500, 0]] * 3})]
         store = redlock(exits, [*servers, CountedServer(Deaf(commands.VOTE))])
-        assert isinstance(store.acquire(asked(limit=3, ttl=0.5)), Held)
+        assert isinstance(store.acquire(asked(limit=3, ttl=8.0)), Held)
         first, second, third = (int(vote[2]) for vote in self.votes(servers[0]))
         assert (second - first, third - first) == (1, 2)

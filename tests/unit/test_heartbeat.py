@@ -4,7 +4,7 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +15,15 @@ from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, cloc
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import WATCHERS, Pulse
+from celery_singleton_lock.pulse import WATCHERS, Pulse, pulse
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.watched import Watched
 from tests.patience import LIMIT
 from tests.servers import until
 
-#: Seconds: short, so that renewals come soon.
-TTL = 0.3
+#: Seconds: short, so that renewals come soon, but longer than a busy machine stops a thread for.
+TTL = 1.0
 
 
 class Store(MemoryStore):
@@ -305,19 +305,20 @@ def test_interruption_at_the_start_of_a_renewal_leaves_the_lease_to_others(
     store: Store, heartbeat: Heartbeat, is_overdue: bool
 ) -> None:
     """A signal or a time limit: if the lease stayed taken, nobody would renew it."""
-    lease, execution = store.take(ttl=3.0), Execution()
-    heartbeat.start(lease, execution.when_lost)
-    heartbeat.taken = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        if is_overdue:
-            lease.trusted_until = 0.0
-            lease.check()
-        else:
-            heartbeat.renew(lease, 3.0)
-    assert heartbeat.taken == {}
-    heartbeat.taken = {}
-    assert heartbeat.renew(lease, 3.0)
-    heartbeat.stop(lease)
+    lease, execution = store.take(ttl=600.0), Execution()
+    with pulse.mutex:  # The heartbeat's own thread is not to be interrupted.
+        heartbeat.start(lease, execution.when_lost)
+        heartbeat.taken = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            if is_overdue:
+                lease.trusted_until = 0.0
+                lease.check()
+            else:
+                heartbeat.renew(lease, 600.0)
+        assert heartbeat.taken == {}
+        heartbeat.taken = {}
+        assert heartbeat.renew(lease, 600.0)
+        heartbeat.stop(lease)
 
 
 @pytest.mark.parametrize("what", ["_seconds_to_sleep", "_work", "_add_thread"])
@@ -390,11 +391,13 @@ class TestOverdue:
     """The process slept past the end of its lease, and a check comes before the heartbeat."""
 
     @pytest.fixture
-    def overdue(self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> Lease:
+    def overdue(self, store: Store, heartbeat: Heartbeat) -> Iterator[Lease]:
         lease, execution = store.take(ttl=600.0), Execution()
-        heartbeat.start(lease, execution.when_lost)
-        lease.extend(clock.now() - 700.0)
-        return lease
+        with pulse.mutex:  # Until the test is over, the heartbeat's thread sees nothing.
+            heartbeat.start(lease, execution.when_lost)
+            lease.extend(clock.now() - 700.0)
+            yield lease
+            heartbeat.stop(lease)
 
     def test_lock_that_is_still_held_is_kept(self, store: Store, overdue: Lease) -> None:
         assert not overdue.held
@@ -428,20 +431,21 @@ class TestOverdue:
 
 def test_answer_that_was_read_late_is_followed_by_another_renewal_at_once(store: Store, heartbeat: Heartbeat) -> None:
     """The process was stopped between sending and reading: the answer is outdated."""
-    lease, execution = store.take(ttl=3.0), Execution()
+    lease, execution = store.take(ttl=1200.0), Execution()
+    lease.acquired_at -= 600.0  # Makes it due.
     late = threading.Event()
 
     def renew(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
         if late.is_set():
             return [False]
         late.set()
-        lease.extend(clock.now() - 10.0)
+        lease.extend(clock.now() - 4000.0)
         return [True]
 
     store.renew = renew  # type: ignore[method-assign]
     heartbeat.start(lease, execution.when_lost)
     assert late.wait(LIMIT)
-    assert execution.lost.wait(0.9), "it waited for another third of the ttl before it asked"
+    assert execution.lost.wait(LIMIT), "it waited for another third of the ttl before it asked"
     heartbeat.stop(lease)
 
 
@@ -450,12 +454,14 @@ class TestManyStores:
 
     def test_stores_share_the_threads(self) -> None:
         stores = [Store() for _ in range(50)]
-        held = [(Heartbeat(store), store.take(), Execution()) for store in stores]
+        held = [(Heartbeat(store), store.take(ttl=30.0), Execution()) for store in stores]
         for heartbeat, lease, execution in held:
+            lease.acquired_at -= 15.0  # Makes it due.
             heartbeat.start(lease, execution.when_lost)
         for store in stores:
             assert store.renewed.wait(LIMIT)
-        assert threads() <= 1 + WATCHERS
+        # A busy machine may hold a thread up, as a silent store does: another thread does its work meanwhile.
+        until(lambda: threads() <= 1 + WATCHERS, "they share")
         assert all(lease.held for _, lease, _ in held)
         for heartbeat, lease, _ in held:
             heartbeat.stop(lease)
@@ -476,7 +482,7 @@ class TestManyStores:
             good.renewed.clear()
             assert good.renewed.wait(LIMIT)
         assert lease.held
-        assert threads() <= silent + 1 + WATCHERS
+        until(lambda: threads() <= silent + 1 + WATCHERS, "the others share")
         go_on.set()
         heartbeat.stop(lease)
         for its, lease, _ in held:

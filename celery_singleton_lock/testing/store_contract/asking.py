@@ -13,8 +13,8 @@ KEY = "contract:{job:1}"
 #: In seconds; longer than any test, so that a lock is free only if it was freed.
 TTL = 300.0
 
-#: The shortest useful lease: long enough to acquire and renew it, short enough to wait for its end.
-SHORT = 0.2
+#: A lease that is short enough to wait for its end, and longer than a busy machine stops a process for.
+SHORT = 0.8
 
 #: Seconds after which a test that waits for something fails.
 PATIENCE = 60.0

@@ -76,9 +76,9 @@ class LimitContract:
         assert is_of(ask(store, holder=replace(ME, pid=7), limit=3), mine), "also if a slot is free"
 
     def test_renewed_for_longer_than_the_first_ttl(self, store: LockStore) -> None:
-        first, second = (taken(store, holder=Holder(name), limit=2, ttl=0.5) for name in "ab")
+        first, second = (taken(store, holder=Holder(name), limit=2, ttl=1.5) for name in "ab")
         store.free(first)
-        until = clock.now() + 1.0
+        until = clock.now() + 2.0
         while clock.now() < until:
             assert store.renew([second], timeout=1) == [True]
             clock.sleep(0.1)
@@ -86,11 +86,11 @@ class LimitContract:
 
     def test_renewal_of_a_short_lease_hides_no_longer_one(self, store: LockStore) -> None:
         """A newcomer with a lower limit finds every hold, whichever was renewed last."""
-        lasts = {"a": TTL, "b": 0.5, "c": TTL}
+        lasts = {"a": TTL, "b": 1.5, "c": TTL}
         first, short, _ = (taken(store, holder=Holder(name), limit=3, ttl=ttl) for name, ttl in lasts.items())
         assert store.renew([short], timeout=1) == [True]
         store.free(first)
-        clock.sleep(0.6)
+        clock.sleep(1.6)
         assert isinstance(ask(store), Held)
 
     def test_reservation_beyond_the_limit_moves_to_a_slot_within_it(self, store: LockStore) -> None:
