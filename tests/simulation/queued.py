@@ -457,6 +457,7 @@ class Queued:
         self._confirmed = [it for it in self._confirmed if it[0] > self.run.now]
         for _, since, seconds, process, claim in due:
             stem, ends_at, _ = found.get(claim.key, ("", 0.0, b""))
+            seconds = min(seconds, claim.least)  # A retry that was sent meanwhile may need it for less.
             is_well = process.alive and process.runs and not self._is_excused(since - 1.0)
             waits = claim.task_id in self.world.broker.ids() and self._waits(claim)
             if not (is_well and waits) or self._forgot(claim.sent_at) or self._is_begun(claim):
