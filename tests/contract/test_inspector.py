@@ -142,6 +142,14 @@ class TestRecorded:
         assert 0 < found.seconds <= 60
         assert store.recorded(KEY, "another") is None
 
+    def test_record_that_is_written_again_lasts_for_its_new_time(self, store: Store) -> None:
+        lease = taken(store, holder=ME)
+        for seconds in (30.0, 60.0):
+            store.free(lease, record=Record(ME.message, b"record", seconds))
+        found = store.recorded(KEY, ME.message)
+        assert found is not None
+        assert 30 < found.seconds <= 60
+
     def test_record_whose_content_was_forgotten(self, store: Store) -> None:
         store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0, content_for=0.2))
         clock.sleep(0.4)
