@@ -172,6 +172,7 @@ class Pulse:
                 watchers = len(self._threads - self._working)
                 if sleep <= 0 or watchers > (WATCHERS if len(self._heartbeats) > 1 else 1):
                     self._threads.discard(me)
+                    self.changed.notify()  # A thread that stays may sleep until later: what is due was under way then.
                     return None
                 self._wakes_at = now + sleep
                 self.changed.wait(sleep)

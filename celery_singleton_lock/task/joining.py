@@ -177,7 +177,11 @@ class Joining:
         seconds = it.runtime.settings.done_ttl
         head = Outcome(HEIR, settled=True).record_of(it.holder, seconds).content
         own = json.dumps(Joined.of(it.holder))
-        it.runtime.store.remember(self._key, Record(self._heirs_name, head + own.encode(), seconds))
+        names = [self._heirs_name]
+        if self.joined.goes_on and self.joined.since:  # Other copies may not have seen that attempt begin.
+            names.append(self._heirs_name_of(self.joined._replace(since=0.0)))
+        for name in names:
+            it.runtime.store.remember(self._key, Record(name, head + own.encode(), seconds))
 
     def _put_back(self, later: NotYet) -> NoReturn:
         it = self._execution
@@ -246,7 +250,10 @@ class Joining:
 
     @property
     def _heirs_name(self) -> str:
-        return f"heir:{self.joined.message(self._execution.task.name)}:{self.joined.since:.6f}"
+        return self._heirs_name_of(self.joined)
+
+    def _heirs_name_of(self, joined: Joined) -> str:
+        return f"heir:{joined.message(self._execution.task.name)}:{joined.since:.6f}"
 
     def _recorded(self, joined: Joined) -> Record | None:
         it = self._execution

@@ -449,6 +449,30 @@ def test_answer_that_was_read_late_is_followed_by_another_renewal_at_once(store:
     heartbeat.stop(lease)
 
 
+def test_late_renewal_that_failed_is_tried_again_soon(
+    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread has watched it, and sleeps until the lease would have been given up."""
+    monkeypatch.setattr("celery_singleton_lock.pulse.MAX_SLEEP", 2 * LIMIT)
+    lease, execution, again = store.take(ttl=50 * LIMIT), Execution(), threading.Event()
+    lease.acquired_at -= lease.ttl  # Makes it due.
+    lease.trusted_until = clock.now() + lease.ttl / 2
+    tries = 0
+
+    def renew(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            again.set()
+        clock.sleep(0.2)  # Until the other thread sleeps.
+        raise LockUnavailable("test", "told to fail")
+
+    store.renew = renew  # type: ignore[method-assign]
+    heartbeat.start(lease, execution.when_lost)
+    assert again.wait(LIMIT)
+    heartbeat.stop(lease)
+
+
 class TestManyStores:
     """One thread renews for all stores; a silent store does not keep it from the others."""
 

@@ -363,6 +363,24 @@ class TestGoesOn:
         pair.store.free(lease)
         assert pair.copy(header=sent[-1]) == "ran"
 
+    def test_copy_that_has_not_seen_a_retry_begin_finds_the_heir_that_has(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(Retry()), copies=2)
+        pair.run_first()
+        with pytest.raises(requeue.GoesOn):
+            pair.copy(1)
+        unseen = sent[-1]
+        lease = pair.begin_retry(pid=1)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy(0)
+        pair.store.free(lease)
+        assert pair.copy(0, header=sent[-1]) == "ran"
+        name = Joined.read(unseen["joins"])
+        assert name is not None
+        before = name.attempt_before().message(pair.task.name)
+        del pair.store._records[pair.task.lock_key_of(), before]  # It expires.
+        assert pair.copy(1, header=unseen) == "ran"
+        assert len(pair.runs) == 2
+
     def test_copy_waits_for_a_retry_for_which_the_lock_was_only_kept(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(Retry()))
         pair.run_first()
