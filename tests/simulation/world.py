@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.task.execution import holder_of
 from tests.simulation import apps, holds, loading, trouble
@@ -127,6 +128,8 @@ class Running:
     limit: int
     lease: Any
     began: float
+    #: When it asked for its lock; None if it was renewed before the body began.
+    asked_at: float | None
     #: The name under which a lock server notes that its message has ended.
     ended_name: bytes
 
@@ -184,6 +187,8 @@ class Bodies:
             task.lock_limit or 1,
             lease,
             run.now,
+            # Between the lock and the body, a record may be written, over a slow way; the lock is kept from the lock on.
+            run.now - (clock.now() - lease.acquired_at) if lease.renewals == 0 else None,
             ended_name,
         )
         self._begins(mine)
@@ -213,8 +218,9 @@ class Bodies:
             if keeps and task.on_conflict != "replace":
                 self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
             raise task.retry(countdown=float(words.get("countdown", "0.5")))
-        if task.lock_options(task.request).at_least_for and lease.held:
-            self.rests[lock] = mine.number, mine.began + task.lock_options(task.request).at_least_for
+        at_least_for = task.lock_options(task.request).at_least_for
+        if at_least_for and lease.held and mine.asked_at is not None:
+            self.rests[lock] = mine.number, mine.asked_at + at_least_for
         if words.get("fails"):
             raise ValueError(f"message {number} fails")
         self.succeeded[number] += 1
