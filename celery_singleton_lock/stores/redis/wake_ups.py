@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 MAX_LOCKS, MAX_CONNECTIONS = 500, 32
 
 #: How often an element is passed on to somebody with an older place, at least, and at most; in between, as often as
-#: there are places, since Redis gives it to each process in turn. After that its receiver takes it: the place was that
+#: there are others, since Redis gives it to each process in turn. After that its receiver takes it: the place was that
 #: of a process that is gone.
 MAX_PASSED_ON, MOST_PASSED_ON = 3, 100
 
