@@ -29,7 +29,7 @@ class Freed(NamedTuple):
         key: the lock's key.
         passed_on: how many processes had no use for it before.
         place: nobody is known to have waited longer than the copy with this place; None if any copy may begin.
-        places: how many places there are in the line of the lock, as far as is known.
+        places: how many places in the line of the lock are still taken, as far as is known.
     """
 
     key: str

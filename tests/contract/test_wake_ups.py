@@ -169,6 +169,18 @@ def test_dead_process_stops_counting(store: Store, server: RedisServer) -> None:
     store.free(other)
 
 
+def test_killed_waiters_do_not_hold_up_the_line(store: Store, server: RedisServer) -> None:
+    """Their places stay as long as somebody waits; a wake-up is passed on only as often as there are others."""
+    lease, killed = taken(store), clock.wall() - 2 * WAITING_TTL
+    with Process(store, one=Place(clock.wall(), 1)) as process, server.client() as client:
+        until(blocked(server))
+        client.zadd(keyspace.waiting_key(KEY), {f"killed {number}": round(killed * 1000) for number in range(60)})
+        client.config_resetstat()
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY])
+        assert client.info("commandstats")["cmdstat_rpush"]["calls"] < 20
+
+
 def test_process_that_has_died_long_ago_leaves_nothing_behind(
     store: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

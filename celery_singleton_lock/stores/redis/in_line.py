@@ -27,6 +27,11 @@ def asked(key: str) -> Sequence[Command]:
     return ("ZCOUNT", keyspace.waiting_key(key), _fresh(), "+inf"), ("HVALS", keyspace.line_key(key))
 
 
+def those_there(key: str) -> Sequence[Command]:
+    """Asks how many waiters and processes there are, without those waiters that were killed: their places stay."""
+    return ("ZCOUNT", keyspace.waiting_key(key), _fresh(), "+inf"), ("HLEN", keyspace.line_key(key))
+
+
 def counted(recent: object, lines: object) -> int:
     """How many wait, from the answers to `asked`; an error, for lack of a right for example, counts as none."""
     count = recent if isinstance(recent, int) else 0

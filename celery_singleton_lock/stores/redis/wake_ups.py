@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 MAX_LOCKS, MAX_CONNECTIONS = 500, 32
 
 #: How often an element is passed on to somebody with an older place, at least, and at most; in between, as often as
-#: there are places, since Redis gives it to each process in turn. After that its receiver takes it: the place was that
+#: there are others, since Redis gives it to each process in turn. After that its receiver takes it: the place was that
 #: of a process that is gone.
 MAX_PASSED_ON, MOST_PASSED_ON = 3, 100
 
@@ -171,17 +171,17 @@ class RedisWakeUps:
         endpoint = self._servers.server_of(waiting)
         # The others are to see its place, too: there may still be that of a copy that has begun. A place of 0 does not
         # wait any more.
-        _, older, many = endpoint.command_each(
+        _, older, *many = endpoint.command_each(
             [
                 ("ZADD", waiting, "XX", ms(place.since), self._name),
                 ("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1),
-                ("ZCOUNT", waiting, "(0", "+inf"),
+                *in_line.those_there(freed.key),
             ]
         )
         if isinstance(older, Exception):
             _unless_strange(older)
             return freed
-        freed = freed._replace(places=min(many, MOST_PASSED_ON))
+        freed = freed._replace(places=min(sum(each for each in many if isinstance(each, int)), MOST_PASSED_ON))
         if not older:
             return freed._replace(place=place)
         if self.pass_on(freed):

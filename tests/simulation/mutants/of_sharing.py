@@ -21,8 +21,8 @@ _run = partial(Mutant, file="task/run.py", kind="newest")
 MUTANTS = (
     _joining(
         "a copy that runs in the place of a dead one does not say so",
-        old="        it.runtime.store.remember(self._key, Record(self._heirs_name, head + own.encode(), seconds))\n",
-        new="        pass\n",
+        old="            it.runtime.store.remember(self._key, Record(name, head + own.encode(), seconds))\n",
+        new="            pass\n",
         breaks="one of the joined runs",
     ),
     _joining(
@@ -51,7 +51,7 @@ MUTANTS = (
     ),
     _joining(
         "one copy runs in the place of any delivery",
-        old=':{self.joined.since:.6f}"',
+        old=':{joined.since:.6f}"',
         new='"',
         breaks="nobody ends as a run of before it has joined",
     ),
