@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.task.execution import holder_of
 from tests.simulation import apps, holds, loading, trouble
@@ -128,8 +127,8 @@ class Running:
     limit: int
     lease: Any
     began: float
-    #: When it asked for its lock; None if it was renewed before the body began.
-    asked_at: float | None
+    #: When it asked for its lock.
+    asked_at: float
     #: The name under which a lock server notes that its message has ended.
     ended_name: bytes
 
@@ -187,8 +186,8 @@ class Bodies:
             task.lock_limit or 1,
             lease,
             run.now,
-            # Between the lock and the body, a record may be written, over a slow way; the lock is kept from the lock on.
-            run.now - (clock.now() - lease.acquired_at) if lease.renewals == 0 else None,
+            # By the clock of its host. Between the lock and the body, a record may be written, over a slow way.
+            run.now - (lease.trusted_until - lease.remaining - lease.acquired_at),
             ended_name,
         )
         self._begins(mine)
@@ -219,7 +218,7 @@ class Bodies:
                 self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
             raise task.retry(countdown=float(words.get("countdown", "0.5")))
         at_least_for = task.lock_options(task.request).at_least_for
-        if at_least_for and lease.held and mine.asked_at is not None:
+        if at_least_for and lease.held:
             self.rests[lock] = mine.number, mine.asked_at + at_least_for
         if words.get("fails"):
             raise ValueError(f"message {number} fails")
