@@ -24,7 +24,7 @@ from celery_singleton_lock.server_watch import ServerWatch
 from celery_singleton_lock.shared_flag import SharedFlag
 from celery_singleton_lock.stores.base import FORGOTTEN, Record
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
+from celery_singleton_lock.watched import GONE, Watched, weakly
 
 logger = get_logger(__name__)
 
@@ -112,7 +112,7 @@ class Heartbeat(Renewer):
                 self._give_back(lease.owner, mine)
                 watched = self.watched.get(lease.owner)
                 if watched is not None and watched.lease() is lease:
-                    watched.due_at = due_after(lease) if lease.reason is None else 0.0
+                    watched.renewed(lease)
                     pulse.follow(self, watched.due_at)
 
     def supersede(self, owner: str, by: str) -> None:
@@ -172,7 +172,7 @@ class Heartbeat(Renewer):
             self.server_watch.failed(error, leases[0].key)
             for (watched, lease), before in zip(pairs, renewals, strict=True):
                 if lease.renewals > before:
-                    watched.due_at = due_after(lease)  # Some other lease got no answer.
+                    watched.renewed(lease)  # Some other lease got no answer.
                 else:
                     watched.try_again_or_give_up(lease, error)
         except Exception as error:
@@ -189,7 +189,7 @@ class Heartbeat(Renewer):
             self.server_watch.answered()
             for (watched, lease), ours in zip(pairs, renewed, strict=True):
                 if ours:
-                    watched.due_at = due_after(lease)
+                    watched.renewed(lease)
                 else:
                     watched.lose(lease, GONE)
 

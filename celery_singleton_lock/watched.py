@@ -103,6 +103,12 @@ class Watched:
         lease.lose(reason)
         self.due_at = 0.0
 
+    def renewed(self, lease: Lease) -> None:
+        """Note that a renewal was answered. If the lease was given up meanwhile, its holder is still asked to stop."""
+        # From when it was sent: if the process was stopped in between, the answer says little by now.
+        due_at = lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
+        self.due_at = due_at if lease.reason is None else 0.0
+
     def try_again_or_give_up(self, lease: Lease, error: Exception) -> None:
         """Note that a renewal was not answered."""
         now = clock.now()
@@ -119,12 +125,6 @@ def weakly(call: Callable[[], T]) -> Callable[[], T | None]:
     """The same call; a bound method does not keep its object alive, and the call returns None once that is gone."""
     # Not `weakref.WeakMethod`, which takes half a kilobyte: there may be many.
     return partial(_call, weakref.ref(call.__self__), call.__func__) if isinstance(call, MethodType) else call
-
-
-def due_after(lease: Lease) -> float:
-    """When to renew a lease that has just been renewed."""
-    # From when the renewal was sent: if the process was stopped in between, the answer says little by now.
-    return lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
 
 
 def _call(subject: weakref.ref[Any], method: Callable[[Any], T]) -> T | None:

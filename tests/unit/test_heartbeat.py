@@ -473,6 +473,22 @@ def test_late_renewal_that_failed_is_tried_again_soon(
     heartbeat.stop(lease)
 
 
+def test_holder_is_asked_to_stop_again_if_a_renewal_is_answered_after_all() -> None:
+    """It was given up meanwhile."""
+    go_on = threading.Event()
+    store = HangingStore(go_on)
+    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=50 * LIMIT), Execution()
+    lease.acquired_at -= lease.ttl  # Makes it due.
+    lease.trusted_until = clock.now() + lease.ttl / 5
+    heartbeat.start(lease, execution.when_lost)
+    assert execution.lost.wait(LIMIT)
+    go_on.set()
+    until(lambda: store.renewals == 1)
+    losses = execution.losses
+    until(lambda: execution.losses > losses + 2, "it is asked again and again")
+    heartbeat.stop(lease)
+
+
 class TestManyStores:
     """One thread renews for all stores; a silent store does not keep it from the others."""
 

@@ -88,7 +88,7 @@ MUTANTS = (
     _heartbeat(
         "a lost lease goes on",
         old="                else:\n                    watched.lose(lease, GONE)",
-        new="                else:\n                    watched.due_at = due_after(lease)",
+        new="                else:\n                    watched.renewed(lease)",
         breaks="a holder hears that its lock is lost",
     ),
     _heartbeat(
