@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +183,7 @@ class Flood:
         if not alive:
             return
         victim = self._chance.choice(alive)
-        self._note_kill("sender", victim.process.pid)
-        victim.kill()
+        self._kill("sender", victim.process.pid, victim.kill)
         self._log.follow()
         begun = Counter(one.pid for one in self.judge.messages.values())
         if left := self._senders.pop(victim) - begun[victim.process.pid]:
@@ -191,19 +192,19 @@ class Flood:
     def _kill_worker(self) -> None:
         victim = self._chance.choice(self._workers)
         self._workers.remove(victim)
-        self._note_kill("worker", victim.process.pid)
-        victim.kill()
+        self._kill("worker", victim.process.pid, victim.kill)
         self._start_worker()
 
     def _kill_child(self) -> None:
         victim = self._chance.choice(children_of(self._chance.choice(self._workers).process.pid) or [0])
         if victim:
-            self._note_kill("child", victim)
-            with suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
+            self._kill("child", victim, partial(_kill_at_once, victim))
 
-    def _note_kill(self, what: str, pid: int) -> None:
-        self._note("killed", what=what, id=pid)
+    def _kill(self, what: str, pid: int, kill: Callable[[], object]) -> None:
+        """Kill, and note when it is gone: a busy machine lets it go on for a moment."""
+        since = clock.now()
+        kill()
+        self._note("killed", what=what, id=pid, since=since)
 
     def _note(self, event: str, **fields: Any) -> None:
         line = {"at": clock.now(), "host": "", "pid": os.getpid(), "event": event, **fields}
@@ -323,6 +324,17 @@ def _send_before_and_beside_workers(made: Flood, plan: Plan, say: Callable[[str]
     made.start_senders(plan.sends - plan.sends // 2)
     made.wait_for_senders()
     made.wait_until_all_is_over()
+
+
+def _kill_at_once(pid: int) -> None:
+    """Kill a process, and wait until it is gone."""
+    with suppress(ProcessLookupError):
+        gone = os.pidfd_open(pid)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            select.select([gone], [], [])
+        finally:
+            os.close(gone)
 
 
 def _kill_while_sending(made: Flood, plan: Plan, say: Callable[[str], object]) -> None:

@@ -233,13 +233,12 @@ class Judge:
     # Conclusions from them.
 
     def _end_of(self, delivery: Delivery) -> float | None:
-        """When the process of a delivery without an end was killed."""
+        """When the process of a delivery without an end was killed: between `since` and `at`, and after what it did."""
         if delivery.over is not None:
             return None
-        return min(
-            (kill["at"] for kill in self._kills if kill["at"] >= delivery.begun and self._is_its(kill, delivery)),
-            default=None,
-        )
+        kills = (kill for kill in self._kills if kill["at"] >= delivery.begun and self._is_its(kill, delivery))
+        first = min(kills, key=lambda kill: kill["at"], default=None)
+        return None if first is None else max(first["since"], delivery.last)
 
     @staticmethod
     def _note_unsaid_refusal(message: Message) -> None:

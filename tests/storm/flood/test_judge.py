@@ -51,8 +51,8 @@ def refused(message: str, at: float, *, pid: int = CHILD) -> Lines:
     return [line("taken", at, message=message), *(line(name, at, **about) for name in ("begun", "refused", "over"))]
 
 
-def killed(what: str, at: float, target: int = GROUP) -> dict[str, Any]:
-    return line("killed", at, what=what, id=target)
+def killed(what: str, at: float, target: int = GROUP, since: float | None = None) -> dict[str, Any]:
+    return line("killed", at, what=what, id=target, since=at if since is None else since)
 
 
 def verdict(*parts: Lines | dict[str, Any], is_late: bool = False, queue_ttl: float | None = QUEUE_TTL) -> Verdict:
@@ -147,6 +147,13 @@ class TestAgain:
         made = verdict(*lines, is_late=True)
         assert made.broken == []
         assert made.number_of(UNTIL_EXECUTED, "again", excused=True) == 1
+
+    def test_process_that_went_on_for_a_moment_as_it_was_killed(self) -> None:
+        died = [*runs("a", 1.1, steps=3), killed("worker", 2.25, since=1.05)]
+        made = verdict(sent("a", 1), died, runs("a", 8, pid=72), is_late=True)
+        assert made.broken == []
+        assert made.number_of(UNTIL_EXECUTED, "again", excused=True) == 1
+        assert "overlap" in found(verdict(sent("a", 1), died, runs("a", 1.5, pid=72), is_late=True))
 
 
 class TestRefused:
