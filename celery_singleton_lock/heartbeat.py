@@ -248,6 +248,8 @@ class Heartbeat(Renewer):
         with pulse.mutex:
             if not pulse.given_back.wait_for(lambda: owner not in self.taken, timeout):
                 return False
+            if (watched := self.watched.get(owner)) is not None:
+                watched.asked_at = clock.now()
             self.taken[owner] = mine
             return True
 

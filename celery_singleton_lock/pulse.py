@@ -208,6 +208,8 @@ class Pulse:
             if owner not in heartbeat.taken and watched.is_due(now)
         }
         self._is_late = any(watched.is_late(now) for watched in due.values())
+        for watched in due.values():
+            watched.asked_at = now
         heartbeat.in_round = True
         heartbeat.taken.update(due)
         return partial(self._go_round, heartbeat, due)

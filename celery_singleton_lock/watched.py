@@ -33,6 +33,7 @@ class Watched:
         words: whose lease it is, see `weakly`; None if only its key is known.
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
         said: the last such time for which it was called.
+        asked_at: when its last renewal began.
     """
 
     lease: weakref.ref[Lease]
@@ -43,6 +44,7 @@ class Watched:
     words: Callable[[], str | None] | None = None
     on_moved: Callable[[], object] | None = None
     said: float = 0.0
+    asked_at: float = 0.0
 
     @property
     def give_up_at(self) -> float:
@@ -70,8 +72,9 @@ class Watched:
         lease = self.lease()
         if lease is None:
             return 0.0
-        lost_at = lease.trusted_until - lease.good_for * trust.LOST_BEFORE
-        due_at = lost_at if under_way and lease.reason is None else self.due_at
+        due_at = self.due_at
+        if under_way and lease.reason is None:
+            due_at = trust.lost_at(lease.trusted_until, lease.good_for, self.asked_at)
         return due_at if lease.superseded_by is None or lease.reason is not None else min(due_at, self.strikes_at)
 
     def is_to_stop(self, lease: Lease, now: float) -> bool:

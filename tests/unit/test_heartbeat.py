@@ -15,7 +15,7 @@ from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, cloc
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import WATCHERS, Pulse, pulse
+from celery_singleton_lock.pulse import PATIENCE, WATCHERS, Pulse, pulse
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.watched import Watched
@@ -470,6 +470,23 @@ def test_late_renewal_that_failed_is_tried_again_soon(
     store.renew = renew  # type: ignore[method-assign]
     heartbeat.start(lease, execution.when_lost)
     assert again.wait(LIMIT)
+    heartbeat.stop(lease)
+
+
+def test_renewal_that_begins_after_the_end_of_the_lease_may_be_answered() -> None:
+    """The process was stopped, and another thread watches the renewal."""
+    go_on = threading.Event()
+    store = HangingStore(go_on)
+    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=50 * LIMIT), Execution()
+    lease.acquired_at -= lease.ttl  # Makes it due.
+    lease.trusted_until = clock.now() - 1.0
+    heartbeat.start(lease, execution.when_lost)
+    assert store.hangs.wait(LIMIT)
+    until(lambda: threads() == 2, "another thread watches")
+    assert not execution.lost.wait(5 * PATIENCE)
+    go_on.set()
+    until(lambda: store.renewals == 1)
+    assert lease.held
     heartbeat.stop(lease)
 
 
