@@ -74,8 +74,9 @@ class _Module:
             case ast.If(test=test) | ast.While(test=test):
                 yield Edit(*self._span(test), f"not ({self._source(test)})", "the other way")
             case ast.Call(args=[ast.expr() as first, ast.expr() as second, *_]):
-                swapped = f"{self._source(second)}, {self._source(first)}"
-                yield Edit(self._span(first)[0], self._span(second)[1], swapped, "arguments swapped")
+                if self._source(first) != self._source(second):
+                    swapped = f"{self._source(second)}, {self._source(first)}"
+                    yield Edit(self._span(first)[0], self._span(second)[1], swapped, "arguments swapped")
 
     def _between(self, left: ast.AST, right: ast.AST, new: str | None) -> Iterator[Edit]:
         """Replace the operator between two operands, unless there are brackets or comments between them."""

@@ -43,5 +43,6 @@ def test_rules_for_python() -> None:
     assert changed["left out"].splitlines() == [*begun, "if not a < 3:", "    pass"]
     assert changed["arguments swapped"].splitlines()[-1] == '    begin("ä", b, 1)'
     assert changed["number"].splitlines()[-1] == '    begin(b, "ä", (1 + 1))'
+    assert [edit.rule for edit in python.edits('begin("", "")')] == ["left out"], "equal arguments are not swapped"
     assert changed["not left out"].splitlines()[2] == "if (a < 3):"
     assert changed["the other way"].splitlines()[2] == "if not (not a < 3):"
