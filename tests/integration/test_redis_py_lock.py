@@ -27,7 +27,7 @@ DIFFERENT = {
     "test_context_manager_blocking_timeout": "replaces the clock of redis-py's module, and counts its sleeps",
 }
 
-#: The tests that fail as well unless `renew=False`.
+#: The tests that fail as well unless `renew=False`, or unless a busy machine lets a lease of a tenth of a second end.
 RENEWED = {
     "test_context_manager_not_raise_on_release_lock_not_owned_error": "waits for a held lock to end, which is renewed",
 }
@@ -81,9 +81,9 @@ def test_only_known_tests_fail(theirs: Path, own_redis: RedisServer, renew: bool
     cases = [*ElementTree.parse(report).iter("testcase")]
     failed = {str(case.get("name")) for case in cases if [*case.iter("failure"), *case.iter("error")]}
     assert len(cases) - len(failed) >= 25, done.stdout
-    known = DIFFERENT.keys() | (RENEWED.keys() if renew else set())
+    may_fail = RENEWED.keys() if renew else set()
     # Some versions of redis-py lack some of these tests.
-    assert failed == known & {str(case.get("name")) for case in cases}, done.stdout
+    assert failed - may_fail == DIFFERENT.keys() & {str(case.get("name")) for case in cases}, done.stdout
 
 
 def test_documentation_names_the_tests_that_fail() -> None:
