@@ -211,7 +211,7 @@ class TestHolding:
     @pytest.mark.parametrize("timeout", [0.5, 1.9, None])
     def test_timeout_is_kept_exactly(self, make: Callable[..., Lock], client: Redis, timeout: float | None) -> None:
         began = clock.now()
-        with make(timeout=timeout, renew=False, raise_on_release_error=False):
+        with make(timeout=timeout, renew=False):
             left = client.pttl(NAME) / 1000
             assert (timeout or 30) - (clock.now() - began) - 0.01 <= left <= (timeout or 30)
 
