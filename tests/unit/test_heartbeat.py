@@ -473,33 +473,32 @@ def test_late_renewal_that_failed_is_tried_again_soon(
     heartbeat.stop(lease)
 
 
+def renewed_late(left: float) -> tuple[HangingStore, Heartbeat, Lease, Execution]:
+    """A lease with so many seconds left, whose renewal is due, and hangs until the store goes on."""
+    store = HangingStore(threading.Event())
+    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=50 * LIMIT), Execution()
+    lease.acquired_at -= lease.ttl
+    lease.trusted_until = clock.now() + left
+    heartbeat.start(lease, execution.when_lost)
+    return store, heartbeat, lease, execution
+
+
 def test_renewal_that_begins_after_the_end_of_the_lease_may_be_answered() -> None:
     """The process was stopped, and another thread watches the renewal."""
-    go_on = threading.Event()
-    store = HangingStore(go_on)
-    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=50 * LIMIT), Execution()
-    lease.acquired_at -= lease.ttl  # Makes it due.
-    lease.trusted_until = clock.now() - 1.0
-    heartbeat.start(lease, execution.when_lost)
+    store, heartbeat, lease, execution = renewed_late(-1.0)
     assert store.hangs.wait(LIMIT)
     until(lambda: threads() == 2, "another thread watches")
     assert not execution.lost.wait(5 * PATIENCE)
-    go_on.set()
-    until(lambda: store.renewals == 1)
-    assert lease.held
+    store.go_on.set()
+    until(lambda: lease.held, "it is renewed")
     heartbeat.stop(lease)
 
 
 def test_holder_is_asked_to_stop_again_if_a_renewal_is_answered_after_all() -> None:
     """It was given up meanwhile."""
-    go_on = threading.Event()
-    store = HangingStore(go_on)
-    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=50 * LIMIT), Execution()
-    lease.acquired_at -= lease.ttl  # Makes it due.
-    lease.trusted_until = clock.now() + lease.ttl / 5
-    heartbeat.start(lease, execution.when_lost)
+    store, heartbeat, lease, execution = renewed_late(10 * LIMIT)
     assert execution.lost.wait(LIMIT)
-    go_on.set()
+    store.go_on.set()
     until(lambda: store.renewals == 1)
     losses = execution.losses
     until(lambda: execution.losses > losses + 2, "it is asked again and again")
