@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kombu import pools
 from kombu.transport.redis import Channel
 
 from celery_singleton_lock import clock
@@ -141,6 +142,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Nodes | SentinelGroup | Cl
 @pytest.fixture
 def shop_on(tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Callable[..., Shop]]:
     """Make a shop on the given servers, with more settings. It must leave no eternal key on the shared server."""
+    pools.reset()  # An earlier test may have cut the connections in them.
     with ExitStack() as exits:
         shops: list[Shop] = []
 
