@@ -56,6 +56,10 @@ class Joined(NamedTuple):
             self.task_id, retries=self.retries, replaced=self.replaced, sending=self.sending, record=record
         ).message
 
+    def name_of_begin(self, task_name: str) -> Holder:
+        """The name under which it is recorded since when this attempt has had the lock."""
+        return Holder(record=f"began:{self.message(task_name)}")
+
     def has_begun_as(self, holder: Holder) -> bool:
         """Whether the holder of a lock is this attempt; not if the lock is merely kept for it."""
         attempt = holder.sending, holder.replaced, holder.retries

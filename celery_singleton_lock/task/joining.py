@@ -24,7 +24,7 @@ from celery_singleton_lock.errors import LockLost, LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.task import check_join
 from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record
-from celery_singleton_lock.task import outcome, requeue
+from celery_singleton_lock.task import leader, outcome, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.execution import Execution
@@ -207,10 +207,20 @@ class Joining:
         stored = self._stored(self._age(record))
         if stored is not None:
             return stored if isinstance(stored, NotYet) else as_end(stored)
+        began_at = self._began_at()
         held = it.runtime.store.held(self._key, limit=it.options.limit)
-        begun = [holder.since for each in held if (holder := each.holder) and self.joined.has_begun_as(holder)]
-        self.joined = self.joined._replace(since=max(begun, default=0.0))
+        holds = [holder.since for each in held if (holder := each.holder) and self.joined.has_begun_as(holder)]
+        self.joined = self.joined._replace(since=max(holds, default=began_at))
+        if began_at and not holds:
+            return self._look()  # It has died, or has ended just now.
         return NotYet(key=self._key if held else None)
+
+    def _began_at(self) -> float:
+        """Since when this attempt has had the lock, as it has recorded that; 0 if it has not."""
+        it = self._execution
+        name = self.joined.name_of_begin(it.task.name).message
+        recorded = leader.recorded(it.runtime.store.recorded(self._key, name))
+        return cleaned.seconds(recorded[0]) if recorded else 0.0
 
     def _end(self, record: Record, recorded: Outcome, age: float) -> End | NotYet | None:
         """The end of a message that is known to be over."""

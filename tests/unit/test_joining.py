@@ -18,7 +18,7 @@ from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.task import joining, message_identity, redelivery, requeue
+from celery_singleton_lock.task import joining, message_identity, outcome, redelivery, requeue
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
@@ -95,6 +95,10 @@ def fail(error: BaseException) -> Callable[[], Any]:
         raise error
 
     return end
+
+
+def fail_to_free(*_: Any, **__: Any) -> None:
+    raise LockUnavailable("here", "as if the process had died")
 
 
 class TestEnded:
@@ -362,6 +366,37 @@ class TestGoesOn:
             pair.copy()
         pair.store.free(lease)
         assert pair.copy(header=sent[-1]) == "ran"
+
+    def test_copy_runs_in_the_place_of_a_retry_that_died_before_anybody_looked(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        with monkeypatch.context() as patch:
+            patch.setattr(pair.store, "free", fail_to_free)
+            deliver(pair.task, id=pair.first, retries=1)
+        key = pair.task.lock_key_of()
+        (held,) = pair.store.held(key)
+        pair.store.free(held.hold(key, ttl=60.0))  # It expires.
+        assert pair.copy() == "ran"
+        assert len(pair.runs) == 3
+
+    def test_copy_finds_the_end_of_a_retry_that_began_and_ended_as_it_looked(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        stored_end = outcome.stored_end
+
+        def stored_later(*args: Any) -> Any:
+            monkeypatch.setattr(outcome, "stored_end", stored_end)
+            found = stored_end(*args)
+            deliver(pair.task, id=pair.first, retries=1)
+            return found
+
+        monkeypatch.setattr(outcome, "stored_end", stored_later)
+        assert pair.copy() == "ran"
+        assert len(pair.runs) == 2
 
     def test_copy_that_has_not_seen_a_retry_begin_finds_the_heir_that_has(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(Retry()), copies=2)
