@@ -48,7 +48,21 @@ def _copies(count: int) -> Iterator[queue.SimpleQueue[Path]]:
 def _test(change: Change, folders: Sequence[str], copy: Path) -> str:
     file = copy / change.file
     file.write_text(change.changed)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *folders]
+    try:
+        likely = _named_like(change, copy, folders)
+        return (_first_failure(likely, copy) if likely else "") or _first_failure(folders, copy)
+    finally:
+        file.write_text(change.text)
+
+
+def _named_like(change: Change, copy: Path, folders: Sequence[str]) -> list[str]:
+    """The tests with the changed file's name in theirs: they most likely notice the change."""
+    name = f"test_*{Path(change.file).stem}*.py"
+    return sorted(str(path.relative_to(copy)) for folder in folders for path in (copy / folder).glob(name))
+
+
+def _first_failure(tests: Sequence[str], copy: Path) -> str:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     try:
         ended = subprocess.run(
             command,
@@ -61,8 +75,6 @@ def _test(change: Change, folders: Sequence[str], copy: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         return "a test that does not end"
-    finally:
-        file.write_text(change.text)
     if ended.returncode == 0:
         return ""
     failed = re.search(r"^(?:FAILED|ERROR) ([^\n]*)", ended.stdout, re.MULTILINE)

@@ -78,6 +78,9 @@ class Parked:
         #: How often a copy was started, by key; and how many were woken, for the figures.
         self._begun: Counter[str] = Counter()
         self.woken = 0
+        #: By id of a message that was woken and has not ended: the lock; and, by lock, when one of them ended.
+        self._called: dict[str, str] = {}
+        self._called_ended_at: dict[str, float] = {}
         #: By key: its holders and since when; when a hold ended without a notification; and when the hold expires.
         self._held: dict[str, tuple[frozenset[str], float]] = {}
         self._ended_at: dict[str, float] = {}
@@ -175,6 +178,7 @@ class Parked:
         if worker.host.clock(self.run.now) >= copy.due:
             return
         self.woken += 1
+        self._called[request.id] = copy.key
         freed, at = self._woken_by.get((copy.process, copy.key), (None, 0.0))
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
         for other in self._of_line(copy.key):
@@ -183,6 +187,11 @@ class Parked:
         if freed is not None and freed.place is not None:
             self._is_first(copy, at)
         self._is_of_use(copy)
+
+    def note_end(self, task_id: str) -> None:
+        """A final state is stored: if the message did not need the lock that it was woken for, it wakes another one."""
+        if (key := self._called.pop(task_id, None)) is not None:
+            self._called_ended_at[key] = self.run.now
 
     def are_gone(self, process: Process) -> None:
         """A process is gone: the broker gives its copies to others."""
@@ -284,7 +293,8 @@ class Parked:
         is_to_end = is_to_end or (answers is not None and answers.is_behind_another(copy.request))
         if is_to_end or trouble.was_there(self.world, now - AFTERMATH):
             return
-        if is_held and now - max(since, 0.0) > long:
+        since = max(since, self._called_ended_at.get(copy.key, 0.0))
+        if is_held and now - since > long:
             self.run.fail(
                 f"{copy.key}: message {copy.request.id} begins, and nothing was freed for {now - since:.1f} s"
             )

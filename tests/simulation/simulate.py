@@ -171,6 +171,7 @@ class Checker:
                 self.run.fail(f"{task_id} ends with ResultLost, and each value is short enough to be kept")
             self.answers.note_end(task_id, state, result)
             self.newest.note_end(task_id, state, result)
+            self.world.parked.note_end(task_id)
             self.invariants.note_end(task_id, state, result)
             if self.queued is not None:
                 self.queued.has_ended(task_id)
