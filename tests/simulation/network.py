@@ -117,7 +117,8 @@ class Way:
     def __init__(self, network: Network, link: Link, its: Socket) -> None:
         self.network, self.link, self.socket = network, link, its
         self.peer: Peer | None = None
-        self._there = self._back = 0.0
+        self.there = _Direction(network.run, link, link.is_cut_there)
+        self.back = _Direction(network.run, link, link.is_cut_back)
         self.broken = False
         self._is_held_back = False
 
@@ -128,16 +129,14 @@ class Way:
         elif self.link.holds_back and not self._is_held_back:
             self._is_held_back = True
             self.network.held_back_at.append(self.network.run.now)
-            self._there = max(self._there, self.network.run.now + self.link.holds_back.popleft())
+            self.there.hold_back(self.link.holds_back.popleft())
             if self.link.on_held_back is not None:
                 self.link.on_held_back(self)
-        self._there = self._pass(
-            self._there, self.link.is_cut_there, partial(self._arrive, data), always=self._is_held_back
-        )
+        self.there.carry(self, partial(self._arrive, data), always=self._is_held_back)
 
     def answer(self, data: bytes) -> None:
         """The server sends."""
-        self._back = self._pass(self._back, self.link.is_cut_back, partial(self.socket.arrive, data))
+        self.back.carry(self, partial(self.socket.arrive, data))
 
     def client_is_gone(self, *, at_once: bool = False) -> None:
         """The client has closed it: the server notices after it got what was sent; with `at_once`, data under way are
@@ -145,12 +144,12 @@ class Way:
         """
         if at_once:
             self.broken = True
-        self._there = self._pass(self._there, self.link.is_cut_there, self._close_peer, always=True)
+        self.there.carry(self, self._close_peer, always=True)
 
     def server_is_gone(self) -> None:
         """The server's process has ended: its kernel reports that."""
         self.peer = None
-        self._back = self._pass(self._back, self.link.is_cut_back, self.socket.end)
+        self.back.carry(self, self.socket.end)
 
     def _arrive(self, data: bytes) -> None:
         if self.peer is not None and (self._is_held_back or not self.broken):
@@ -163,30 +162,63 @@ class Way:
         if peer is not None:
             peer.close()
 
-    def _pass(
-        self, last: float, is_cut: Callable[[], bool], arrive: Callable[[], None], *, always: bool = False
-    ) -> float:
-        """Let something arrive after what arrives at `last`; returns when it does."""
-        run = self.network.run
-        low, high = self.link.delay
-        when = max(last, run.now + low + (high - low) * run.rng.random())
-        run.at(when, _Message(self, is_cut, arrive, always).land)
-        return when
+
+class _Direction:
+    """One direction of a connection."""
+
+    __slots__ = ("_is_cut", "_kept", "_last", "_link", "_run")
+
+    def __init__(self, run: Simulation, link: Link, is_cut: Callable[[], bool]) -> None:
+        self._run, self._link, self._is_cut = run, link, is_cut
+        #: When the last message arrives, and the messages that wait until the link is open again.
+        self._last = 0.0
+        self._kept: deque[_Message] = deque()
+
+    def carry(self, way: Way, arrive: Callable[[], None], *, always: bool = False) -> None:
+        """Let something arrive after what was sent before."""
+        low, high = self._link.delay
+        self._last = max(self._last, self._run.now + low + (high - low) * self._run.rng.random())
+        self._run.at(self._last, _Message(self, way, arrive, always).land)
+
+    def hold_back(self, seconds: float) -> None:
+        """Let what is sent from now on arrive no sooner than that."""
+        self._last = max(self._last, self._run.now + seconds)
+
+    def lets_pass(self, message: _Message) -> bool:
+        """Whether a message may arrive now; otherwise it arrives later, after those that were sent before."""
+        if not self._kept:
+            if not self._is_cut():
+                return True
+            self._wait()
+        self._kept.append(message)
+        return False
+
+    def _wait(self) -> None:
+        run, link = self._run, self._link
+        link.opened.append(lambda: run.after(run.rng.uniform(*link.delay), self._go_on))
+
+    def _go_on(self) -> None:
+        while self._kept:
+            if self._is_cut():
+                self._wait()
+                return
+            self._kept.popleft().arrive()
 
 
 class _Message:
     """A message under way. Nothing that it refers to refers back: so it is freed as soon as it has arrived."""
 
-    __slots__ = ("_always", "_arrive", "_is_cut", "_way")
+    __slots__ = ("_always", "_arrive", "_direction", "_way")
 
-    def __init__(self, way: Way, is_cut: Callable[[], bool], arrive: Callable[[], None], always: bool) -> None:
-        self._way, self._is_cut, self._arrive, self._always = way, is_cut, arrive, always
+    def __init__(self, direction: _Direction, way: Way, arrive: Callable[[], None], always: bool) -> None:
+        self._direction, self._way, self._arrive, self._always = direction, way, arrive, always
 
     def land(self) -> None:
-        link, run = self._way.link, self._way.network.run
-        if self._is_cut():
-            link.opened.append(lambda: run.after(run.rng.uniform(*link.delay), self.land))
-        elif self._always or not self._way.broken:
+        if self._direction.lets_pass(self):
+            self.arrive()
+
+    def arrive(self) -> None:
+        if self._always or not self._way.broken:
             self._arrive()
 
 
@@ -221,13 +253,13 @@ class Socket:
             if listen is not None and not way.broken:
                 way.peer = listen(way, client)
             accepted = way.peer is not None
-            way._back = way._pass(way._back, link.is_cut_back, lambda: heard(accepted))
+            way.back.carry(way, lambda: heard(accepted))
 
         def heard(accepted: bool) -> None:
             answer.append(accepted)
             run.wake(task)
 
-        way._there = way._pass(0.0, link.is_cut_there, reach)
+        way.there.carry(way, reach)
         until = run.now + (timeout if timeout is not None else 60.0)
         while not answer and run.now < until:
             if not run.park(until - run.now):
