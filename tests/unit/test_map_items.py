@@ -205,6 +205,23 @@ def test_item_that_asks_many_times_names_only_its_latest_given_up_owners(
     assert [len(owners) for owners in named] == [min(tries, requeue.MAX_GIVEN_UP) for tries in range(len(named))]
 
 
+def test_item_asks_a_silent_lock_server_after_growing_delays(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    acquire = MemoryStore.acquire
+
+    def failing(self: Any, request: LockRequest) -> Any:
+        if len(waited) < 8:
+            raise LockUnavailable("k", "no answer")
+        return acquire(self, request)
+
+    monkeypatch.setattr(MemoryStore, "acquire", failing)
+    monkeypatch.setattr(clock, "sleep", in_this_thread(waited.append, clock.sleep))
+    assert make(app).map([1]).apply().get() == [1]
+    most = requeue.MAX_DELAY["unavailable"]
+    for seconds, longest in zip(waited, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0], strict=True):
+        assert min(longest, most) / 2 <= seconds <= min(longest, most)
+
+
 def test_silent_lock_server_is_handled_as_the_task_says(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Any, *args: Any, **options: Any) -> Any:
         raise LockUnavailable("k", "no answer")
