@@ -59,7 +59,7 @@ def report(found: Sequence[Found]) -> str:
     """A table in Markdown."""
     lines = ["| fault | in | breaks | seeds | seen as |", "|---|---|---|---|---|"]
     for mutant, seeds, failure in found:
-        seen = failure.replace("|", "/") if failure is not None else f"not seen: {mutant.unseen or '?'}"
+        seen = f"`{failure.replace('|', '/')}`" if failure is not None else f"not seen: {mutant.unseen or '?'}"
         lines.append(f"| {mutant.name} | {Path(mutant.file).name} | {mutant.breaks} | {seeds} | {seen} |")
     caught = sum(it.failure is not None for it in found)
     return "\n".join([*lines, "", f"{caught} of {len(found)} are found."])
