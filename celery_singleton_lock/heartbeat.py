@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, trust
+from celery_singleton_lock import clock, forks, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -52,6 +52,7 @@ class Heartbeat(Renewer):
         self._closed = False
         self._renew_flag = SharedFlag()
         self.start_anew()
+        forks.start_anew_in_child(self)
         pulse.prepare()
 
     def start(

@@ -87,8 +87,6 @@ class Pulse:
         self.changed = threading.Condition(lock)
         #: Notified when a renewal has ended.
         self.given_back = threading.Condition(lock)
-        for heartbeat in list(self._heartbeats):
-            heartbeat.start_anew()
         self._heartbeats = set()
         self._threads: set[threading.Thread] = set()
         #: The threads that are in a round, or report a loss.

@@ -387,6 +387,31 @@ def test_forked_child_has_its_own_heartbeat(store: Store, heartbeat: Heartbeat) 
     heartbeat.stop(inherited)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_does_not_wait_for_a_renewal_of_its_parent() -> None:
+    """It was given the token of a hold whose ttl another thread of the parent was changing."""
+    store = HangingStore(threading.Event())
+    heartbeat, lease = Heartbeat(store), store.take(ttl=600.0)  # Not under watch: it is not renewed by itself.
+    thread = threading.Thread(target=heartbeat.renew, args=(lease, 700.0))
+    thread.start()
+    assert store.hangs.wait(LIMIT)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            store.go_on.set()
+            renewing = threading.Thread(target=heartbeat.renew, args=(lease, 700.0), daemon=True)
+            renewing.start()
+            renewing.join(LIMIT)
+            status = 2 if renewing.is_alive() else 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    store.go_on.set()
+    thread.join(LIMIT)
+
+
 class TestOverdue:
     """The process slept past the end of its lease, and a check comes before the heartbeat."""
 
