@@ -175,6 +175,12 @@ class Pulse:
                     return None
                 self._wakes_at = now + sleep
                 self.changed.wait(sleep)
+                if clock.now() > now + sleep + PATIENCE and self._is_any_under_way():
+                    # The process was stopped. The answer may be there, and whoever is to read it goes on only now, too.
+                    self.changed.wait(PATIENCE)
+
+    def _is_any_under_way(self) -> bool:
+        return any(heartbeat.in_round or heartbeat.taken for heartbeat in list(self._heartbeats))
 
     def _seconds_to_sleep(self, now: float) -> float:
         """Seconds until something is due; 0 or less if there has been no lease for some time."""

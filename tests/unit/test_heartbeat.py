@@ -15,7 +15,7 @@ from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, cloc
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import PATIENCE, WATCHERS, Pulse, pulse
+from celery_singleton_lock.pulse import MAX_SLEEP, PATIENCE, WATCHERS, Pulse, pulse
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.watched import Watched
@@ -514,6 +514,27 @@ def test_renewal_that_begins_after_the_end_of_the_lease_may_be_answered() -> Non
     assert store.hangs.wait(LIMIT)
     until(lambda: threads() == 2, "another thread watches")
     assert not execution.lost.wait(5 * PATIENCE)
+    store.go_on.set()
+    until(lambda: lease.held, "it is renewed")
+    heartbeat.stop(lease)
+
+
+def test_renewal_during_which_the_process_was_stopped_may_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped past the end of the lease, and the thread that watches the renewal goes on first."""
+    sleeps, seconds_to_sleep, now = threading.Event(), Pulse._seconds_to_sleep, clock.now
+
+    def noted(*arguments: Any) -> float:
+        sleeps.set()
+        return seconds_to_sleep(*arguments)
+
+    monkeypatch.setattr(Pulse, "_seconds_to_sleep", noted)
+    store, heartbeat, lease, execution = renewed_late(25 * LIMIT)
+    assert sleeps.wait(LIMIT), "the other thread did not go to sleep"
+    with pulse.mutex:
+        monkeypatch.setattr("celery_singleton_lock.pulse.PATIENCE", 2 * LIMIT)
+        monkeypatch.setattr(clock, "now", lambda: now() + 30 * LIMIT)
+    assert not execution.lost.wait(2 * MAX_SLEEP)
+    monkeypatch.undo()
     store.go_on.set()
     until(lambda: lease.held, "it is renewed")
     heartbeat.stop(lease)
