@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, trust
+from celery_singleton_lock import clock, forks, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -52,6 +52,7 @@ class Heartbeat(Renewer):
         self._closed = False
         self._renew_flag = SharedFlag()
         self.start_anew()
+        forks.start_anew_in_child(self)
         pulse.prepare()
 
     def start(
@@ -210,6 +211,9 @@ class Heartbeat(Renewer):
         asked, bound, good_for = lease.asked_for(ttl), lease.bound, lease.good_for
         # From now on, the server may carry it out, whatever happens to the answer.
         lease.doubt(ttl, asked.acquired_at)
+        with pulse.mutex:
+            if (watched := self.watched.get(lease.owner)) is not None:
+                pulse.follow(self, watched.next_at(under_way=True))  # It may be lost sooner than it was due before.
         # A longer step than in a round: nobody else waits, and a lease that becomes overdue meanwhile is given up.
         step = min(trust.MAX_STEP, max(good_for, ttl) * trust.OWN_STEP_SHARE)
         (ours,) = self._store.renew([asked], timeout=step)
@@ -249,7 +253,7 @@ class Heartbeat(Renewer):
             if not pulse.given_back.wait_for(lambda: owner not in self.taken, timeout):
                 return False
             if (watched := self.watched.get(owner)) is not None:
-                watched.asked_at = clock.now()
+                watched.asks(clock.now())
             self.taken[owner] = mine
             return True
 

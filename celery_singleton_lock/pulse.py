@@ -5,8 +5,8 @@ other stores must not wait for that. So if there are leases in several stores, a
 makes the rounds. When that is held up, the second goes on with the other stores, and is then watched in turn. There are
 as many threads as there are silent servers at this moment, and at most two more.
 
-A round that tries late to renew a lease is always watched: it may take longer than the lease can wait, which is then
-given up meanwhile.
+A round is also watched if it may take longer than a lease in its store can wait, which is then given up meanwhile: if
+it tries late, or not for the first time, to renew a lease; or if another lease waits for it that has a shorter ttl.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, forks
+from celery_singleton_lock import clock, forks, trust
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.watched import Watched
 
@@ -87,8 +87,6 @@ class Pulse:
         self.changed = threading.Condition(lock)
         #: Notified when a renewal has ended.
         self.given_back = threading.Condition(lock)
-        for heartbeat in list(self._heartbeats):
-            heartbeat.start_anew()
         self._heartbeats = set()
         self._threads: set[threading.Thread] = set()
         #: The threads that are in a round, or report a loss.
@@ -96,7 +94,7 @@ class Pulse:
         #: The thread that makes the rounds, and since when it has been in a round.
         self._in_round: threading.Thread | None = None
         self._in_round_since: float | None = None
-        #: Whether that round may take longer than one of its leases can wait.
+        #: Whether that round may take longer than a lease can wait.
         self._is_late = False
         #: When a thread wakes up, unless it is notified.
         self._wakes_at = 0.0
@@ -104,9 +102,10 @@ class Pulse:
         self._lingers_until = 0.0
 
     def follow(self, heartbeat: Renewer, due_at: float) -> None:
-        """Make sure that a thread renews for this heartbeat when that is due."""
+        """Make sure that a thread renews for this heartbeat when that is due, or gives the lease up in time."""
         self._heartbeats.add(heartbeat)
-        if not self._add_thread() and due_at < self._wakes_at:
+        # A round that is under way may take longer than the lease can wait.
+        if not self._add_thread(True) and due_at < self._wakes_at:
             self.changed.notify()
 
     def left(self, heartbeat: Renewer, linger: float) -> list[threading.Thread]:
@@ -127,13 +126,12 @@ class Pulse:
         self._lingers_until = 0.0
         self.changed.notify_all()
 
-    def _add_thread(self) -> bool:
-        """Start a thread if no thread is left to watch; whether one was started."""
+    def _add_thread(self, is_watched: bool) -> bool:
+        """Start a thread if there is none, or if all are at work and are to be watched; whether one was started."""
         if len(self._threads) == 1 and not self._working and next(iter(self._threads)).is_alive():
             return False  # The usual case in a series of short leases.
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads
-        is_watched = len(self._heartbeats) > 1 or self._is_late
         missing = self._threads == self._working and (not self._working or is_watched)
         if missing:
             thread = threading.Thread(target=self._run, name="singleton-lock-heartbeat", daemon=True)
@@ -166,7 +164,8 @@ class Pulse:
                 if (work := self._work(now, me)) is not None:
                     self._working.add(me)
                     with suppress(Exception):  # No more threads can be started: this one must do.
-                        self._add_thread()
+                        self._add_thread(len(self._heartbeats) > 1 or self._is_late)
+                    self.changed.notify()  # A thread that waits may sleep until later than this one would have.
                     return work
                 sleep = self._seconds_to_sleep(now)
                 watchers = len(self._threads - self._working)
@@ -176,6 +175,12 @@ class Pulse:
                     return None
                 self._wakes_at = now + sleep
                 self.changed.wait(sleep)
+                if clock.now() > now + sleep + PATIENCE and self._is_any_under_way():
+                    # The process was stopped. The answer may be there, and whoever is to read it goes on only now, too.
+                    self.changed.wait(PATIENCE)
+
+    def _is_any_under_way(self) -> bool:
+        return any(heartbeat.in_round or heartbeat.taken for heartbeat in list(self._heartbeats))
 
     def _seconds_to_sleep(self, now: float) -> float:
         """Seconds until something is due; 0 or less if there has been no lease for some time."""
@@ -207,9 +212,9 @@ class Pulse:
             for owner, watched in list(heartbeat.watched.items())
             if owner not in heartbeat.taken and watched.is_due(now)
         }
-        self._is_late = any(watched.is_late(now) for watched in due.values())
+        self._is_late = _is_late(heartbeat, due, now)
         for watched in due.values():
-            watched.asked_at = now
+            watched.asks(now)
         heartbeat.in_round = True
         heartbeat.taken.update(due)
         return partial(self._go_round, heartbeat, due)
@@ -266,6 +271,19 @@ class Pulse:
                 watched.on_lost()
             except Exception:
                 logger.exception("heartbeat: %s: could not ask its task to stop", lease.key)
+
+
+def _is_late(heartbeat: Renewer, due: Mapping[str, Watched], now: float) -> bool:
+    """Whether a round that begins now may take longer than a lease can wait, whether or not it renews that lease."""
+    leases = [lease for watched in due.values() if (lease := watched.lease()) is not None]
+    if not leases:
+        return False
+    most = trust.MOST_STEPS * trust.step_of(lease.good_for for lease in leases)
+    return any(watched.is_late(now) for watched in due.values()) or any(
+        watched.next_at(under_way=True) < now + most
+        for owner, watched in list(heartbeat.watched.items())
+        if owner not in due
+    )
 
 
 #: The pulse of this process.

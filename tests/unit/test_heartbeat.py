@@ -15,7 +15,7 @@ from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, cloc
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import PATIENCE, WATCHERS, Pulse, pulse
+from celery_singleton_lock.pulse import MAX_SLEEP, PATIENCE, WATCHERS, Pulse, pulse
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.watched import Watched
@@ -387,6 +387,31 @@ def test_forked_child_has_its_own_heartbeat(store: Store, heartbeat: Heartbeat) 
     heartbeat.stop(inherited)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_does_not_wait_for_a_renewal_of_its_parent() -> None:
+    """It was given the token of a hold whose ttl another thread of the parent was changing."""
+    store = HangingStore(threading.Event())
+    heartbeat, lease = Heartbeat(store), store.take(ttl=600.0)  # Not under watch: it is not renewed by itself.
+    thread = threading.Thread(target=heartbeat.renew, args=(lease, 700.0))
+    thread.start()
+    assert store.hangs.wait(LIMIT)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            store.go_on.set()
+            renewing = threading.Thread(target=heartbeat.renew, args=(lease, 700.0), daemon=True)
+            renewing.start()
+            renewing.join(LIMIT)
+            status = 2 if renewing.is_alive() else 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    store.go_on.set()
+    thread.join(LIMIT)
+
+
 class TestOverdue:
     """The process slept past the end of its lease, and a check comes before the heartbeat."""
 
@@ -494,6 +519,27 @@ def test_renewal_that_begins_after_the_end_of_the_lease_may_be_answered() -> Non
     heartbeat.stop(lease)
 
 
+def test_renewal_during_which_the_process_was_stopped_may_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped past the end of the lease, and the thread that watches the renewal goes on first."""
+    sleeps, seconds_to_sleep, now = threading.Event(), Pulse._seconds_to_sleep, clock.now
+
+    def noted(*arguments: Any) -> float:
+        sleeps.set()
+        return seconds_to_sleep(*arguments)
+
+    monkeypatch.setattr(Pulse, "_seconds_to_sleep", noted)
+    store, heartbeat, lease, execution = renewed_late(25 * LIMIT)
+    assert sleeps.wait(LIMIT), "the other thread did not go to sleep"
+    with pulse.mutex:
+        monkeypatch.setattr("celery_singleton_lock.pulse.PATIENCE", 2 * LIMIT)
+        monkeypatch.setattr(clock, "now", lambda: now() + 30 * LIMIT)
+    assert not execution.lost.wait(2 * MAX_SLEEP)
+    monkeypatch.undo()
+    store.go_on.set()
+    until(lambda: lease.held, "it is renewed")
+    heartbeat.stop(lease)
+
+
 def test_holder_is_asked_to_stop_again_if_a_renewal_is_answered_after_all() -> None:
     """It was given up meanwhile."""
     store, heartbeat, lease, execution = renewed_late(10 * LIMIT)
@@ -545,6 +591,39 @@ class TestManyStores:
             its.stop(lease)
         until(lambda: threads() == 0, "all threads have ended")
 
+    def test_lease_is_renewed_although_the_next_thread_went_to_sleep_before_it_was_there(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It sleeps for longer than the thread that is in a round has slept."""
+        monkeypatch.setattr("celery_singleton_lock.pulse.MAX_SLEEP", 2 * LIMIT)
+        rounds, goes_on, sleeps = [threading.Event(), threading.Event()], threading.Event(), threading.Event()
+
+        class FailsThenHangs(Store):
+            def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+                if not rounds[0].is_set():
+                    rounds[0].set()
+                    assert sleeps.wait(LIMIT)
+                else:
+                    rounds[1].set()
+                    assert goes_on.wait(2 * LIMIT)
+                raise LockUnavailable("test", "told to fail")
+
+        silent, good, execution = FailsThenHangs(), Store(), Execution()
+        one, other = Heartbeat(silent), Heartbeat(good)
+        failing, long = silent.take(ttl=50 * LIMIT), good.take("long", ttl=50 * LIMIT)
+        failing.acquired_at -= 20 * LIMIT  # Makes it due.
+        one.start(failing, execution.when_lost)
+        assert rounds[0].wait(LIMIT)
+        other.start(long, execution.when_lost, on_moved=sleeps.set)  # In the other thread, which then goes to sleep.
+        assert rounds[1].wait(LIMIT)
+        short = good.take("short", ttl=3.0)
+        other.start(short, execution.when_lost)
+        assert good.renewed.wait(LIMIT)
+        goes_on.set()
+        one.stop(failing)
+        other.stop(long)
+        other.stop(short)
+
     def test_lease_in_an_endless_round_is_given_up_in_time(self) -> None:
         """Even if the store breaks its promise to return within a few steps."""
         go_on = threading.Event()
@@ -578,6 +657,77 @@ def test_lease_in_an_endless_late_round_is_given_up_in_time() -> None:
     assert "has not answered" in str(lease.reason)
     go_on.set()
     heartbeat.stop(lease)
+
+
+def test_lease_in_an_endless_second_try_is_given_up_in_time() -> None:
+    """However early that begins: to find the server again, its name may have to be looked up, which may take long."""
+
+    class FailsThenHangs(HangingStore):
+        def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            if not self.failed.is_set():
+                self.failed.set()
+                raise LockUnavailable("test", "told to fail")
+            return super().renew(leases, timeout=timeout)
+
+    store = FailsThenHangs(threading.Event())
+    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=3.0), Execution()
+    heartbeat.start(lease, execution.when_lost)
+    assert execution.lost.wait(LIMIT)
+    assert "has not answered" in str(lease.reason)
+    store.go_on.set()
+    heartbeat.stop(lease)
+
+
+class TestRoundOfALongLease:
+    """It may take seconds, and other leases in the store wait for it, which have a shorter ttl."""
+
+    @pytest.fixture
+    def store(self) -> HangingStore:
+        return HangingStore(threading.Event())
+
+    @pytest.fixture
+    def long(self, store: HangingStore) -> Lease:
+        """It is due as soon as it is under watch."""
+        lease = store.take("long", ttl=3600.0)
+        lease.acquired_at -= 1300.0
+        return lease
+
+    def test_shorter_lease_is_given_up_in_time(self, store: HangingStore, long: Lease) -> None:
+        heartbeat, short, execution = Heartbeat(store), store.take("short", ttl=3.0), Execution()
+        heartbeat.start(short, execution.when_lost)
+        heartbeat.start(long, Execution().when_lost)
+        assert execution.lost.wait(LIMIT)
+        assert "has not answered" in str(short.reason)
+        assert long.held
+        store.go_on.set()
+        heartbeat.stop(short)
+        heartbeat.stop(long)
+
+    def test_shorter_lease_that_begins_meanwhile_is_given_up_in_time(self, store: HangingStore, long: Lease) -> None:
+        heartbeat, execution = Heartbeat(store), Execution()
+        heartbeat.start(long, Execution().when_lost)
+        assert store.hangs.wait(LIMIT)
+        short = store.take("short", ttl=1.0)
+        heartbeat.start(short, execution.when_lost)
+        assert execution.lost.wait(LIMIT)
+        assert "has not answered" in str(short.reason)
+        assert long.held
+        store.go_on.set()
+        heartbeat.stop(short)
+        heartbeat.stop(long)
+
+    def test_holder_that_is_to_stop_is_still_asked_again(self, store: HangingStore, long: Lease) -> None:
+        heartbeat, other, execution = Heartbeat(store), store.take("other", ttl=600.0), Execution()
+        heartbeat.start(other, execution.when_lost)
+        heartbeat.supersede(other.owner, "newer")
+        assert execution.lost.wait(LIMIT)
+        heartbeat.start(long, Execution().when_lost)
+        assert store.hangs.wait(LIMIT)
+        losses = execution.losses
+        until(lambda: execution.losses > losses + 2, "it is asked again and again")
+        store.go_on.set()
+        heartbeat.stop(other)
+        heartbeat.stop(long)
 
 
 class HangingStore(Store):
@@ -815,6 +965,22 @@ class TestAnotherTtl:
         go_on.set()
         thread.join(LIMIT)
         assert answers == [False]
+        heartbeat.stop(lease)
+
+    def test_lease_is_given_up_in_time_while_its_shorter_ttl_is_being_sent(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The heartbeat's thread sleeps until the longer one would be renewed."""
+        monkeypatch.setattr("celery_singleton_lock.pulse.MAX_SLEEP", 2 * LIMIT)
+        store, sleeps = HangingStore(threading.Event()), threading.Event()
+        heartbeat, lease, execution = Heartbeat(store), store.take(ttl=50 * LIMIT), Execution()
+        heartbeat.start(lease, execution.when_lost, on_moved=sleeps.set)
+        assert sleeps.wait(LIMIT)
+        shorter = threading.Thread(target=heartbeat.renew, args=(lease, 1.0))
+        shorter.start()
+        assert execution.lost.wait(LIMIT)
+        store.go_on.set()
+        shorter.join(LIMIT)
         heartbeat.stop(lease)
 
     def test_shorter_ttl_limits_the_trust_while_it_is_being_sent(
