@@ -103,7 +103,8 @@ def _by_other_majorities(rng: random.Random, plan: Plan) -> Plan:
     """One of three nodes misses a lock and another one forgets it; the next client cannot reach the third."""
     times = ((0.0, 0, FIRST), (5.0, 0, 2), (9.0, 1, 3), (13.0 + rng.uniform(0, 1), 1, 5))
     uses = tuple(Use(at, program, 0, "a", number, None if at else 0.0, 0.3) for at, program, number in times)
-    faults = (Fault(4.0, "server restarted", 2, 2.0), Fault(6.5, "server restarted empty", 0, 0.1), Fault(8.0, "cut", 1, 12.0))
+    missed, forgotten = Fault(4.0, "server restarted", 2, 2.0), Fault(6.5, "server restarted empty", 0, 0.1)
+    faults = (missed, forgotten, Fault(8.0, "cut", 1, 12.0))
     return replace(plan, workers=2, concurrency=1, ttl=3.0, uses=uses, faults=faults)
 
 
