@@ -67,6 +67,16 @@ class TestEnds:
         assert store.refuse(KEY, ME, RECORD._replace(content=b"refused")) == known
         assert isinstance(found(store, Holder("other")), Lease)
 
+    def test_are_known_whatever_bytes_their_names_have(self, store: RedisStore, client: Redis) -> None:
+        """Among the digests of so many names are all characters that mean something in a pattern."""
+        names = [Holder(f"task {number}") for number in range(300)]
+        for name in names:
+            store.remember(KEY, message(int(str(name.task_id).split()[1])))
+        forget_contents(client)
+        known = [found(store, name) for name in names]
+        assert {it.content for it in known if isinstance(it, Record)} == {FORGOTTEN}
+        assert len(known) == len([it for it in known if isinstance(it, Record)])
+
     def test_keep_their_contents_while_these_are_of_use(self, store: RedisStore) -> None:
         store.free(taken(store, key=KEY, holder=ME), record=RECORD._replace(content_for=30.0))
         known = found(store)

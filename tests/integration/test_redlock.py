@@ -23,7 +23,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.lock_answers import FreeAnswer
-from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock import commands, conversation
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, RedlockStore
@@ -502,6 +502,19 @@ class TestGivenUp:
             assert not node.settle(0.05, LIMIT), "nothing is left"
             assert not node.is_avoided
             assert not node.has_failed
+
+    def test_connection_to_a_node_that_stays_silent_is_given_up(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert store.free(taken_on_all(nodes, store))
+        (talk,) = store._nodes._conversations
+        until(lambda: talk.collect() or not any(talk._unanswered), "all nodes have answered")
+        monkeypatch.setattr(conversation, "MUTE", 10)
+        hang(nodes.servers[0])
+        for _ in range(6):  # Each sends a vote and a release.
+            assert store.free(taken(store))
+        assert [connection is None for connection in talk._connections] == [True, False, False, False, False]
+        assert not talk._unanswered[0]
 
     def test_node_that_cannot_be_connected_to_is_left_alone(self, nodes: Nodes, store: RedlockStore) -> None:
         node = store._nodes.each[0]

@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, TaskRevokedError
 from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockLost, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task import redelivery, requeue
+from celery_singleton_lock.task import outcome, redelivery, refusal, requeue
 from celery_singleton_lock.task.message_identity import SENT_HEADER
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
@@ -147,6 +147,26 @@ class TestSuperseded:
         assert isinstance(stored["result"], LockSuperseded)
         assert stored["result"].args == (task.lock_key_of(), f"{task.app.main}-b")
 
+    def test_superseded_message_of_which_a_copy_has_ended_ends_as_that_copy(
+        self, rerun: Any, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The copy had the lock before the newest message came, and ended after this one had asked for it."""
+        task, runs = rerun
+        hold(task)
+        first, second = (wait(task, name, sent) for name in "ab")
+        assert second
+        record_end = refusal._record_end
+
+        def record_later(acquisition: Any, ended: Any) -> Any:
+            it = acquisition.execution
+            of_copy = it.record(outcome.succeeded(task, it.request, "of the copy"))
+            Runtime.of(task.app).store.remember(it.key, of_copy)
+            return record_end(acquisition, ended)
+
+        monkeypatch.setattr(refusal, "_record_end", record_later)
+        assert come(task, "a", first) == "of the copy"
+        assert runs == []
+
     def test_superseded_message_with_the_id_of_the_holder_stores_no_result(
         self, rerun: Any, sent: list[dict[str, Any]]
     ) -> None:
@@ -223,6 +243,7 @@ class TestStopped:
         assert isinstance(stored["result"], LockSuperseded)
         assert come(task, "b", sent[-1]) == "done"
         assert runs == [older, newest]
+        assert not Runtime.of(task.app).stop_listener._owners, "nobody listens for a run that has ended"
 
     def test_stop_does_not_wait_for_a_renewal(self, app: Celery, sent: list[dict[str, Any]]) -> None:
         def body() -> None:
