@@ -273,9 +273,9 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
 
 
 def _lines(seed: int, _: int | None) -> Plan:
-    from tests.simulation.shapes import in_line
+    from tests.simulation.lines import lined_up
 
-    return in_line(_tasks(seed, 1), random.Random(f"in line of {seed}"))
+    return lined_up(_tasks(seed, 1), random.Random(f"in line of {seed}"))
 
 
 def _replicas(seed: int, _: int | None) -> Plan:

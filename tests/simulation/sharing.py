@@ -190,6 +190,19 @@ def kept_for_an_older(plan: Plan, rng: random.Random) -> Plan:
     return _with(plan, (first, *newer), _faults(plan, rng, rng.choice((0, 0, 1)), BEFALLS))
 
 
+def newer_as_it_tries_again(plan: Plan, rng: random.Random) -> Plan:
+    """Each message to the lock server takes long: a newer message comes as an attempt ends that keeps the lock for its
+    next attempt, too late to stop it.
+    """
+    task, takes = "shop.newest_stops_kept", rng.choice((0.3, 0.5))
+    latency = round(rng.choice((0.01, 0.02)) * plan.ttl, 4)
+    first = Message(0.05, task, "a", 0, f"takes={takes} retries={rng.randint(1, 2)} countdown=0")
+    # The body begins three messages later, or so.
+    newer = [round(0.05 + takes + rng.uniform(-4.0, 4.0) * latency, 3) for _ in range(rng.randint(1, 3))]
+    messages = (first, *(Message(at, task, "a", number, "takes=0.2") for number, at in enumerate(newer, 1)))
+    return replace(_with(plan, messages, []), latency=latency, workers=2, concurrency=2)
+
+
 OF_JOINED: tuple[Shape, ...] = (
     *(
         anything_joined,
@@ -209,6 +222,7 @@ OF_NEWEST: tuple[Shape, ...] = (
     many_come_at_once,
     newest_dies,
     kept_for_an_older,
+    newer_as_it_tries_again,
 )
 
 
