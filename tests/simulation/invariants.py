@@ -28,6 +28,9 @@ SOME = 10
 #: Seconds within which it is recorded that everything after an ended message was sent: before a copy looks.
 SETTLED = 5.0
 
+#: Faults that do not delay the end of a hold.
+NO_DELAY = (*trouble.BRIEF, "results slow")
+
 _OF_HOLDERS = {"dead": "is dead", "ended": "has ended its body", "idle": "runs no body under it"}
 _OF_HOLDERS["kept"] = "is a message that has ended"
 _OF_HOLDERS["left"] = "is dead, while somebody waits on its host"
@@ -84,7 +87,7 @@ class Invariants:
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         self._free_on_some &= now
         for it, since in self._since.items():
-            excuses = trouble.HARMLESS if it[0] == "free" else trouble.BRIEF
+            excuses = trouble.HARMLESS if it[0] == "free" else NO_DELAY
             longest = AT_ONCE[it[0]] + self._more + (SLICE if it in self._free_on_some else 0.0)
             if self.run.now - since > longest and not trouble.is_there(self.world, but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
