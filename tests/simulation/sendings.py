@@ -232,12 +232,31 @@ def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
     return replace(_with(plan, messages, faults), latency=latency, workers=2)
 
 
+def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
+    """Two workers come back, one after the other. One is far from the lock server: there, the leader is revoked, and the
+    others find that it has ended. Those on the other worker do so a little later, but sooner take its place.
+    """
+    task = rng.choice(("shop.waits", "shop.waits_early", "shop.behind", "shop.behind_early"))
+    latency = round(rng.choice((0.01, 0.02, 0.03)) * plan.ttl, 4)
+    first = Message(0.1, task, "a", 0, "takes=0.1")
+    # The first worker takes four messages.
+    times = sorted(round(rng.uniform(0.5, 1.0), 3) for _ in "12345")
+    rest = _at(rng, task, times, f"takes={rng.choice((0.1, 0.5))}", chained=1.0, first=1)
+    faults = [Fault(0.0, "far", 0), Fault(0.0, "near", 1), Fault(1.5, "revoked")]
+    faults += [
+        Fault(0.02, "worker killed", number, round(2.0 + late * latency, 3))
+        for number, late in enumerate((0.0, rng.uniform(8.0, 11.0)))
+    ]
+    plan = replace(plan, latency=latency, workers=2, concurrency=2, visibility=60.0, by_turns=True)
+    return _with(plan, (first, *rest), faults)
+
+
 #: Tasks whose messages are followed.
 FOLLOWED = ("shop.once", "shop.once", "shop.once_early", "shop.waits", "shop.waits_early", "shop.behind", "shop.each")
 FOLLOWED = (*FOLLOWED, "shop.behind_early")
 
 IN_CANVAS: tuple[Callable[[Plan, random.Random], Plan], ...] = (
-    *(parts_of_canvas, parts_of_canvas, leader_is_gone, leader_waits, leader_begins_meanwhile),
+    *(parts_of_canvas, parts_of_canvas, leader_is_gone, leader_waits, leader_begins_meanwhile, leader_ends_meanwhile),
 )
 
 
