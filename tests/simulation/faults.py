@@ -228,6 +228,16 @@ def _slow(world: Any, fault: Fault) -> None:
     world.run.after(fault.seconds, fast)
 
 
+def _at_a_distance(share: float) -> Any:
+    """Let each message between a host and a server take up to this share of the plan's latency."""
+
+    def befalls(world: Any, fault: Fault) -> None:
+        link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+        link.usual = link.delay = (0.0001, share * world.plan.latency)
+
+    return befalls
+
+
 def _delivered_again(world: Any, fault: Fault) -> None:
     held = [delivery for consumer in world.broker.consumers for delivery in consumer.unacked.values()]
     if held:
@@ -292,6 +302,8 @@ _BY_KIND: dict[str, Any] = {
     "cut back": _cut(False, True),
     "cut": _cut(True, True),
     "slow": _slow,
+    "near": _at_a_distance(0.1),
+    "far": _at_a_distance(1.0),
     "cut at an end": _cut_at_an_end(True, True),
     "cut there at an end": _cut_at_an_end(True, False),
     "cut back at an end": _cut_at_an_end(False, True),

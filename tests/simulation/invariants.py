@@ -28,6 +28,9 @@ SOME = 10
 #: Seconds within which it is recorded that everything after an ended message was sent: before a copy looks.
 SETTLED = 5.0
 
+#: Faults that do not delay the end of a hold.
+NO_DELAY = (*trouble.BRIEF, "results slow")
+
 _OF_HOLDERS = {"dead": "is dead", "ended": "has ended its body", "idle": "runs no body under it"}
 _OF_HOLDERS["kept"] = "is a message that has ended"
 _OF_HOLDERS["left"] = "is dead, while somebody waits on its host"
@@ -68,7 +71,7 @@ class Invariants:
             if (endless := server.without_end(":run")) is not None:
                 self.run.fail(f"{endless} on {server.host.name} has no time to live")
         if len(self.world.servers) == 1:
-            self._must_not_change(self.world.servers[0].living_values())
+            self._look_at_records(self.world.servers[0].living_values())
         for process in self.run.processes:
             if not process.alive:
                 self._dead_since.setdefault(process.pid, self.run.now)
@@ -84,31 +87,37 @@ class Invariants:
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         self._free_on_some &= now
         for it, since in self._since.items():
-            excuses = trouble.HARMLESS if it[0] == "free" else trouble.BRIEF
+            excuses = trouble.HARMLESS if it[0] == "free" else NO_DELAY
             longest = AT_ONCE[it[0]] + self._more + (SLICE if it in self._free_on_some else 0.0)
             if self.run.now - since > longest and not trouble.is_there(self.world, but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
 
-    def _must_not_change(self, values: list[tuple[str, bytes]]) -> None:
-        """Check that the recorded end of an attempt does not change, nor that everything after it was sent."""
-        if values is self._looked_at or any("killed" in fault.kind for fault in self.world.plan.faults):
-            return  # Celery's verdict on a lost child comes last.
+    def _look_at_records(self, values: list[tuple[str, bytes]]) -> None:
+        if values is self._looked_at:
+            return
         self._looked_at = values
         for key, value in values:
             if ":done:m" not in key or self._records.get(key) == value:
                 continue
             state, _, _, settled = json.loads(value.partition(b"\n")[0])[:4]
-            known, was_settled = self._ended.get(key, (state, False))
-            number = int(_task_id_in(key)[1:])
-            is_one = self.world.bodies.succeeded[number] < 2  # Otherwise another, excused run has ended as well.
-            # That everything was sent is recorded in the background, and a replica may not have it yet.
-            was_settled = was_settled and self.world.plan.replicas is None
-            # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
-            newest = self.world.newest
-            is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
-            if is_one and (state, was_settled) != (known, was_settled and settled):
-                self.run.fail(f"{key}: its end was {known}{', settled' * was_settled}, and is {state} now")
+            if settled and state in (states.SUCCESS, states.FAILURE) and not self.world.ends.get(_task_id_in(key)):
+                self.run.fail(f"{key}: everything after its end was sent, it says, and no end is stored")
+            if not any("killed" in fault.kind for fault in self.world.plan.faults):
+                self._must_not_change(key, state, settled)  # Otherwise, Celery's verdict on a lost child comes last.
             self._records[key], self._ended[key] = value, (state, settled)
+
+    def _must_not_change(self, key: str, state: str, settled: bool) -> None:
+        """Check that the recorded end of an attempt does not change, nor that everything after it was sent."""
+        known, was_settled = self._ended.get(key, (state, False))
+        number = int(_task_id_in(key)[1:])
+        is_one = self.world.bodies.succeeded[number] < 2  # Otherwise another, excused run has ended as well.
+        # That everything was sent is recorded in the background, and a replica may not have it yet.
+        was_settled = was_settled and self.world.plan.replicas is None
+        # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
+        newest = self.world.newest
+        is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
+        if is_one and (state, was_settled) != (known, was_settled and settled):
+            self.run.fail(f"{key}: its end was {known}{', settled' * was_settled}, and is {state} now")
 
     def _note_what_replicas_missed(self, server: Any, model: Any) -> None:
         """A server starts, maybe with what a replica had.

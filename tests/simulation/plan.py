@@ -78,6 +78,7 @@ class Plan:
         on_one_host: whether all workers are on one host.
         replicas: how many must have a lock; None if the server has none.
         queue_ttl: seconds for which a waiting message may keep others out; None: a day.
+        by_turns: whether the workers get messages in turn; otherwise, the first one that takes more gets them.
     """
 
     seed: int
@@ -101,6 +102,7 @@ class Plan:
     on_one_host: bool = False
     replicas: int | None = None
     queue_ttl: float | None = None
+    by_turns: bool = False
 
     @property
     def calm_at(self) -> float:
@@ -273,9 +275,9 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
 
 
 def _lines(seed: int, _: int | None) -> Plan:
-    from tests.simulation.shapes import in_line
+    from tests.simulation.lines import lined_up
 
-    return in_line(_tasks(seed, 1), random.Random(f"in line of {seed}"))
+    return lined_up(_tasks(seed, 1), random.Random(f"in line of {seed}"))
 
 
 def _replicas(seed: int, _: int | None) -> Plan:

@@ -165,6 +165,20 @@ def copied_headers(plan: Plan, rng: random.Random) -> Plan:
     return _with(replace(plan, concurrency=2), (first, copy, *_at(rng, task, (1.0, 2.0), "takes=0.1", first=2)), [])
 
 
+def answered_unheard(plan: Plan, rng: random.Random) -> Plan:
+    """A worker gets the lock of a run and does not hear that, for so long that it puts its message back; another worker
+    gets the message while the lock is still held.
+    """
+    task = rng.choice(("shop.once_early", "shop.behind_early", "shop.once_early", "shop.once", "shop.behind"))
+    # On a new connection, the greeting would not be heard.
+    before = [Message(at, task, key, number, "takes=0") for number, (at, key) in enumerate(((0.05, "b"), (0.1, "c")))]
+    asks = round(rng.uniform(0.5, 1.0), 3)
+    message = Message(asks, task, "a", 2, f"takes={rng.choice((0.1, 1.0))}", chained=rng.random() < 0.3)
+    silent = Fault(round(asks - 0.01, 3), "cut back", rng.choice((0, 0, 0, 1)), round(rng.uniform(3.5, 6.5), 3))
+    plan = replace(plan, ttl=rng.choice((6.0, 10.0)), workers=2, concurrency=1, visibility=60.0, by_turns=True)
+    return _with(plan, (*before, message), [silent])
+
+
 def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:
     """Several steps of a canvas are sent while a message waits or runs: they end as that message."""
     tasks = rng.choice([(task,) for task in FOLLOWED])
@@ -232,12 +246,32 @@ def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
     return replace(_with(plan, messages, faults), latency=latency, workers=2)
 
 
+def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
+    """Two workers come back one after the other, and the leader turns out to be revoked. The first worker is far from
+    the lock server: while a follower there is about to take the leader's place, one on the other worker takes it, and
+    begins.
+    """
+    task = rng.choice(("shop.waits", "shop.waits_early", "shop.behind", "shop.behind_early"))
+    latency = round(rng.choice((0.01, 0.02, 0.03)) * plan.ttl, 4)
+    first = Message(0.1, task, "a", 0, "takes=0.1")
+    # The first worker takes four messages.
+    times = sorted(round(rng.uniform(0.5, 1.0), 3) for _ in "12345")
+    rest = _at(rng, task, times, f"takes={rng.choice((0.1, 0.5))}", chained=1.0, first=1)
+    faults = [Fault(0.0, "far", 0), Fault(0.0, "near", 1), Fault(1.5, "revoked")]
+    faults += [
+        Fault(0.02, "worker killed", number, round(2.0 + late * latency, 3))
+        for number, late in enumerate((0.0, rng.uniform(8.0, 11.0)))
+    ]
+    plan = replace(plan, latency=latency, workers=2, concurrency=2, visibility=60.0, by_turns=True)
+    return _with(plan, (first, *rest), faults)
+
+
 #: Tasks whose messages are followed.
 FOLLOWED = ("shop.once", "shop.once", "shop.once_early", "shop.waits", "shop.waits_early", "shop.behind", "shop.each")
 FOLLOWED = (*FOLLOWED, "shop.behind_early")
 
 IN_CANVAS: tuple[Callable[[Plan, random.Random], Plan], ...] = (
-    *(parts_of_canvas, parts_of_canvas, leader_is_gone, leader_waits, leader_begins_meanwhile),
+    *(parts_of_canvas, parts_of_canvas, leader_is_gone, leader_waits, leader_begins_meanwhile, leader_ends_meanwhile),
 )
 
 
@@ -249,7 +283,7 @@ def in_canvas(plan: Plan, rng: random.Random) -> Plan:
 
 SHAPES: tuple[Callable[[Plan, random.Random], Plan], ...] = (
     *(anything, anything, anything, sender_is_gone, begins_and_dies, begins_and_dies, tries_again, waits_for_its_turn),
-    *(ends_without_a_body, not_as_far_as_it_knows, copied_headers),
+    *(ends_without_a_body, not_as_far_as_it_knows, copied_headers, answered_unheard),
 )
 
 

@@ -149,6 +149,23 @@ def answered_as_it_ends(plan: Plan, rng: random.Random) -> Plan:
     return replace(_with(plan, messages, again + kills[: rng.randint(0, 1)]), latency=latency, workers=2)
 
 
+def value_comes_late(plan: Plan, rng: random.Random) -> Plan:
+    """Each message to the lock server takes long: copies look just before the holder ends, ask for its lock just after,
+    and then only the result backend will have its value.
+    """
+    latency = round(rng.choice((0.02, 0.03)) * plan.ttl, 4)
+    task, takes = rng.choice(("shop.joins", "shop.joins_early")), round(rng.uniform(1.0, 2.5), 2)
+    words, many = f"takes={takes} large=1", rng.randint(3, 5)
+    messages = tuple(
+        Message(round(0.05 + rng.uniform(0.0, 0.4) * (number > 0), 3), task, "a", number, words if not number else
+                "takes=0.1 large=1")
+        for number in range(many)
+    )  # fmt: skip
+    faults = [Fault(0.05, "results slow", 0, round(0.05 + takes + rng.uniform(0.5, 1.0), 2))]
+    faults += [Fault(round(0.05 + takes + rng.uniform(-5.0, 1.0) * latency, 3), "woken in vain") for _ in "1234"]
+    return replace(_with(plan, messages, faults), latency=latency, workers=2, concurrency=2)
+
+
 def anything_newer(plan: Plan, rng: random.Random) -> Plan:
     """Newer messages come while one runs, with any faults."""
     task = rng.choice(sorted(NEWEST))
@@ -190,6 +207,19 @@ def kept_for_an_older(plan: Plan, rng: random.Random) -> Plan:
     return _with(plan, (first, *newer), _faults(plan, rng, rng.choice((0, 0, 1)), BEFALLS))
 
 
+def newer_as_it_tries_again(plan: Plan, rng: random.Random) -> Plan:
+    """Each message to the lock server takes long: a newer message comes as an attempt ends that keeps the lock for its
+    next attempt, too late to stop it.
+    """
+    task, takes = "shop.newest_stops_kept", rng.choice((0.3, 0.5))
+    latency = round(rng.choice((0.01, 0.02)) * plan.ttl, 4)
+    first = Message(0.05, task, "a", 0, f"takes={takes} retries={rng.randint(1, 2)} countdown=0")
+    # The body begins three messages later, or so.
+    newer = [round(0.05 + takes + rng.uniform(-4.0, 4.0) * latency, 3) for _ in range(rng.randint(1, 3))]
+    messages = (first, *(Message(at, task, "a", number, "takes=0.2") for number, at in enumerate(newer, 1)))
+    return replace(_with(plan, messages, []), latency=latency, workers=2, concurrency=2)
+
+
 OF_JOINED: tuple[Shape, ...] = (
     *(
         anything_joined,
@@ -201,7 +231,7 @@ OF_JOINED: tuple[Shape, ...] = (
         holder_tries_again,
         answered_as_it_ends,
     ),
-    answered_as_it_ends,
+    *(answered_as_it_ends, value_comes_late, value_comes_late),
 )
 OF_NEWEST: tuple[Shape, ...] = (
     anything_newer,
@@ -209,6 +239,7 @@ OF_NEWEST: tuple[Shape, ...] = (
     many_come_at_once,
     newest_dies,
     kept_for_an_older,
+    newer_as_it_tries_again,
 )
 
 

@@ -261,6 +261,7 @@ MUTANTS = (
         "    owners = given_up(request) if owner is None else (*given_up(request), owner)\n",
         "    owners = given_up(request)\n",
         "what a delivery gave up never counts as running elsewhere",
+        kind="sent",
     ),
     Mutant(
         "a put-back copy is another attempt",
