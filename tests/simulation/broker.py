@@ -91,6 +91,7 @@ class Broker:
         visibility: seconds after which an unacknowledged message is redelivered.
         deaf_until: until when it does not confirm messages that are put back; it may have them all the same.
         lose_acks: how many of the next acknowledgements are lost.
+        in_turns: whether the consumers get messages in turn, or the first one as many as it takes.
     """
 
     def __init__(self, run: Simulation, *, visibility: float = 60.0) -> None:
@@ -101,7 +102,7 @@ class Broker:
         self._leaving: list[Consumer] = []
         self.lose_acks = 0
         self.deaf_until = 0.0
-        self.shuffle = False
+        self.shuffle = self.in_turns = False
         #: By id: how often a message was sent.
         self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
@@ -187,14 +188,24 @@ class Broker:
         self._deliver()
 
     def _deliver(self) -> None:
+        while self._is_one_delivered():
+            pass
+
+    def _is_one_delivered(self) -> bool:
+        """Deliver a message, if there is one, to the first consumer that has room for it."""
         for consumer in self.consumers:
             for name in consumer.queues:
                 queue = self._queue(name)
-                while queue and consumer.alive and len(consumer.unacked) < consumer.prefetch:
+                if queue and consumer.alive and len(consumer.unacked) < consumer.prefetch:
                     if self.shuffle:
                         queue.rotate(self.run.rng.randrange(len(queue)))
                     message, redelivered = queue.popleft()
+                    if self.in_turns:
+                        self.consumers.remove(consumer)
+                        self.consumers.append(consumer)
                     self._give(consumer, name, message, redelivered)
+                    return True
+        return False
 
     def _give(self, consumer: Consumer, queue: str, message: dict[str, Any], redelivered: bool) -> None:
         delivery = Delivery(self.run.next_number(), message, queue, consumer, redelivered)

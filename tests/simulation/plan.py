@@ -78,6 +78,7 @@ class Plan:
         on_one_host: whether all workers are on one host.
         replicas: how many must have a lock; None if the server has none.
         queue_ttl: seconds for which a waiting message may keep others out; None: a day.
+        in_turns: whether the workers get messages in turn, or the first one as many as it takes.
     """
 
     seed: int
@@ -101,6 +102,7 @@ class Plan:
     on_one_host: bool = False
     replicas: int | None = None
     queue_ttl: float | None = None
+    in_turns: bool = False
 
     @property
     def calm_at(self) -> float:
