@@ -74,8 +74,8 @@ class Run:
             ended = outcome.succeeded(it.task, it.request, value)
             return value
         except BaseException as error:
-            self.was_lost = not lease.held and _is_failure(error)
-            self.superseded = None if self.was_lost else self._superseded(error)
+            self.superseded = self._superseded(error)
+            self.was_lost = self.superseded is None and not lease.held and _is_failure(error)
             if self.superseded is not None:
                 ended = outcome.superseded(it.task, it.request, self.superseded)
             elif not self.was_lost:  # A waiting copy may do what that left undone.
@@ -162,9 +162,14 @@ class Run:
         return reason
 
     def _superseded(self, error: BaseException) -> LockSuperseded | None:
-        """Why the body has failed, if it was to stop for a newer task: whatever it raised then."""
-        newer = self._lease.superseded_by
+        """Why the body has failed, if it was to stop for a newer task: whatever it raised then.
+
+        Also if its lease is overdue since its process was frozen: the newer task keeps its copies from running.
+        """
+        newer, is_lost = self._lease.superseded_by, self._lease.reason is not None
         if newer is None or not self._body.struck or not _is_failure(error):
+            return None
+        if is_lost and not isinstance(error, LockSuperseded):
             return None
         return LockSuperseded(self._lease.key, newer)
 

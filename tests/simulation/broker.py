@@ -91,7 +91,7 @@ class Broker:
         visibility: seconds after which an unacknowledged message is redelivered.
         deaf_until: until when it does not confirm messages that are put back; it may have them all the same.
         lose_acks: how many of the next acknowledgements are lost.
-        by_turns: whether it gives messages to its consumers in turn, and not to the first one that takes them.
+        in_turns: whether the consumers get messages in turn, or the first one as many as it takes.
     """
 
     def __init__(self, run: Simulation, *, visibility: float = 60.0) -> None:
@@ -102,7 +102,7 @@ class Broker:
         self._leaving: list[Consumer] = []
         self.lose_acks = 0
         self.deaf_until = 0.0
-        self.shuffle = self.by_turns = False
+        self.shuffle = self.in_turns = False
         #: By id: how often a message was sent.
         self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
@@ -188,22 +188,23 @@ class Broker:
         self._deliver()
 
     def _deliver(self) -> None:
-        while any(self._gives_next(consumer) for consumer in [*self.consumers]):
+        while self._is_one_delivered():
             pass
 
-    def _gives_next(self, consumer: Consumer) -> bool:
-        """Give a consumer its next message; whether there is one that it takes."""
-        for name in consumer.queues:
-            queue = self._queue(name)
-            if queue and consumer.alive and len(consumer.unacked) < consumer.prefetch:
-                if self.shuffle:
-                    queue.rotate(self.run.rng.randrange(len(queue)))
-                message, redelivered = queue.popleft()
-                self._give(consumer, name, message, redelivered)
-                if self.by_turns:
-                    self.consumers.remove(consumer)
-                    self.consumers.append(consumer)
-                return True
+    def _is_one_delivered(self) -> bool:
+        """Deliver a message, if there is one, to the first consumer that has room for it."""
+        for consumer in self.consumers:
+            for name in consumer.queues:
+                queue = self._queue(name)
+                if queue and consumer.alive and len(consumer.unacked) < consumer.prefetch:
+                    if self.shuffle:
+                        queue.rotate(self.run.rng.randrange(len(queue)))
+                    message, redelivered = queue.popleft()
+                    if self.in_turns:
+                        self.consumers.remove(consumer)
+                        self.consumers.append(consumer)
+                    self._give(consumer, name, message, redelivered)
+                    return True
         return False
 
     def _give(self, consumer: Consumer, queue: str, message: dict[str, Any], redelivered: bool) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+#: Length of the part of an owner that all its attempts share, and of the whole owner.
+STEM, WHOLE = 28, 32
+
 
 def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict[str, bytes]:
     """By key, the holds on most servers: a leftover on one node of a Redlock keeps nobody out."""
@@ -29,9 +32,22 @@ def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, byte
     return [(key, value) for key, value in server.living_values() if ":run" in key or key in names]
 
 
+def of_given_up(server: Any, names: frozenset[str] = frozenset()) -> str | None:
+    """What is wrong if a server holds a lock for an owner of whom it knows that it was given up.
+
+    Not so a lock that is kept: if nobody could record that its message has ended, it may be kept after that.
+    """
+    over = {name.rpartition(":over:")[2] for name, _ in server.living_values() if ":over:" in name}
+    for key, value in on(server, names) if over else ():
+        owner = value[:WHOLE].decode(errors="replace")
+        if not over.isdisjoint((owner, owner[:STEM])) and pid_in(value):
+            return f"{server.host.name} holds {key} for {owner}, which was given up"
+    return None
+
+
 def stem(value: bytes) -> str:
     """The beginning of the owner, the same for all its attempts."""
-    return value[:28].decode(errors="replace")
+    return value[:STEM].decode(errors="replace")
 
 
 @lru_cache(maxsize=256)  # The checkers ask for the same ones at each look.

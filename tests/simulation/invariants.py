@@ -70,6 +70,8 @@ class Invariants:
         for server in self.world.servers:
             if (endless := server.without_end(":run")) is not None:
                 self.run.fail(f"{endless} on {server.host.name} has no time to live")
+            if (given_up := holds.of_given_up(server)) is not None:
+                self.run.fail(given_up)
         if len(self.world.servers) == 1:
             self._look_at_records(self.world.servers[0].living_values())
         for process in self.run.processes:
@@ -116,8 +118,18 @@ class Invariants:
         # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
         newest = self.world.newest
         is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
+        if self._is_of_another_run(key, known, state, settled):
+            known = state
         if is_one and (state, was_settled) != (known, was_settled and settled):
             self.run.fail(f"{key}: its end was {known}{', settled' * was_settled}, and is {state} now")
+
+    def _is_of_another_run(self, key: str, known: str, state: str, settled: bool) -> bool:
+        """Whether a record may say how another run of the attempt has ended: the last run, which cannot know that an
+        earlier one was late, or any run after which everything was sent.
+        """
+        attempt = int(_task_id_in(key)[1:]), int(key.rpartition(".")[2])
+        ended_as = self.world.bodies.ended_as[attempt]
+        return {known, state} <= {*ended_as} and (settled or state == ended_as[-1])
 
     def _note_what_replicas_missed(self, server: Any, model: Any) -> None:
         """A server starts, maybe with what a replica had.
@@ -185,6 +197,7 @@ class Invariants:
             # What a worker still has to report when it ends is lost if no lock server answers.
             is_unsaid = "worker ended" in kinds and not {*kinds}.isdisjoint(trouble.OF_SERVERS)
             is_unsaid = is_unsaid or "server restarted empty" in kinds
+            is_unsaid = is_unsaid or states.FAILURE in self.world.bodies.ended_as[number, 0]
             if states.SUCCESS in ends and ended_as == number and not is_unsaid:
                 is_sure = (task_id, states.SUCCESS) not in self._unsure and self.world.plan.replicas is None
                 self._is_recorded(number, task_id, is_settled=is_sure)

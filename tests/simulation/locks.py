@@ -397,6 +397,9 @@ class LocksChecker:
         living = {process.pid for process in self.run.processes if process.alive and process.runs}
         used = {turn.lease.owner[:28] for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
+        for server in self.world.servers:
+            if (given_up := holds.of_given_up(server, frozenset(self.limits))) is not None:
+                self.run.fail(given_up)
         self._must_not_be_kept_for(held)
         unused = {
             (key, owner)

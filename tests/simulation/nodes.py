@@ -13,6 +13,7 @@ from redis import Redis
 from tests.simulation import holds, trouble, ways
 from tests.simulation.copies import Copies
 from tests.simulation.disagreements import COPY_OF
+from tests.simulation.holds import STEM, WHOLE
 from tests.simulation.locks import OFTEN, LocksChecker, Turn
 from tests.simulation.program import Program
 from tests.simulation.servers import Entry, Server
@@ -30,9 +31,6 @@ NEARLY = 5
 
 #: Rates of clocks: those of two hosts differ by nearly the one percent that is allowed.
 RATES = (0.9955, 1.0, 1.0045)
-
-#: Length of the part of an owner that all its attempts share, and of the whole owner.
-STEM, WHOLE = 28, 32
 
 #: Faults that do not matter; those of a way matter only to the process that uses it.
 NO_MATTER = frozenset({*trouble.HARMLESS, *ways.BY_KIND} - {*ways.FORGETS})

@@ -78,7 +78,7 @@ class Plan:
         on_one_host: whether all workers are on one host.
         replicas: how many must have a lock; None if the server has none.
         queue_ttl: seconds for which a waiting message may keep others out; None: a day.
-        by_turns: whether the workers get messages in turn; otherwise, the first one that takes more gets them.
+        in_turns: whether the workers get messages in turn, or the first one as many as it takes.
     """
 
     seed: int
@@ -102,7 +102,7 @@ class Plan:
     on_one_host: bool = False
     replicas: int | None = None
     queue_ttl: float | None = None
-    by_turns: bool = False
+    in_turns: bool = False
 
     @property
     def calm_at(self) -> float:
@@ -137,6 +137,9 @@ OF_SENT = 0.15
 
 #: Share of all plans with messages that end as another one, or because a newer one has come (`sharing.py`).
 OF_SHARED = 0.18
+
+#: Share of the plans in which workers get messages in turn, which others get before the first one is full.
+IN_TURNS = 0.5
 
 #: Draws the plan of a seed, with a given number of servers, or with any number.
 Drawing = Callable[[int, "int | None"], Plan]
@@ -204,7 +207,8 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
     draws: dict[str, Drawing] = {"tasks": _tasks, "lines": _lines, "replicas": _replicas, "locks": _locks}
     draws |= {"beats": _beats, "nodes": draw_nodes, "sent": draw_sent}
     draws |= {"joined": draw_joined, "newest": draw_newest, "follows": draw_follows}
-    return draws[kind](seed, nodes)
+    plan = draws[kind](seed, nodes)
+    return replace(plan, in_turns=plan.in_turns or random.Random(f"in turns of {seed}").random() < IN_TURNS)
 
 
 def _may_be_shaped(draws: Drawing) -> Drawing:

@@ -175,7 +175,7 @@ def answered_unheard(plan: Plan, rng: random.Random) -> Plan:
     asks = round(rng.uniform(0.5, 1.0), 3)
     message = Message(asks, task, "a", 2, f"takes={rng.choice((0.1, 1.0))}", chained=rng.random() < 0.3)
     silent = Fault(round(asks - 0.01, 3), "cut back", rng.choice((0, 0, 0, 1)), round(rng.uniform(3.5, 6.5), 3))
-    plan = replace(plan, ttl=rng.choice((6.0, 10.0)), workers=2, concurrency=1, visibility=60.0, by_turns=True)
+    plan = replace(plan, ttl=rng.choice((6.0, 10.0)), workers=2, concurrency=1, visibility=60.0, in_turns=True)
     return _with(plan, (*before, message), [silent])
 
 
@@ -262,7 +262,7 @@ def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
         Fault(0.02, "worker killed", number, round(2.0 + late * latency, 3))
         for number, late in enumerate((0.0, rng.uniform(8.0, 11.0)))
     ]
-    plan = replace(plan, latency=latency, workers=2, concurrency=2, visibility=60.0, by_turns=True)
+    plan = replace(plan, latency=latency, workers=2, concurrency=2, visibility=60.0, in_turns=True)
     return _with(plan, (first, *rest), faults)
 
 

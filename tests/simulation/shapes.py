@@ -13,7 +13,7 @@ from dataclasses import replace
 from tests.simulation.plan import Fault, Message, Plan, Use
 
 #: Share of the plans of a kind that have such a shape.
-SHARE = 0.4
+SHARE = 0.5
 
 #: Seconds after which a client that asked in vain has given up: three tries of a second each, and pauses.
 UNANSWERED = 3.3
@@ -81,6 +81,18 @@ def asleep(plan: Plan, rng: random.Random) -> Plan:
     )
 
 
+def asleep_after_a_renewal(plan: Plan, rng: random.Random) -> Plan:
+    """A host sleeps soon after an answer that took nearly as long as is waited for: the lease ends meanwhile."""
+    ttl = plan.ttl
+    message = Message(0.1, rng.choice(("shop.late", "shop.again")), "a", 0, f"takes={2 * ttl:g}")
+    sleeps = Fault(
+        round(0.1 + ttl / 3 * (rng.randint(1, 3) + rng.uniform(0.0, 0.7)), 3), "host suspended", 0,
+        round(rng.uniform(1.0, 1.5) * ttl, 3),
+    )  # fmt: skip
+    latency = round(rng.choice((0.025, 0.04)) * ttl, 4)
+    return replace(plan, nodes=1, messages=(message,), faults=(sleeps,), latency=latency, workers=1, visibility=60.0)
+
+
 def last_breath(plan: Plan, rng: random.Random) -> Plan:
     """A child dies while its request is still on the way to the server."""
     latency = round(rng.choice((0.02, 0.04)) * plan.ttl, 4)
@@ -129,14 +141,71 @@ def silent_at_an_end(plan: Plan, rng: random.Random) -> Plan:
 
 
 def kept_for_the_dead(plan: Plan, rng: random.Random) -> Plan:
-    """The end of an attempt arrives late; the next attempt, which comes before, dies while it waits."""
-    words = f"takes={rng.choice((0.1, 0.3))} retries=1 countdown={rng.choice((0, 0, 0.3))}"
-    silent = Fault(0.05, rng.choice(("cut there at an end", "cut at an end")), 0, round(rng.uniform(1.5, 4.0), 3))
-    killed = Fault(round(rng.uniform(0.5, 2.0), 3), "child killed", rng.randrange(100))
+    """The end of an attempt arrives late; the next attempt, which comes before, dies or is revoked while it waits."""
+    if rng.random() < 0.5:
+        task, countdown, seconds = rng.choice(("shop.keeps", "shop.keeps_early")), 1.5, rng.uniform(1.7, 3.5)
+        ended = Fault(round(rng.uniform(0.45, 1.8), 3), "revoked")
+    else:
+        task, countdown, seconds = "shop.keeps_early", rng.choice((0, 0.3)), rng.uniform(1.5, 4.0)
+        ended = Fault(round(rng.uniform(0.5, 2.0), 3), "child killed", rng.randrange(100))
+    words = f"takes={rng.choice((0.1, 0.3))} retries=1 countdown={countdown}"
+    silent = Fault(0.05, rng.choice(("cut there at an end", "cut at an end")), 0, round(seconds, 3))
     return replace(
-        plan, nodes=1, pool="prefork", messages=(Message(0.1, "shop.keeps_early", "a", 0, words),),
-        faults=(silent, killed), workers=2, concurrency=rng.choice((1, 2)),
+        plan, nodes=1, pool="prefork", messages=(Message(0.1, task, "a", 0, words),), faults=(silent, ended),
+        workers=2, concurrency=rng.choice((1, 2)), in_turns=True,
     )  # fmt: skip
+
+
+def ends_differently(plan: Plan, rng: random.Random) -> Plan:
+    """No lock server hears of an end in time, so a copy runs, and ends in another way; its end is told slowly."""
+    message = Message(0.1, rng.choice(("shop.late", "shop.again")), "a", 0, "takes=0.3 fails_once=1")
+    again = (Fault(at, "delivered again", rng.randrange(100)) for at in (0.2, 0.3))
+    silent = Fault(0.05, rng.choice(("cut at an end", "cut there at an end")), 0, round(rng.uniform(4.0, 9.0), 3))
+    slow = Fault(round(rng.uniform(3.8, 5.0), 3), "results slow", 0, round(rng.uniform(1.0, 4.5), 3))
+    return replace(
+        plan,
+        nodes=1,
+        messages=(message,),
+        faults=_in_order(*again, silent, slow),
+        workers=2,
+        ttl=3.0,
+        visibility=60.0,
+        in_turns=True,
+    )
+
+
+def asks_and_dies(plan: Plan, rng: random.Random) -> Plan:
+    """A child dies while it asks, and its request arrives much later; its message waits behind others by then."""
+    asks, ttl = 0.6, rng.choice((6.0, 10.0))
+    # On a new connection, only the greeting would be held back.
+    first = Message(0.1, "shop.again", "a", 0, "takes=0.05")
+    dies = Message(asks, rng.choice(("shop.late", "shop.again", "shop.retries")), "b", 1, "takes=0.3")
+    others = (Message(asks + 0.01, "shop.again", key, 2 + "ac".index(key), f"takes={ttl:g}") for key in "ac")
+    late = Fault(asks, "requests held back", 10 * rng.randrange(2), round(rng.uniform(1.0, 10.0), 3))
+    killed = Fault(round(asks + rng.uniform(0.01, 1.0), 3), "child killed", rng.randrange(100))
+    return replace(
+        plan, nodes=1, pool="prefork", messages=(first, dies, *others), faults=(late, killed), workers=1,
+        concurrency=1, ttl=ttl,
+    )  # fmt: skip
+
+
+def given_up_by_one(plan: Plan, rng: random.Random) -> Plan:
+    """A worker asks for a lock and hears nothing, nor can it take that back; another worker gets its message."""
+    # New connections would only be greeted.
+    first = (Message(0.1, "shop.again", key, number, "takes=0.05") for number, key in enumerate("ab"))
+    rest = (
+        Message(round(0.6 + rng.uniform(0.0, 0.2), 3), rng.choice(("shop.late", "shop.again", "shop.two")), key, number,
+                f"takes={rng.choice((0.1, 1.0))}")
+        for number, key in enumerate("cd", 2)
+    )  # fmt: skip
+    deaf, mute, over = rng.uniform(0.58, 0.7), rng.uniform(0.8, 4.0), 0.8 + UNANSWERED + rng.uniform(1.0, 5.0)
+    worker = rng.randrange(2)
+    faults = (
+        Fault(round(at, 3), kind, worker, round(over - at, 3)) for at, kind in ((deaf, "cut back"), (mute, "cut"))
+    )
+    return replace(
+        plan, nodes=1, messages=(*first, *rest), faults=(*faults,), workers=2, concurrency=1, ttl=10.0, in_turns=True
+    )
 
 
 def silent_and_deaf(plan: Plan, rng: random.Random) -> Plan:
@@ -379,7 +448,8 @@ def killed_as_it_sends(plan: Plan, rng: random.Random) -> Plan:
 BY_KIND: dict[str, tuple[Shape, ...]] = {
     "tasks": (
         *(slow_everywhere, slow_everywhere, asleep, asleep, silent_at_an_end, silent_and_deaf),
-        *(one_host, slow_results, ended_in_order, kept_for_the_dead, last_breath),
+        *(one_host, slow_results, ended_in_order, kept_for_the_dead, last_breath, ends_differently, asks_and_dies),
+        *(given_up_by_one, asleep_after_a_renewal),
     ),
     "locks": (
         *(kept_for_its_time, leaves_as_it_is_freed, given_up, slots_over_slow_ways, slot_ends_as_another_is_freed),

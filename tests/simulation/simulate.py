@@ -86,7 +86,8 @@ def simulate(plan: Plan) -> Result:
     begin(run)
     settings = {"singleton_lock_ttl": plan.ttl, "singleton_lock_journal": 0}
     world = World(run, settings, nodes=plan.nodes, visibility=plan.visibility, latency=plan.latency)
-    world.plan, world.broker.by_turns = plan, plan.by_turns
+    world.plan = plan
+    world.broker.in_turns = plan.in_turns
     if plan.replicas is not None:
         world.settings["singleton_lock_replicas"] = plan.replicas
         for server in world.servers:

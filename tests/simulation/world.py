@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+from celery import states
+
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.task.execution import holder_of
 from tests.simulation import apps, holds, loading, trouble
@@ -162,6 +164,8 @@ class Bodies:
     unknown: set[tuple[int | str, int]] = field(default_factory=set)
     #: By message and attempt: the body that ended last, and when.
     ended: dict[tuple[int | str, int], tuple[Running, float]] = field(default_factory=dict)
+    #: By message and attempt: the states in which its bodies have ended, in this order.
+    ended_as: dict[tuple[int | str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     #: Called when a body begins, and when a body has reached its last line; with its request.
     watched: list[tuple[Callable[[Running, Any], None], Callable[[Running, Any], None]]] = field(default_factory=list)
@@ -209,8 +213,10 @@ class Bodies:
         for _, ends in self.watched:
             ends(mine, task.request)
         self.ended[number, mine.attempt] = mine, run.now
+        ended_as = self.ended_as[number, mine.attempt]
         process.at_end.append(partial(self._is_known, mine))
         if int(words.get("retries", "0")) > mine.attempt:
+            ended_as.append(states.RETRY)
             # If the next attempt was already carried out, since this attempt ran twice, nothing is kept.
             keeps = task.lock_retain_on_retry and lease.held and (number, mine.attempt + 1) not in self.ended
             # With this policy nothing is kept from newer messages: their own checker looks at that.
@@ -220,8 +226,10 @@ class Bodies:
         at_least_for = task.lock_options(task.request).at_least_for
         if at_least_for and lease.held:
             self.rests[lock] = mine.number, mine.asked_at + at_least_for
-        if words.get("fails"):
+        if words.get("fails") or (words.get("fails_once") and self.begun[number] == 1):
+            ended_as.append(states.FAILURE)
             raise ValueError(f"message {number} fails")
+        ended_as.append(states.SUCCESS)
         self.succeeded[number] += 1
         self.ended_names[number] = ended_name
         run.note("body ends well", f"{lock} message={number}")

@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     _run(
         "what lost its lock is remembered as failed",
-        old="self.was_lost = not lease.held and _is_failure(error)",
+        old="self.was_lost = self.superseded is None and not lease.held and _is_failure(error)",
         new="self.was_lost = False",
         breaks="what failed without its lock has the end of its copy",
     ),

@@ -282,6 +282,7 @@ MUTANTS = (
         old="elseif type(known) == 'string' and known ~= '?' .. record then",
         new="elseif known == '' then",
         breaks="one message, one end",
+        kind="joined",
     ),
     _refuse(
         "refused without a record",
