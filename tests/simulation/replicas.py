@@ -30,7 +30,7 @@ class Replica:
         self._cut_at: float | None = None
         #: When it was cut off, and when it took the server's place all the same.
         self.missed: list[tuple[float, float]] = []
-        #: Writes that wait until the link is open again.
+        #: Writes, and copies of everything, that wait until the link is open again.
         self._held_up: deque[Callable[[], None]] = deque()
         server.on_start.append(self._joins)
         self._follow(server.model)
@@ -54,10 +54,11 @@ class Replica:
         self.run.after(self.run.rng.uniform(*JOINS), lambda: self._follow(model))
 
     def _follow(self, model: Any) -> None:
-        if self.server.model is model:
+        if self._cut_at is not None:
+            self._held_up.append(lambda: self._follow(model))
+        elif self.server.model is model:
             self._followed = model
             self._data = model.copy_dataset()
-            self._held_up.clear()
             model.on_write = lambda offset, changes: self._written(model, offset, changes)
             self._acknowledge(model, model.offset)
 
