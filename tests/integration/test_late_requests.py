@@ -431,6 +431,23 @@ class TestRelease:
         store.remember(KEY, failed)
         assert [record.content for record in store.inspect(KEY).records] == [failed.content]
 
+    def test_record_of_another_run_replaces_the_first_at_the_second_try_as_well(
+        self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first one did not reach the server."""
+        lease = taken(store, holder=ME)
+        store.remember(KEY, Outcome("FAILURE").record_of(ME, OF_USE))
+        succeeded = Outcome("SUCCESS").record_of(ME, OF_USE)
+        run = store._servers.run
+
+        def fail_once(*args: Any, **options: Any) -> Any:
+            monkeypatch.setattr(store._servers, "run", run)
+            raise ConnectionError("cut")
+
+        monkeypatch.setattr(store._servers, "run", fail_once)
+        assert store.free(lease, record=succeeded)
+        assert [record.content for record in store.inspect(KEY).records] == [succeeded.content]
+
     def test_repeated_record_replaces_a_provisional_one(self, store: RedisStore) -> None:
         """And a foreign value."""
         lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)

@@ -15,6 +15,7 @@ from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockLost
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import outcome, redelivery, refusal, requeue
+from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.message_identity import SENT_HEADER
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
@@ -298,6 +299,31 @@ class TestStopped:
         with pytest.raises(Skipped):
             come(task, "a")
         assert isinstance(task.backend.get_task_meta(f"{task.app.main}-a")["result"], LockSuperseded)
+
+    def test_failure_of_its_own_that_comes_before_the_stop_counts(
+        self, meets: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail() -> None:
+            lease = progress_of(task.request).lease
+            until(lambda: lease.superseded_by, "the holder knows of the newer message")
+            raise ValueError("its own")
+
+        monkeypatch.setattr(Body, "strike", lambda _: None)
+        task, _ = meets(fail)
+        with pytest.raises(ValueError, match="its own"):
+            come(task, "a")
+
+    def test_stopped_execution_may_end_without_a_result(self, meets: Any) -> None:
+        def ignore() -> None:
+            try:
+                sleep()
+            except Aborted:
+                raise Ignore from None
+
+        task, _ = meets(ignore)
+        with pytest.raises(Ignore) as ended:
+            come(task, "a")
+        assert not isinstance(ended.value, Skipped)
 
     def test_autoretry_does_not_retry_a_stopped_execution(self, meets: Any) -> None:
         task, runs = meets(sleep, autoretry_for=(Exception,), retry_backoff=False, default_retry_delay=0)
