@@ -503,6 +503,16 @@ class TestGivenUp:
             assert not node.is_avoided
             assert not node.has_failed
 
+    def test_connection_is_kept_after_a_hold_was_put_back(self, nodes: Nodes, store: RedlockStore) -> None:
+        lease = taken_on_all(nodes, store)
+        with nodes.servers[0].client() as client:
+            client.delete(RUN)
+        assert store.renew([lease], timeout=1.0) == [True]
+        until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it again")
+        (talk,) = store._nodes._conversations
+        until(lambda: talk.collect() or not any(talk._unanswered), "all nodes have answered")
+        assert all(connection is not None for connection in talk._connections)
+
     def test_connection_to_a_node_that_stays_silent_is_given_up(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
