@@ -1,12 +1,10 @@
 """The threads that do the renewals of this process: when they start, what each does next, and when they end.
 
-There is one thread, whatever the number of leases. But a round of renewals may wait for a silent server, and leases in
-other stores must not wait for that. So if there are leases in several stores, a second thread watches the thread that
-makes the rounds. When that is held up, the second goes on with the other stores, and is then watched in turn. There are
-as many threads as there are silent servers at this moment, and at most two more.
-
-A round is also watched if it may take longer than a lease in its store can wait, which is then given up meanwhile: if
-it tries late, or not for the first time, to renew a lease; or if another lease waits for it that has a shorter ttl.
+There is one thread, whatever the number of leases. But a round of renewals may wait for a silent server, and neither
+leases in other stores nor the holders of leases in the same store must wait for that. So a second thread watches the
+thread that makes a round: it gives up the leases that cannot wait any longer. When the first is held up, the second
+goes on with the other stores, and is then watched in turn. There are as many threads as there are silent servers at
+this moment, and at most two more.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from functools import partial
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, forks, trust
+from celery_singleton_lock import clock, forks
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.watched import Watched
 
@@ -94,8 +92,6 @@ class Pulse:
         #: The thread that makes the rounds, and since when it has been in a round.
         self._in_round: threading.Thread | None = None
         self._in_round_since: float | None = None
-        #: Whether that round may take longer than a lease can wait.
-        self._is_late = False
         #: When a thread wakes up, unless it is notified.
         self._wakes_at = 0.0
         #: Until when a thread waits without leases.
@@ -104,8 +100,7 @@ class Pulse:
     def follow(self, heartbeat: Renewer, due_at: float) -> None:
         """Make sure that a thread renews for this heartbeat when that is due, or gives the lease up in time."""
         self._heartbeats.add(heartbeat)
-        # A round that is under way may take longer than the lease can wait.
-        if not self._add_thread(True) and due_at < self._wakes_at:
+        if not self._add_thread() and due_at < self._wakes_at:
             self.changed.notify()
 
     def left(self, heartbeat: Renewer, linger: float) -> list[threading.Thread]:
@@ -126,13 +121,13 @@ class Pulse:
         self._lingers_until = 0.0
         self.changed.notify_all()
 
-    def _add_thread(self, is_watched: bool) -> bool:
-        """Start a thread if there is none, or if all are at work and are to be watched; whether one was started."""
+    def _add_thread(self) -> bool:
+        """Start a thread if there is none, or if all are at work, and nobody watches; whether one was started."""
         if len(self._threads) == 1 and not self._working and next(iter(self._threads)).is_alive():
             return False  # The usual case in a series of short leases.
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads
-        missing = self._threads == self._working and (not self._working or is_watched)
+        missing = self._threads == self._working
         if missing:
             thread = threading.Thread(target=self._run, name="singleton-lock-heartbeat", daemon=True)
             thread.start()
@@ -164,7 +159,7 @@ class Pulse:
                 if (work := self._work(now, me)) is not None:
                     self._working.add(me)
                     with suppress(Exception):  # No more threads can be started: this one must do.
-                        self._add_thread(len(self._heartbeats) > 1 or self._is_late)
+                        self._add_thread()
                     self.changed.notify()  # A thread that waits may sleep until later than this one would have.
                     return work
                 sleep = self._seconds_to_sleep(now)
@@ -212,9 +207,8 @@ class Pulse:
             for owner, watched in list(heartbeat.watched.items())
             if owner not in heartbeat.taken and watched.is_due(now)
         }
-        self._is_late = _is_late(heartbeat, due, now)
         for watched in due.values():
-            watched.asks(now)
+            watched.asked_at = now
         heartbeat.in_round = True
         heartbeat.taken.update(due)
         return partial(self._go_round, heartbeat, due)
@@ -271,19 +265,6 @@ class Pulse:
                 watched.on_lost()
             except Exception:
                 logger.exception("heartbeat: %s: could not ask its task to stop", lease.key)
-
-
-def _is_late(heartbeat: Renewer, due: Mapping[str, Watched], now: float) -> bool:
-    """Whether a round that begins now may take longer than a lease can wait, whether or not it renews that lease."""
-    leases = [lease for watched in due.values() if (lease := watched.lease()) is not None]
-    if not leases:
-        return False
-    most = trust.MOST_STEPS * trust.step_of(lease.good_for for lease in leases)
-    return any(watched.is_late(now) for watched in due.values()) or any(
-        watched.next_at(under_way=True) < now + most
-        for owner, watched in list(heartbeat.watched.items())
-        if owner not in due
-    )
 
 
 #: The pulse of this process.

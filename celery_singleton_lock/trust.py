@@ -50,13 +50,6 @@ GRACE_SHARE = 1 / 10
 #: server that was restarted.
 LOST_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE
 
-#: The most steps that a renewal takes, as a rule: a new connection, TLS, a login, a script that is sent once more.
-MOST_STEPS = 6
-
-#: The share of the ttl that is left when a renewal that begins may take longer than its lease can wait, so that another
-#: thread watches it.
-WATCHED_BEFORE = LOST_BEFORE + MOST_STEPS * STEP_SHARE
-
 #: The share of the ttl that is left when a holder has stopped because it could not renew its lease: about a tenth. The
 #: last strike comes a little after the grace period.
 STOPPED_BEFORE = LOST_BEFORE - GRACE_SHARE - STRIKE_SHARE

@@ -34,7 +34,6 @@ class Watched:
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
         said: the last such time for which it was called.
         asked_at: when its last renewal began.
-        asked_after: how many renewals had been answered by then; -1 if there was none.
     """
 
     lease: weakref.ref[Lease]
@@ -46,7 +45,6 @@ class Watched:
     on_moved: Callable[[], object] | None = None
     said: float = 0.0
     asked_at: float = 0.0
-    asked_after: int = -1
 
     @property
     def give_up_at(self) -> float:
@@ -97,20 +95,6 @@ class Watched:
         if lease is None or lease.reason is not None:
             return False
         return self.due_at <= now + lease.good_for * trust.RENEW_AFTER * trust.COALESCE
-
-    def asks(self, now: float) -> None:
-        """Note that a renewal begins."""
-        lease = self.lease()
-        self.asked_at, self.asked_after = now, -1 if lease is None else lease.renewals
-
-    def is_late(self, now: float) -> bool:
-        """Whether a renewal that begins now may take longer than the lease can wait."""
-        lease = self.lease()
-        if lease is None:
-            return False
-        # Nothing bounds the second try: the name of the server may have to be looked up, or Sentinels asked for it.
-        is_second_try = lease.renewals == self.asked_after
-        return is_second_try or lease.trusted_until - now < lease.good_for * trust.WATCHED_BEFORE
 
     def lose(self, lease: Lease, reason: str) -> None:
         """Note that the lease is lost, which is reported at once."""
