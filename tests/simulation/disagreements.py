@@ -83,6 +83,12 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
         uses[1:] = _copies(rng, programs, begins, ttl)
     elif theme is _swapped:
         uses[1:] = _one_has_it(rng, programs, begins, ttl)
+    elif theme is _beside_a_run:
+        uses[1:] = _copies_beside_a_run(rng, programs, begins, ttl)
+    elif theme is _taken_back_late:
+        uses[1:] = _one_waits(rng, programs, begins, ttl)
+    elif theme is _forgotten_by_most:
+        uses[1:] = _one_has_it_for_long(rng, programs, begins, ttl)
     elif theme is _given_back_to_few:
         uses[1] = Use(round(begins + 0.2 * ttl, 3), 0, 9, "a", 0, None, GIVEN_BACK * ttl)
     setting = _Setting(rng, nodes, programs, ttl, begins, until, uses[1:])
@@ -212,6 +218,72 @@ def _copies(rng: random.Random, programs: int, begins: float, ttl: float) -> Ite
         yield Use(round(at, 3), number % programs, number, "a", number, 0.0, body, (f"{COPY_OF}m0",))
 
 
+def _beside_a_run(it: _Setting) -> Iterator[Fault]:
+    """A program has few nodes to itself, and others hear late of what it does."""
+    node, begins = it.rng.randrange(it.nodes), it.begins + 0.05 * it.ttl
+    yield Fault(round(begins, 3), it.rng.choice(("way cut", "way cut there")), way(0, node), round(2 * it.ttl, 3))
+    for program in range(1, it.programs):
+        for node in range(it.nodes):
+            yield Fault(round(begins, 3), "way slow", way(program, node), round(2 * it.ttl, 3))
+
+
+def _copies_beside_a_run(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
+    """A lock becomes free, and a copy of a message takes it, while other copies are about to be refused."""
+    takes = rng.uniform(0.15, 0.4) * ttl
+    free_at = begins + 0.1 * ttl + takes
+    yield Use(round(begins + 0.1 * ttl, 3), 0, 0, "a", 0, None, round(takes, 3))
+    after = [rng.uniform(-0.04, -0.01) for _ in "12"]
+    after += [rng.uniform(0.0, 0.12) for _ in range(rng.randint(2, 4))]
+    after += [rng.uniform(0.2, 0.6) for _ in "12"]
+    for number, share in enumerate(after, 1):
+        program = 1 + number % (programs - 1)
+        # They have connections by then.
+        yield Use(round(begins - 0.05 * ttl, 3), program, number, "b", 20 + number, 0.0, 0.0)
+        yield Use(round(free_at + share * ttl, 3), program, number, "a", number, 0.0, 0.0, (f"{COPY_OF}m0",))
+    at, body = free_at + rng.uniform(0.005, 0.02) * ttl, round(rng.uniform(0.0, 0.08) * ttl, 3)
+    yield Use(round(at, 3), 0, 19, "a", 19, 0.0, body, (f"{COPY_OF}m0",))
+
+
+def _taken_back_late(it: _Setting) -> Iterator[Fault]:
+    """A waiter gets the nodes that the holder cannot reach, and gives them back late."""
+    node = it.rng.randrange(it.nodes)
+    yield Fault(round(it.begins + 0.05 * it.ttl, 3), "way cut", way(0, node), round(it.ttl, 3))
+    for use in it.uses:
+        if use.program:
+            late, passes = it.rng.uniform(0.3, 1.0) * it.ttl, it.rng.choice((1, 1, 3, 0, 2))
+            kind = it.rng.choice(("way held back and broken", "way held back and broken", "way held back"))
+            yield Fault(round(use.at - 0.001, 3), kind, way(use.program, node, passes=passes), round(late, 3))
+
+
+def _one_waits(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
+    """A use has the lock, and others wait for it, each of which keeps it for some time."""
+    yield Use(round(begins + 0.1 * ttl, 3), 0, 0, "a", 0, None, round(rng.uniform(0.2, 0.6) * ttl, 3))
+    for program in range(1, programs):
+        # They have connections by then.
+        yield Use(round(begins, 3), program, 1, "b", 20 + program, 0.0, 0.0)
+        at = begins + rng.uniform(0.15, 0.3) * ttl
+        yield Use(round(at, 3), program, 1, "a", program, None, round(1.2 * ttl, 3))
+
+
+def _forgotten_by_most(it: _Setting) -> Iterator[Fault]:
+    """Most nodes lose a hold that its holder has just got, and what it sends them after its first renewal is late."""
+    keeps, taken_at = it.rng.randrange(it.nodes), it.begins + 0.1 * it.ttl
+    for node in range(it.nodes):
+        if node != keeps:
+            lost_at = taken_at + it.rng.uniform(0.006, 0.02) * it.ttl
+            yield Fault(round(lost_at, 3), "server flushed", node)
+            late = round(it.rng.uniform(1.0, 2.0) * it.ttl, 3)
+            yield Fault(round(taken_at + 0.3 * it.ttl, 3), "way held back", way(0, node, passes=1), late)
+
+
+def _one_has_it_for_long(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
+    """A use has the lock for long, and others wait for it."""
+    yield Use(round(begins + 0.1 * ttl, 3), 0, 0, "a", 0, None, round(2 * ttl, 3))
+    for program in range(1, programs):
+        at = begins + rng.uniform(0.12, 0.5) * ttl
+        yield Use(round(at, 3), program, 1, "a", program, None, round(0.5 * ttl, 3))
+
+
 def _slow(it: _Setting) -> Iterator[Fault]:
     """Answers come just in time."""
     for program in range(it.programs):
@@ -243,6 +315,9 @@ THEMES: dict[Theme, int] = {
     _given_back_to_few: 1,
     _away: 2,
     _refusals: 3,
+    _beside_a_run: 5,
+    _taken_back_late: 3,
+    _forgotten_by_most: 1,
     _slow: 2,
     _calm: 3,
 }

@@ -141,8 +141,8 @@ MUTANTS = (
     ),
     _redlock(
         "refused without a promise",
-        old="                for each in (promise, record):\n                    call =",
-        new="                for each in (record,):\n                    call =",
+        old="for each in (promise, record):\n",
+        new="for each in (record,):\n",
         breaks="one message, one end",
     ),
     _redlock(

@@ -279,7 +279,7 @@ MUTANTS = (
     ),
     _refuse(
         "refused after the end",
-        old="elseif type(known) == 'string' and known ~= '?' .. record then",
+        old="elseif type(known) == 'string' and string.match(known, PROMISED) ~= record then",
         new="elseif known == '' then",
         breaks="one message, one end",
         kind="joined",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_singleton_lock import chance, clock
-from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, stem
+from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, new_owner, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
@@ -23,8 +23,9 @@ ATTEMPTS = 16 ** (OWNER_LENGTH - STEM_LENGTH)
 MEMORY_TTL = 315_360_000.0
 
 #: The record of a promise begins with this. A refusal's record on a minority of the nodes would look like the message's
-#: end without being it: so the refusal is promised first.
-PROMISE = b"?"
+#: end without being it: so the refusal is promised first. Then follow characters that name the call: copies may be
+#: refused with equal records, and none of them may take back what another one has promised.
+PROMISE, PROMISE_NAME = b"?", 8
 
 VOTE = Script(*lock_commands.GRANTING, *lock_commands.LOOKING, "lock/vote", "lock/acquire", answers=answers_vote)
 PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
@@ -103,6 +104,12 @@ def abandon(hold: Hold) -> Call:
 def undo(hold: Hold, attempt: str) -> Call:
     """Take back one attempt; what is left of it comes too late from now on."""
     return lock_commands.ending(hold, attempt, over=(attempt,), wakes=False)
+
+
+def promise_of(record: Record, seconds: float) -> Record:
+    """The promise to record this."""
+    name = new_owner()[:PROMISE_NAME].encode()
+    return record._replace(content=PROMISE + name + record.content, seconds=seconds)
 
 
 def take_back(key: str, record: Record) -> Call:

@@ -222,7 +222,12 @@ class Conversation:
         self._selector.register(connection, selectors.EVENT_READ, index)
         self._waits_for[index] = selectors.EVENT_READ
         node.connected()
-        # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
+        self._load(index)
+
+    def _load(self, index: int) -> None:
+        """Load all scripts. Not when first used: the answer that one is unknown may come when nobody waits for it any
+        more, as that to the end of a hold, which the node would keep then.
+        """
         for script in (*commands.SCRIPTS, *ledger.SCRIPTS):
             loading = _Request(Call(script, (), ()), self._round, None, 0.0)
             self._send(index, loading, packed(script.load))
@@ -278,6 +283,8 @@ class Conversation:
                     # Even if nobody waits for it any more: it may end a hold.
                     self._send(index, request, packed(request.call.by_text))
                     self._is_late = True
+                    if all(it.call.keys for it in self._unanswered[index]):
+                        self._load(index)  # It has forgotten the others, too.
                     if self._connections[index] is None:
                         return
                 else:

@@ -145,8 +145,10 @@ class RedlockStore:
         self._said(hold, commands.free(hold, record=record))
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
+        record = record._replace(content_for=None)  # It may have to be taken back.
+        sent = [commands.promise_of(record, PROMISED)]
         try:
-            return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots))
+            return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots, sent))
         except TimeoutError as error:
             raise LockUnavailable(self.server, words_of(error)) from error
 
@@ -322,14 +324,18 @@ class RedlockStore:
             raise
         return answers
 
-    def _refuse(self, key: str, holder: Holder, record: Record, slots: int) -> Held | Record | None:
-        """Refuse the message, on a majority of nodes that have promised that before."""
+    def _refuse(self, key: str, holder: Holder, record: Record, slots: int, sent: list[Record]) -> Held | Record | None:
+        """Refuse the message, on a majority of nodes that have promised that before.
+
+        `sent` has the promise, and then the record if it was sent: a copy may have recorded the same, which must stay.
+        """
         answers: Answers = {}
-        record = record._replace(content_for=None)  # It may have to be taken back.
-        promise = record._replace(content=commands.PROMISE + record.content, seconds=PROMISED)
+        promise = sent[0]
         for _ in tries():
             with self._nodes.conversation() as conversation:
                 for each in (promise, record):
+                    if each not in sent:
+                        sent.append(each)
                     call = lock_commands.refuse(key, holder, each, slots=slots, named=stem)
                     # Not merely until a majority has answered: if a node where the message's copy has the lock answers
                     # sooner than one that has promised, a refusal that others have already seen would be taken back.
@@ -339,17 +345,20 @@ class RedlockStore:
                         break
                 else:
                     return None
-                if len(kinds) < self._nodes.quorum:
-                    # Silence is not an objection: what is there may be another copy's refusal, which looks the same.
+                is_more, against = Answer.MORE_SLOTS in kinds, len(kinds) - kinds.count(Answer.GRANTED)
+                may_have_it = record in sent and not is_more and against <= self._nodes.spare
+                if may_have_it or len(kinds) < self._nodes.quorum:
+                    # Silence is not an objection: a majority may have the record, with a node that is late, and others
+                    # have seen it; or what is there is another copy's refusal, which looks the same.
                     continue
-                for each in () if Answer.MORE_SLOTS in kinds else (promise, record):
+                for each in () if is_more else sent:
                     everywhere = range(len(self._nodes.each))
                     conversation.send(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
             # Outside the conversation, which `MoreSlots` would end as an error does.
             found = [lock_answers.parse_refusal(answer, record.message) for answer in given(answers)]
-            against = [it for it in found if it is not None and not _is_promise(it)]
-            if against:
-                return next((it for it in against if isinstance(it, Record)), against[0])
+            objections = [it for it in found if it is not None and not _is_promise(it)]
+            if objections:
+                return next((it for it in objections if isinstance(it, Record)), objections[0])
         raise self._nodes.unavailable(errors_of(answers))
 
 

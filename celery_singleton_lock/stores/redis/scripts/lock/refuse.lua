@@ -6,17 +6,18 @@
 --      ms for which it is one (0: the record alone says that)
 -- -> {GRANTED} recorded | {HELD, value, pttl, slot} another copy of the message has the lock
 --  | {RECORD, record, pttl} it was carried out | {MORE_SLOTS, slots} more slots are in use: name them all
--- Idempotent by the record: a repeated call finds its own. A record that begins with '?' is a promise, on one node of a
--- Redlock: it keeps others from recording anything, and the record that it promises replaces it.
+-- Idempotent by the record: a repeated call finds its own. '?', eight characters that name the call, and a record are a
+-- promise, on one node of a Redlock: it keeps others from recording anything, and the record that it promises replaces it.
 local done, in_use, ended, more, aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local FIRST = 6
 local OWNER_LENGTH, RETRIES, REPLACED = 32, 3, 7
+local PROMISED = '^%?........(.*)$'
 local record, record_ms, reserved_as, sending, retries, replaced, name, ended_ms = unpack(ARGV)
 
 local known = redis.pcall('GET', done)
-if known == record or type(known) == 'string' and record == '?' .. known then
+if known == record or type(known) == 'string' and string.match(record, PROMISED) == known then
   return {GRANTED}
-elseif type(known) == 'string' and known ~= '?' .. record then
+elseif type(known) == 'string' and string.match(known, PROMISED) ~= record then
   return {RECORD, known, redis.call('PTTL', done)}
 end
 local left = known_for(ended, more, name, aside)
