@@ -43,6 +43,25 @@ def always_another(plan: Plan, rng: random.Random) -> Plan:
     )
 
 
+def busy_elsewhere(plan: Plan, rng: random.Random) -> Plan:
+    """A process is busy with long tasks of other locks when a lock is freed that copies in both processes wait for. The
+    first copy is in the busy process, as a rule, and the other one has room.
+    """
+    task, takes, long = rng.choice(("shop.again", "shop.again", "shop.rests")), rng.uniform(1.2, 2.0), 4.0
+    # In turn: a copy that is put back takes a turn, too.
+    calls = [("a", takes), ("b", long), ("a", 0.1), ("d", 0.1), ("a", 0.1), ("c", long)]
+    calls += [("a", 0.1)] * rng.randint(0, 2)
+    if rng.random() < 0.3:
+        rng.shuffle(calls)
+    messages = tuple(
+        Message(round(0.05 + 0.12 * number, 3), task, key, number, f"takes={seconds:.2f}")
+        for number, (key, seconds) in enumerate(calls)
+    )
+    return replace(
+        plan, nodes=1, messages=messages, faults=(), workers=2, concurrency=2, visibility=60.0, in_turns=True
+    )
+
+
 SHAPES: tuple[Callable[[Plan, random.Random], Plan], ...] = (
-    *(in_line, in_line, in_line, in_line, in_line, in_line, elsewhere_by_now, always_another),
+    *(in_line, in_line, in_line, in_line, in_line, in_line, elsewhere_by_now, always_another, busy_elsewhere),
 )
