@@ -188,7 +188,7 @@ class LocksChecker:
         """Hold the lock for its time; in the middle, ask something of the lock."""
         use, errors = turn.use, turn.process.package("lock.errors")
         left, seen_lost = use.takes, 0
-        verbs = [verb for verb in ("reacquire", "extend", "checks") if verb in use.ways]
+        verbs = [verb for verb in ("reacquire", "extend", "shorten", "checks") if verb in use.ways]
         try:
             while left > 0:
                 self.run.park(min(left, STEP))
@@ -212,7 +212,8 @@ class LocksChecker:
             elif verb == "reacquire":
                 turn.lock.reacquire()
             else:
-                turn.lock.extend(self.plan.ttl / 2)
+                is_less = verb == "shorten"
+                turn.lock.extend(self.plan.ttl / (4 if is_less else 2), replace_ttl=is_less)
         except errors.Unavailable as error:
             self._no_answer(use, error)
 

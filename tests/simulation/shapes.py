@@ -392,9 +392,9 @@ def slot_ends_as_another_is_freed(plan: Plan, rng: random.Random) -> Plan:
 
 
 def asks_in_silence(plan: Plan, rng: random.Random) -> Plan:
-    """A holder asks for more time while the server is silent."""
-    asks = 0.1 + 2.0 + rng.uniform(-0.1, 0.3)
-    use = Use(0.1, 0, 0, "a", 0, None, 4.0, (rng.choice(("reacquire", "extend")),))
+    """A holder asks for more time, or for less, while the server is silent."""
+    asks = 0.1 + 2.0 + rng.uniform(-0.15, 0.05)
+    use = Use(0.1, 0, 0, "a", 0, None, 4.0, (rng.choice(("reacquire", "extend", "shorten")),))
     silent = (
         Fault(round(asks - 0.01, 4), "connections closed", 0),
         Fault(round(asks, 4), rng.choice(("cut", "cut back", "cut there")), 0, round(rng.uniform(0.5, 4.0), 3)),
