@@ -64,6 +64,9 @@ NAMES = (*LOCK_SETTINGS, *BEAT_SETTINGS, *(option.setting for option in OPTIONS.
 ATTRIBUTES = (*(option.attribute for option in OPTIONS.values()), "lock_name")
 CALL = {"key": "x", "ttl": 30.0, "wait": 1.0, "on_conflict": "retry", "conflict_retries": 3, "at_least_for": 1.0}
 
+#: One of these is in each error.
+WHAT_TO_DO = ("allowed", "set it to", "but must be", "do not accept", "did you mean")
+
 
 class Strange:
     """A value that a setting in a Python module can have, and a message cannot."""
@@ -81,7 +84,7 @@ def explains(error: InvalidOption, *names: str) -> None:
     """Check that the error names what is wrong and what is allowed, and shows no password."""
     text = str(error)
     assert any(cleaned.text(name).lower() in text.lower() for name in names), text
-    assert "allowed" in text or "set it to" in text or "but must be" in text or "do not accept" in text, text
+    assert any(words in text for words in WHAT_TO_DO), text
     assert PASSWORD not in text
     assert len(text) < 6000
     text.encode()
