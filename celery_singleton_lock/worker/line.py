@@ -235,7 +235,7 @@ class Line:
             self._wake_ups.give_back(freed.key)
 
     def _wait(self, seconds: float | None) -> None:
-        """Wait for news, for so many seconds at most."""
+        """Wait for news, for this many seconds at most."""
         poll = select.poll()
         poll.register(self._news.descriptor, select.POLLIN)
         poll.poll(None if seconds is None else seconds * 1000)

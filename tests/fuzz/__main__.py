@@ -1,6 +1,6 @@
 """`make fuzz`: a number of cases for all targets.
 
-python -m tests.fuzz [--cases N] [--seed N]     so many cases, divided among the targets
+python -m tests.fuzz [--cases N] [--seed N]     this many cases, divided among the targets
 python -m tests.fuzz TARGET --data HEX          repeat one case
 """
 
