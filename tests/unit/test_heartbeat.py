@@ -674,13 +674,16 @@ class TestRoundOfALongLease:
         lease.acquired_at -= 1300.0
         return lease
 
+    def only_the_shorter_is_lost(self, of_shorter: Execution, short: Lease, long: Lease) -> None:
+        assert of_shorter.lost.wait(LIMIT)
+        assert "has not answered" in str(short.reason)
+        assert long.held
+
     def test_shorter_lease_is_given_up_in_time(self, store: HangingStore, long: Lease) -> None:
         heartbeat, short, execution = Heartbeat(store), store.take("short", ttl=3.0), Execution()
         heartbeat.start(short, execution.when_lost)
         heartbeat.start(long, Execution().when_lost)
-        assert execution.lost.wait(LIMIT)
-        assert "has not answered" in str(short.reason)
-        assert long.held
+        self.only_the_shorter_is_lost(execution, short, long)
         store.go_on.set()
         heartbeat.stop(short)
         heartbeat.stop(long)
@@ -691,9 +694,7 @@ class TestRoundOfALongLease:
         assert store.hangs.wait(LIMIT)
         short = store.take("short", ttl=1.0)
         heartbeat.start(short, execution.when_lost)
-        assert execution.lost.wait(LIMIT)
-        assert "has not answered" in str(short.reason)
-        assert long.held
+        self.only_the_shorter_is_lost(execution, short, long)
         store.go_on.set()
         heartbeat.stop(short)
         heartbeat.stop(long)
