@@ -245,6 +245,10 @@ class Following:
         other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
+        if self._lock.ends_at_start and self._runs_in(self._held(self._execution.key)):
+            # A copy of this message has freed the lock as its body started, before this one took it.
+            self._brought.give_back()
+            return None
         logger.info("%s runs: message %s, which it followed, has not ended", self._execution, self._leader.task_id)
         return None
 

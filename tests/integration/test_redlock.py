@@ -22,7 +22,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.lock_answers import FreeAnswer
+from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
 from celery_singleton_lock.stores.redis.redlock import commands, conversation
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
@@ -209,6 +209,41 @@ class TestReach:
         other_key = keyspace.done_key(KEY, another.message)
         until(lambda: all(client.get(other_key) for client in clients), "they have read the earlier commands")
         assert [client.get(key) for client in clients] == ["refused"] * 5
+
+    def test_promise_that_is_taken_back_late(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next promise is another one: what takes the first one back comes on a connection of its own."""
+        key, clients = keyspace.done_key(KEY, ME.message), [server.client() for server in nodes.servers]
+        ask, late, promised = Conversation.ask, list[Call](), list[object]()
+
+        def ask_then(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
+            if call.args[0] == b"refused":
+                for each in store._nodes.each:
+                    for taken_back in late:
+                        each.server.run(taken_back)
+                promised.extend(client.get(key) for client in clients)
+            return ask(it, call, *args, **options)
+
+        for client in clients[:3]:
+            client.set(key, "?anothersrefused", px=90)  # Gone by the next try.
+        monkeypatch.setattr(Conversation, "send", lambda it, call, *args, **options: late.append(call))
+        monkeypatch.setattr(Conversation, "ask", ask_then)
+        assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
+        assert late, "a promise was taken back"
+        assert sum(text is not None for text in promised) >= 3
+
+    def test_record_takes_the_place_of_its_promise_only(self, nodes: Nodes, store: RedlockStore) -> None:
+        (node, *_), record = store._nodes.each, Record(ME.message, b"refused", 60.0)
+        promise, another = (commands.promise_of(record, 5.0) for _ in range(2))
+        refusal = commands.refuse(KEY, ME, record, slots=1, promise=promise)
+        assert node.server.run(refusal) == [Answer.GIVEN_UP]
+        assert node.server.run(commands.refuse(KEY, ME, another, slots=1)) == [Answer.GRANTED]
+        assert node.server.run(refusal) == [Answer.GIVEN_UP]
+        assert node.server.run(commands.take_back(KEY, another)) == 1
+        assert node.server.run(commands.refuse(KEY, ME, promise, slots=1)) == [Answer.GRANTED]
+        assert node.server.run(refusal) == [Answer.GRANTED]
+        assert nodes.servers[0].client().get(keyspace.done_key(KEY, ME.message)) == "refused"
 
     def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:
         with ExitStack() as exits:
@@ -476,6 +511,20 @@ class TestGivenUp:
         assert node.server.run(commands.undo(lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
+    @pytest.mark.parametrize("how", ["renewed", "put back"])
+    def test_late_attempt_takes_nothing_from_a_node_that_was_counted(
+        self, nodes: Nodes, store: RedlockStore, how: str
+    ) -> None:
+        """Its vote comes after the node was counted, or has got the hold back, and is undone after that."""
+        lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
+        if how == "put back":
+            nodes.servers[0].client().delete(RUN)
+        until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
+        request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
+        assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == 1
+        assert node.server.run(commands.undo(lease, request.owner)) == 0
+        assert len(nodes.holding(RUN)) == 5
+
     def test_abandoning_never_raises(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
         self.stop_majority(nodes)
@@ -523,6 +572,7 @@ class TestGivenUp:
         hang(nodes.servers[0])
         for _ in range(6):  # Each sends a vote and a release.
             assert store.free(taken(store))
+            until(lambda: talk.collect() or not any(talk._unanswered[1:]), "the others have answered")
         assert [connection is None for connection in talk._connections] == [True, False, False, False, False]
         assert not talk._unanswered[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,7 @@ from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import Leader
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_in
+from tests.patience import LIMIT
 from tests.unit.deliveries import deliver, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
@@ -297,6 +299,39 @@ class TestEnds:
         monkeypatch.setattr(line.store, "acquire", late)
         assert line.follower() == "ran"
         assert line.runs == [line.first]
+        assert line.queued() == []
+
+    @pytest.mark.parametrize("copy", ["runs", "has ended"])
+    def test_copy_may_start_just_as_a_follower_takes_the_lock(
+        self, line: Line, scope: str, copy: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The copy has led, and has freed the lock as its body started: nobody would free it again."""
+        line.begin(lock_scope=scope)
+        acquire, began, goes_on = line.store.acquire, threading.Event(), threading.Event()
+        running = threading.Thread(target=line.follower)
+
+        def late(request: LockRequest) -> Any:
+            if request.key == line.key:
+                monkeypatch.setattr(line.store, "acquire", acquire)
+                running.start()
+                assert began.wait(LIMIT)
+                if copy == "has ended":
+                    goes_on.set()
+                    running.join()
+            return acquire(request)
+
+        line.body = lambda: began.set() or goes_on.wait(LIMIT)
+        line.lose()
+        monkeypatch.setattr(line.store, "acquire", late)
+        if copy == "runs":
+            with pytest.raises(requeue.GoesOn):
+                line.follower()
+        else:
+            assert line.follower() is True
+        assert line.queued() == ([line.id(0)] if copy == "runs" and scope == "until_executed" else [])
+        goes_on.set()
+        running.join()
+        assert line.runs == [line.id(0)]
         assert line.queued() == []
 
 

@@ -53,7 +53,7 @@ _PARTS: Mapping[int, list[type]] = {
 _OF_QUESTION = {kind: parts for kind, parts in _PARTS.items() if kind != Answer.NO_VOTE}
 
 #: The answers that a refusal does not get.
-_OF_AN_ACQUIRE = (Answer.GRANTED, Answer.GIVEN_UP, Answer.NEWEST, Answer.SUPERSEDED)
+_OF_AN_ACQUIRE = (Answer.GRANTED, Answer.NEWEST, Answer.SUPERSEDED)
 
 
 def is_granted(answer: Any) -> bool:
@@ -147,8 +147,10 @@ def parse_refusal(answer: Sequence[Any], message: str) -> Held | Record | None:
     """What a `refuse` has found; None if the message is refused.
 
     Raises:
-        MoreSlots: it was not even tried.
+        GivenUp, MoreSlots: it was not even tried.
     """
+    if answer[0] == Answer.GIVEN_UP:
+        raise GivenUp("this refusal was given up before the server carried it out")
     return None if answer[0] == Answer.GRANTED else _in_the_way(answer, message)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_singleton_lock import chance, clock
-from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, new_owner, stem
+from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, Holder, new_owner, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
@@ -112,8 +112,14 @@ def promise_of(record: Record, seconds: float) -> Record:
     return record._replace(content=PROMISE + name + record.content, seconds=seconds)
 
 
+def refuse(key: str, holder: Holder, record: Record, *, slots: int, promise: Record | None = None) -> Call:
+    """As `lock_commands.refuse`; with a promise, only a node that still has it takes the record in its place."""
+    call = lock_commands.refuse(key, holder, record, slots=slots, named=stem)
+    return call if promise is None else call._replace(args=[*call.args, promise.content])
+
+
 def take_back(key: str, record: Record) -> Call:
-    """Forget a refusal."""
+    """Forget a refusal, or the promise of one."""
     return Call(TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
 
 

@@ -56,8 +56,8 @@ REPEAT_FOR = 600.0
 #: The most attempts that a request names as too late: a node that has not answered for longer is asked for nothing.
 MOST_LATE = 32
 
-#: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
-PROMISED = 5.0
+#: Seconds for which a node promises to refuse a message: as long as the record may be under way to one of the nodes.
+PROMISED = 30.0
 
 
 class RedlockStore:
@@ -146,7 +146,7 @@ class RedlockStore:
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         record = record._replace(content_for=None)  # It may have to be taken back.
-        sent = [commands.promise_of(record, PROMISED)]
+        sent: list[Record] = []
         try:
             return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots, sent))
         except TimeoutError as error:
@@ -327,39 +327,51 @@ class RedlockStore:
     def _refuse(self, key: str, holder: Holder, record: Record, slots: int, sent: list[Record]) -> Held | Record | None:
         """Refuse the message, on a majority of nodes that have promised that before.
 
-        `sent` has the promise, and then the record if it was sent: a copy may have recorded the same, which must stay.
+        `sent` has the promise, and the record if that was sent: a copy may have recorded the same, which must stay.
         """
         answers: Answers = {}
-        promise = sent[0]
         for _ in tries():
+            if not sent:
+                sent.append(commands.promise_of(record, PROMISED))
+            promise = sent[0]
             with self._nodes.conversation() as conversation:
                 for each in (promise, record):
                     if each not in sent:
                         sent.append(each)
-                    call = lock_commands.refuse(key, holder, each, slots=slots, named=stem)
+                    is_promised = each is record
+                    call = commands.refuse(key, holder, each, slots=slots, promise=promise if is_promised else None)
                     # Not merely until a majority has answered: if a node where the message's copy has the lock answers
                     # sooner than one that has promised, a refusal that others have already seen would be taken back.
-                    answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER)
+                    repeat_for = PROMISED if is_promised else 0.0
+                    answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER, repeat_for=repeat_for)
                     kinds = [*map(_kind, given(answers))]
                     if kinds.count(Answer.GRANTED) < self._nodes.quorum:
                         break
                 else:
                     return None
                 is_more, against = Answer.MORE_SLOTS in kinds, len(kinds) - kinds.count(Answer.GRANTED)
-                may_have_it = record in sent and not is_more and against <= self._nodes.spare
-                if may_have_it or len(kinds) < self._nodes.quorum:
+                was_recorded = record in sent
+                if (was_recorded and not is_more and against <= self._nodes.spare) or len(kinds) < self._nodes.quorum:
                     # Silence is not an objection: a majority may have the record, with a node that is late, and others
                     # have seen it; or what is there is another copy's refusal, which looks the same.
                     continue
-                for each in () if is_more else sent:
-                    everywhere = range(len(self._nodes.each))
-                    conversation.send(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
+                if not is_more:
+                    self._take_back(conversation, key, sent)
             # Outside the conversation, which `MoreSlots` would end as an error does.
-            found = [lock_answers.parse_refusal(answer, record.message) for answer in given(answers)]
+            found = [lock_answers.parse_refusal(it, record.message) for it in given(answers) if not _is_given_up(it)]
             objections = [it for it in found if it is not None and not _is_promise(it)]
             if objections:
                 return next((it for it in objections if isinstance(it, Record)), objections[0])
+            if was_recorded:
+                break  # It is always the same: what takes it back may arrive after it is sent again.
         raise self._nodes.unavailable(errors_of(answers))
+
+    def _take_back(self, conversation: Conversation, key: str, sent: list[Record]) -> None:
+        """Forget what was sent. What is promised next has another name: this may arrive after it, on its own way."""
+        for each in sent:
+            everywhere = range(len(self._nodes.each))
+            conversation.send(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
+        sent.clear()
 
 
 class _NodesWakeUp(RedisWakeUp):
@@ -417,6 +429,10 @@ def _is_copy(wanted: LockRequest, held: Held) -> bool:
     if held.owner in (wanted.owner, commands.attempt_of(wanted.holder.reserved_as, 0)):
         return False
     return held.holder is not None and held.holder.is_copy_of(wanted.holder)
+
+
+def _is_given_up(answer: Any) -> bool:
+    return bool(_kind(answer) == Answer.GIVEN_UP)
 
 
 def _is_promise(found: Held | Record) -> bool:

@@ -65,6 +65,11 @@ for slot = 0, slots - 1 do
     local asked_for = not wanted or slot == wanted
     held = held + 1
     if token == owner and asked_for then
+      local attempt = string.sub(value, #owner + 1, OWNER_LENGTH)
+      if string.match(attempt, '^0+$') then
+        -- On a Redlock: counted, or put back, for none of its attempts. What takes this one back must not touch it.
+        holder = attempt .. string.sub(holder, #attempt + 1)
+      end
       -- Its own fence: the highest one is another's if several hold the lock, or is not known any more.
       local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
       local number = readable and type(fields) == 'table' and tonumber(fields[FENCE])
