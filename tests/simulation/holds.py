@@ -11,6 +11,9 @@ from typing import Any
 #: Length of the part of an owner that all its attempts share, and of the whole owner.
 STEM, WHOLE = 28, 32
 
+#: How the owner of a hold ends that was counted, and names no attempt.
+COUNTED = "0000"
+
 
 def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict[str, bytes]:
     """By key, the holds on most servers: a leftover on one node of a Redlock keeps nobody out."""
@@ -35,12 +38,16 @@ def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, byte
 def of_given_up(server: Any, names: frozenset[str] = frozenset()) -> str | None:
     """What is wrong if a server holds a lock for an owner of whom it knows that it was given up.
 
-    Not so a lock that is kept: if nobody could record that its message has ended, it may be kept after that.
+    Not so a lock that is kept: if nobody could record that its message has ended, it may be kept after that. Nor what
+    an attempt has left in another slot of a Redlock's node: freeing names one slot, and what undoes the attempt comes.
     """
-    over = {name.rpartition(":over:")[2] for name, _ in server.living_values() if ":over:" in name}
+    every = {name for name, _ in server.living_values()}
+    over = {name.rpartition(":over:")[2] for name in every if ":over:" in name}
     for key, value in on(server, names) if over else ():
         owner = value[:WHOLE].decode(errors="replace")
-        if not over.isdisjoint((owner, owner[:STEM])) and pid_in(value):
+        has_slots = f"{key.rpartition(':run')[0] or key}:slots" in every
+        known_as = (owner,) if has_slots and not owner.endswith(COUNTED) else (owner, owner[:STEM])
+        if not over.isdisjoint(known_as) and pid_in(value):
             return f"{server.host.name} holds {key} for {owner}, which was given up"
     return None
 
