@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock._celery import entries_beside, forget_heap, next_entry, put_off
+from celery_singleton_lock._celery import PunctualScheduler, entries_beside, forget_heap, next_entry, put_off
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.comparing import Comparing
@@ -48,7 +48,7 @@ class NotNow(BaseException):
     """Leaves the wrapped scheduler's tick. Not an `Exception`, which Celery would take for a fault of the entry."""
 
 
-class Claiming(Scheduler):
+class Claiming(PunctualScheduler):
     """The mixin for the wrapped scheduler: it sends what is claimed, under the tick's id, and records it."""
 
     def take_part(self, claims: Claims, settings: BeatSettings) -> None:
@@ -58,6 +58,8 @@ class Claiming(Scheduler):
         #: Ticks that the broker did not take.
         self._unsent: dict[str, tuple[ScheduleEntry, Tick]] = {}
         self._retries_at = 0.0
+        #: The tick that was sent just now, until its entry is back in the heap.
+        self._just_sent: Tick | None = None
         forget_heap(self)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -112,6 +114,13 @@ class Claiming(Scheduler):
         if tick is None:
             raise NotNow
         self._send(entry, tick, producer)
+        self._just_sent = tick
+
+    def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
+        """For the entry that was sent just now, the seconds that are left until its next tick is due."""
+        sent, self._just_sent = self._just_sent, None
+        following = sent.seconds_to_following if sent is not None and sent.entry == entry.name else None
+        return seconds if following is None else following
 
     def apply_async(self, entry: ScheduleEntry, *args: Any, **kwargs: Any) -> Any:
         """As in the wrapped scheduler; notes when the broker did not take the message."""

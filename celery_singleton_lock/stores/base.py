@@ -73,8 +73,8 @@ class LockRequest:
             taken under a higher limit.
         given_up: owners that have asked for this before and are not to have it: what they hold is free, and their late
             requests take nothing.
-        in_line: it may have been woken for this (see `wake_ups.py`): if its message has been carried out, another
-            waiter is woken.
+        in_line: it may have been woken for this (see `wake_ups.py`): if its message has been carried out, or is being
+            carried out in another slot, another waiter is woken.
         arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
             None if the order does not matter. Only for stores that keep the order, with `knows_newest = True`.
         attempts: for a store on several servers: which of them will not carry out an attempt of this owner any more.

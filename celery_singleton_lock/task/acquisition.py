@@ -5,6 +5,7 @@ Protocol: `docs/protocol.md`, sections 2 and 7.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NoReturn
 
 from celery.utils.log import get_logger
@@ -123,7 +124,8 @@ class Acquisition:
         if not isinstance(found, Held) or isinstance(found, Superseded):
             return found
         newest.order_stop(it, self._arrival, found)
-        with self._store.waiter(request) as waiter:
+        # Whatever this copy was woken for, others have it by now.
+        with self._store.waiter(replace(request, in_line=False)) as waiter:
             while (
                 isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners
             ):

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -51,8 +52,9 @@ def store(server: RedisServer) -> Iterator[Store]:
         yield store
 
 
-def taken(store: Store, key: str = KEY, *, limit: int = 1) -> Lease:
-    lease = store.acquire(LockRequest(key, new_owner(), ttl=TTL, holder=Holder(new_owner()), limit=limit))
+def taken(store: Store, key: str = KEY, *, limit: int = 1, task_id: str = "") -> Lease:
+    holder = Holder(task_id or new_owner())
+    lease = store.acquire(LockRequest(key, new_owner(), ttl=TTL, holder=holder, limit=limit))
     assert isinstance(lease, Lease)
     return lease
 
@@ -413,6 +415,37 @@ def test_woken_copy_that_is_already_done_wakes_the_next(
         asked = LockRequest(KEY, new_owner(), ttl=TTL, holder=copy, once=True, in_line=in_line)
         assert isinstance(store.acquire(asked), Record)
         assert client.llen(keyspace.wake_key(KEY)) == (in_line and not is_held)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize(("in_line", "others"), [(True, 0), (True, 1), (False, 0)])
+def test_woken_copy_of_a_message_that_runs_in_another_slot_wakes_the_next(
+    store: Store, server: RedisServer, waiting: bool, in_line: bool, others: int
+) -> None:
+    """It takes no second slot."""
+    running = taken(store, limit=2, task_id="runs")
+    for _ in range(others):
+        taken(store, limit=2)
+    with server.client() as client:
+        client.zadd(keyspace.waiting_key(KEY), {"next": 1})
+        copy = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("runs"), once=True, limit=2)
+        found = store.acquire(replace(copy, in_line=in_line, waiting=waiting))
+        assert isinstance(found, Held)
+        assert found.owner.startswith(running.owner)
+        assert client.llen(keyspace.wake_key(KEY)) == (in_line and not others)
+
+
+def test_waiting_copy_of_a_message_that_runs_in_another_slot_does_not_wake_itself(
+    store: Store, server: RedisServer
+) -> None:
+    taken(store, limit=2, task_id="runs")
+    with server.client() as client:
+        copy = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("runs"), limit=2, waiting=True)
+        assert isinstance(store.acquire(copy), Held)
+        with store.waiter(copy) as waiter:
+            store.wake(KEY)
+            assert isinstance(waiter.wait(TTL), Held)
+            assert client.llen(keyspace.wake_key(KEY)) == 0
 
 
 def test_waiter_in_a_slot_is_woken_before_a_younger_copy(store: Store, server: RedisServer) -> None:

@@ -299,6 +299,22 @@ def test_skipping_is_as_quick_as_sending(make: Callable[..., ExclusiveScheduler]
     assert all(entry.total_run_count == 1 for entry in scheduler.schedule.values()), "one call each"
 
 
+class SendsSlowly(Recorder):
+    def send_task(self, *args: Any, **kwargs: Any) -> None:
+        clock.sleep(0.3)
+        super().send_task(*args, **kwargs)
+
+
+def test_tick_that_takes_long_to_send_does_not_delay_the_next_one(make: Callable[..., ExclusiveScheduler]) -> None:
+    scheduler = make(beat_schedule=every(3600, "a"))
+    scheduler._wrapped = SendsSlowly
+    scheduler.tick()
+    age(scheduler, 3601)
+    run(scheduler, lambda: Recorder.sent)
+    ((looks_at, *_),) = scheduler._inner._heap
+    assert looks_at == pytest.approx(scheduler.schedule["a"].last_run_at.timestamp() + 3600, abs=0.1)
+
+
 class SendsByItself(Recorder):
     """Like RedBeat's: asks the entry, not is_due()."""
 

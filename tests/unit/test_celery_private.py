@@ -950,6 +950,24 @@ class TestScheduler:
         assert _celery.next_entry(scheduler) is second
         assert [event.time - now for event in scheduler._heap if event.entry is first] == [pytest.approx(60, abs=5)]
 
+    def test_entry_that_was_sent_is_looked_at_when_it_is_due(self, app: Celery) -> None:
+        class Sends(_celery.PunctualScheduler):
+            was_sent = False
+
+            def apply_entry(self, entry: ScheduleEntry, producer: object = None) -> None:
+                self.was_sent = True
+
+            def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
+                return 60.0 if self.was_sent else seconds
+
+        app.conf.update(beat_schedule={"first": {"task": "first", "schedule": 1000.0}}, result_expires=None)
+        scheduler = Sends(app)
+        (entry,) = scheduler.schedule.values()
+        entry.last_run_at -= timedelta(seconds=1001)
+        now = Scheduler._when(scheduler, entry, 0)
+        scheduler.tick()
+        assert [event.time - now for event in scheduler._heap] == [pytest.approx(60, abs=5)]
+
     @pytest.mark.parametrize("method", [Scheduler.tick, Scheduler.populate_heap])
     def test_tick_calls_the_methods_that_we_replace(self, method: Callable[..., Any]) -> None:
         """If a tick worked differently, it would send unclaimed entries, and two beats would send them twice."""

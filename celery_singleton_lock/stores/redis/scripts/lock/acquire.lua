@@ -139,7 +139,9 @@ if not slot then
     redis.call('PEXPIRE', waiting, waiting_ms)
   end
   if copy or not order then
-    wake_others(freed)
+    -- A copy that was woken takes no second slot, so the free one is for another. (A waiter would only wake itself, again and again.)
+    local is_unused = copy and held < limit and not is_handed_over
+    wake_others(freed + (is_unused and woken or 0))
     return copy or {HELD, first or '', first_pttl or 0, first_slot or 0}
   end
   -- Wake the message that waited before this one, to end: it is the first in line, if all of them are of the order.

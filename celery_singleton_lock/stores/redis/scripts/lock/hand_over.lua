@@ -11,3 +11,4 @@ if gone then
   wake_others(1)
   return {GIVEN_UP}
 end
+is_handed_over = true

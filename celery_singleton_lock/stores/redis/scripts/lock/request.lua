@@ -21,6 +21,8 @@ local memory_ms, given_up, over_ms, wake_ms, woken = tonumber(ARGV[13] or 0), AR
 local arrives_as, arrived, order_ms = ARGV[19] or '', tonumber(ARGV[20] or ''), ARGV[21]
 local stops = ARGV[22] or ''
 local once = ended_name ~= ''
+-- Whether it is a waiter that has just been woken, and blocks again if it gets nothing.
+local is_handed_over = false
 
 -- OTHERS: from this key on, none exists in most cases, see plain.lua.
 local OTHERS = once and 3 or 2
