@@ -56,8 +56,8 @@ class Answers:
     world: Any
     #: By number of a message: the message as which it has ended.
     ended_as: dict[int, int] = field(default_factory=dict)
-    #: By number and attempt: the message whose end it waits for, according to its last copy.
-    _others: dict[tuple[int, int], _Other] = field(default_factory=dict)
+    #: By number and attempt: the messages whose ends it has waited for one after the other, according to its copies.
+    _others: dict[tuple[int, int], list[_Other]] = field(default_factory=dict)
     #: By group: the messages that have run themselves.
     _heirs: dict[tuple[Any, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
     #: By number of a message: when another message last ended as it.
@@ -106,27 +106,47 @@ class Answers:
 
     def _waits_for(self, own: int, attempt: int, task_id: str, group: tuple[Any, ...]) -> None:
         number = number_of(task_id)
-        before = self._others.get((own, attempt))
+        before = self._last_other(own, attempt)
         if number is not None and number != own and (before is None or before.number != number):
-            self._others[own, attempt] = _Other(number, group, self.run.now)
+            self._others.setdefault((own, attempt), []).append(_Other(number, group, self.run.now))
 
     def _body_begins(self, body: Running, request: Any) -> None:
         """Check a message that runs itself: the message that it waited for must be without an end."""
         if not isinstance(body.number, int):
             return
-        other = self._others.get((body.number, body.attempt))
+        other = self._other_of(body.number, body.attempt, request)
         if other is None or body.attempt != self._first_attempt(body.number):
             return
         if self.world.bodies.begun[body.number] > 1:
             return  # A message that ran in its place after it died may have ended meanwhile.
-        if other.group[0] == "joins" and PUT_BACK_HEADER not in (request.headers or {}):
-            return  # This is the original message, delivered again: it has not joined anything yet.
         for number in (other.number, *self._heirs[other.group]):
             if number != body.number and self._had_ended(number, other.since):
                 self.run.fail(f"message {body.number} runs, and message {number}, as which it is to end, has ended")
         self._is_alone(body, other)
         self._leads(body, request)
         self._heirs[other.group].append(body.number)
+
+    def _other_of(self, own: int, attempt: int, request: Any) -> _Other | None:
+        """The message whose end this copy waits for, as far as it can know.
+
+        If it is an older copy that was delivered again, a later one may have joined another message. This one finds
+        that message only if it has run in the place of the one before.
+        """
+        others = self._others.get((own, attempt), [])
+        if not others or others[-1].group[0] != "joins":
+            return others[-1] if others else None
+        header = (request.headers or {}).get(PUT_BACK_HEADER)
+        if header is None:
+            return None  # This is the original message, delivered again: it has not joined anything yet.
+        joined = number_of(header["joins"][0]) if "joins" in header else None
+        at = max((at for at, other in enumerate(others) if other.number == joined), default=len(others) - 1)
+        while at + 1 < len(others) and others[at + 1].number in self._heirs[others[at].group]:
+            at += 1
+        return others[at]
+
+    def _last_other(self, own: int | None, attempt: int) -> _Other | None:
+        others = [] if own is None else self._others.get((own, attempt), [])
+        return others[-1] if others else None
 
     def _goes_on(self, value: Any, number: int) -> None:
         """Check the task after a message, which runs with the message's return value."""
@@ -217,7 +237,7 @@ class Answers:
 
     def is_behind_another(self, request: Any) -> bool:
         """Whether a copy is in line for a lock that its leader has lost: the leader wakes it all the same."""
-        other = self._others.get((number_of(request.id), request.context.retries or 0))
+        other = self._last_other(number_of(request.id), request.context.retries or 0)
         if other is None or other.group[0] != "follows":
             return False
         claim = self._claim_of(f"m{other.number}")
@@ -246,7 +266,7 @@ class Answers:
         for copy in self.world.parked.in_line():
             own = number_of(copy.request.id)
             attempt = copy.request.context.retries or 0
-            if own is not None and (other := self._others.get((own, attempt))) is not None:
+            if own is not None and (other := self._last_other(own, attempt)) is not None:
                 waits[own] = copy, other
         trouble_ends = trouble.last_end(self.world, but=NO_DELAY)
         for own, (copy, other) in waits.items():
