@@ -60,6 +60,8 @@ class Answers:
     _others: dict[tuple[int, int], list[_Other]] = field(default_factory=dict)
     #: By group: the messages that have run themselves.
     _heirs: dict[tuple[Any, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
+    #: By number and attempt: the body that began last.
+    _begun: dict[tuple[int, int], Running] = field(default_factory=dict)
     #: By number of a message: when another message last ended as it.
     _passed_on_at: dict[int, float] = field(default_factory=dict)
     _next_look: float = 0.0
@@ -114,6 +116,7 @@ class Answers:
         """Check a message that runs itself: the message that it waited for must be without an end."""
         if not isinstance(body.number, int):
             return
+        self._begun[body.number, body.attempt] = body
         other = self._other_of(body.number, body.attempt, request)
         if other is None or body.attempt != self._first_attempt(body.number):
             return
@@ -213,6 +216,7 @@ class Answers:
             ended = [(at, attempt) for (of, attempt), (_, at) in self.world.bodies.ended.items() if of == other.number]
             at, attempt = max(ended, default=(0.0, 0))
             goes_on = attempt < int(_words_of(message).get("retries", "0")) and task_id in self.world.broker.ids()
+            goes_on = goes_on and not self._has_died(other.number, attempt + 1)
             begun_at = self.world.parked.begun_at.get(f"m{body.number}", 0.0)
             is_known = other.since < at < begun_at - BETWEEN - self._more
             if goes_on and is_known and not self.world.ends.get(task_id):
@@ -224,6 +228,13 @@ class Answers:
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
         if waits or runs:
             self.run.fail(f"message {body.number} runs, and message {other.number}, which it follows, is not over")
+
+    def _has_died(self, number: int, attempt: int) -> bool:
+        """Whether this attempt has begun, and its process is gone: a message that has joined it runs in its place, even
+        if the attempt is to come again.
+        """
+        body = self._begun.get((number, attempt))
+        return body is not None and not body.process.alive
 
     def _leads(self, body: Running, request: Any) -> None:
         """Check that a message that runs in its leader's place keeps others from being sent, as its scope says."""
