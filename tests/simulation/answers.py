@@ -6,6 +6,7 @@ Each end shows which message that is: a body returns its message's number, or na
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -26,9 +27,6 @@ OFTEN = 0.2
 
 #: Seconds within which a copy in line learns that the other message has ended; and more for each copy before it.
 HEARD, EACH = 1.5, 0.3
-
-#: Seconds after the end of an attempt in which the lock server may not know it yet.
-BETWEEN = 0.05
 
 #: Faults that delay no end.
 NO_DELAY = (*HARMLESS, "results slow")
@@ -56,10 +54,14 @@ class Answers:
     world: Any
     #: By number of a message: the message as which it has ended.
     ended_as: dict[int, int] = field(default_factory=dict)
-    #: By number and attempt: the message whose end it waits for, according to its last copy.
-    _others: dict[tuple[int, int], _Other] = field(default_factory=dict)
+    #: By number and attempt: the messages whose ends it has waited for one after the other, according to its copies.
+    _others: dict[tuple[int, int], list[_Other]] = field(default_factory=dict)
     #: By group: the messages that have run themselves.
     _heirs: dict[tuple[Any, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
+    #: By copy: the last attempt of the message that it had joined of whose end the lock server knew as the copy began.
+    _known: dict[tuple[int, str], int] = field(default_factory=dict)
+    #: By number and attempt: the body that began last.
+    _begun: dict[tuple[int, int], Running] = field(default_factory=dict)
     #: By number of a message: when another message last ended as it.
     _passed_on_at: dict[int, float] = field(default_factory=dict)
     _next_look: float = 0.0
@@ -69,6 +71,7 @@ class Answers:
         self.world.broker.on_put.append(self._put)
         self.world.bodies.watched.append((self._body_begins, lambda *_: None))
         self.world.on_followed.append(self._goes_on)
+        self.world.parked.on_begin.append(self._copy_begins)
 
     # What the world sees
 
@@ -106,27 +109,60 @@ class Answers:
 
     def _waits_for(self, own: int, attempt: int, task_id: str, group: tuple[Any, ...]) -> None:
         number = number_of(task_id)
-        before = self._others.get((own, attempt))
+        before = self._last_other(own, attempt)
         if number is not None and number != own and (before is None or before.number != number):
-            self._others[own, attempt] = _Other(number, group, self.run.now)
+            self._others.setdefault((own, attempt), []).append(_Other(number, group, self.run.now))
+
+    def _copy_begins(self, request: Any) -> None:
+        """Keep what the lock server knows by now: the copy finds it, if it looks before it asks for the lock."""
+        headers = request.message.headers
+        if (own := number_of(request.id)) is None:
+            return
+        other = self._other_of(own, headers.get("retries") or 0, headers)
+        last = None if other is None else self._last_ended(other.number)
+        if last is not None and self.world.bodies.has_record(last[0]):
+            # If the same copy is delivered again, the first one may not find it.
+            self._known.setdefault(_copy_of(own, headers), last[0].attempt)
 
     def _body_begins(self, body: Running, request: Any) -> None:
         """Check a message that runs itself: the message that it waited for must be without an end."""
         if not isinstance(body.number, int):
             return
-        other = self._others.get((body.number, body.attempt))
+        self._begun[body.number, body.attempt] = body
+        headers = request.headers or {}
+        other = self._other_of(body.number, body.attempt, headers)
         if other is None or body.attempt != self._first_attempt(body.number):
             return
         if self.world.bodies.begun[body.number] > 1:
             return  # A message that ran in its place after it died may have ended meanwhile.
-        if other.group[0] == "joins" and PUT_BACK_HEADER not in (request.headers or {}):
-            return  # This is the original message, delivered again: it has not joined anything yet.
         for number in (other.number, *self._heirs[other.group]):
             if number != body.number and self._had_ended(number, other.since):
                 self.run.fail(f"message {body.number} runs, and message {number}, as which it is to end, has ended")
-        self._is_alone(body, other)
+        self._is_alone(body, other, headers)
         self._leads(body, request)
         self._heirs[other.group].append(body.number)
+
+    def _other_of(self, own: int, attempt: int, headers: Mapping[str, Any]) -> _Other | None:
+        """The message whose end this copy waits for, as far as it can know.
+
+        If it is an older copy that was delivered again, a later one may have joined another message. This one finds
+        that message only if it has run in the place of the one before.
+        """
+        others = self._others.get((own, attempt), [])
+        if not others or others[-1].group[0] != "joins":
+            return others[-1] if others else None
+        header = headers.get(PUT_BACK_HEADER)
+        if header is None:
+            return None  # This is the original message, delivered again: it has not joined anything yet.
+        joined = number_of(header["joins"][0]) if "joins" in header else None
+        at = max((at for at, other in enumerate(others) if other.number == joined), default=len(others) - 1)
+        while at + 1 < len(others) and others[at + 1].number in self._heirs[others[at].group]:
+            at += 1
+        return others[at]
+
+    def _last_other(self, own: int | None, attempt: int) -> _Other | None:
+        others = [] if own is None else self._others.get((own, attempt), [])
+        return others[-1] if others else None
 
     def _goes_on(self, value: Any, number: int) -> None:
         """Check the task after a message, which runs with the message's return value."""
@@ -184,17 +220,17 @@ class Answers:
         was_over = ended.lease.trusted_until < ended.process.host.clock(at)
         return not (was_over or self._is_excused(min(at, since) - AT_ONCE))
 
-    def _is_alone(self, body: Running, other: _Other) -> None:
+    def _is_alone(self, body: Running, other: _Other, headers: Mapping[str, Any]) -> None:
         """Check that the message that it waited for does not go on."""
         task_id, message = self.world.sent.get(other.number, ("", None))
         if message is None or self._is_excused(other.since - AT_ONCE):
             return
         if other.group[0] == "joins":
-            ended = [(at, attempt) for (of, attempt), (_, at) in self.world.bodies.ended.items() if of == other.number]
-            at, attempt = max(ended, default=(0.0, 0))
+            last, at = self._last_ended(other.number) or (body, 0.0)
+            attempt = last.attempt
             goes_on = attempt < int(_words_of(message).get("retries", "0")) and task_id in self.world.broker.ids()
-            begun_at = self.world.parked.begun_at.get(f"m{body.number}", 0.0)
-            is_known = other.since < at < begun_at - BETWEEN - self._more
+            goes_on = goes_on and not self._has_died(other.number, attempt + 1)
+            is_known = other.since < at and self._known.get(_copy_of(body.number, headers)) == attempt
             if goes_on and is_known and not self.world.ends.get(task_id):
                 self.run.fail(f"message {body.number} runs, and message {other.number}, which it joined, is to go on")
             return
@@ -204,6 +240,18 @@ class Answers:
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
         if waits or runs:
             self.run.fail(f"message {body.number} runs, and message {other.number}, which it follows, is not over")
+
+    def _last_ended(self, number: int) -> tuple[Running, float] | None:
+        """The last body of a message that has ended, and when."""
+        ended = [it for (of, _), it in self.world.bodies.ended.items() if of == number]
+        return max(ended, key=lambda it: it[1], default=None)
+
+    def _has_died(self, number: int, attempt: int) -> bool:
+        """Whether this attempt has begun, and its process is gone: a message that has joined it runs in its place, even
+        if the attempt is to come again.
+        """
+        body = self._begun.get((number, attempt))
+        return body is not None and not body.process.alive
 
     def _leads(self, body: Running, request: Any) -> None:
         """Check that a message that runs in its leader's place keeps others from being sent, as its scope says."""
@@ -217,7 +265,7 @@ class Answers:
 
     def is_behind_another(self, request: Any) -> bool:
         """Whether a copy is in line for a lock that its leader has lost: the leader wakes it all the same."""
-        other = self._others.get((number_of(request.id), request.context.retries or 0))
+        other = self._last_other(number_of(request.id), request.context.retries or 0)
         if other is None or other.group[0] != "follows":
             return False
         claim = self._claim_of(f"m{other.number}")
@@ -246,7 +294,7 @@ class Answers:
         for copy in self.world.parked.in_line():
             own = number_of(copy.request.id)
             attempt = copy.request.context.retries or 0
-            if own is not None and (other := self._others.get((own, attempt))) is not None:
+            if own is not None and (other := self._last_other(own, attempt)) is not None:
                 waits[own] = copy, other
         trouble_ends = trouble.last_end(self.world, but=NO_DELAY)
         for own, (copy, other) in waits.items():
@@ -305,6 +353,11 @@ def number_in(state: str, result: Any) -> int | None:
         found = re.search(r"message (\d+) fails", str(result.get("exc_message")))
         return None if found is None else int(found[1])
     return None
+
+
+def _copy_of(number: int, headers: Mapping[str, Any]) -> tuple[int, str]:
+    """The same for all deliveries of a copy, and for no other copy."""
+    return number, json.dumps(headers.get(PUT_BACK_HEADER), sort_keys=True)
 
 
 def _words_of(message: Message) -> dict[str, str]:

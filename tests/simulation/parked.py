@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,8 @@ class Parked:
         self._lines: dict[Process, Any] = {}
         #: By process and key: the last wake-up, and when it came.
         self._woken_by: dict[tuple[Process, str], tuple[Any, float]] = {}
-        #: By id of a message: when a copy of it was last started.
-        self.begun_at: dict[str, float] = {}
+        #: Called when a copy begins, with its request.
+        self.on_begin: list[Callable[[Any], None]] = []
         #: How often a copy was started, by key; and how many were woken, for the figures.
         self._begun: Counter[str] = Counter()
         self.woken = 0
@@ -169,7 +169,8 @@ class Parked:
         if copy is None:
             self.run.fail(f"a copy of message {request.id} begins twice, or is that of a connection that is gone")
             return
-        self.begun_at[request.id] = self.run.now
+        for on_begin in self.on_begin:
+            on_begin(request)
         if not copy.key:
             return
         self._begun[copy.key] += 1

@@ -284,10 +284,11 @@ class Bodies:
 
     def _is_known(self, ended: Running) -> None:
         """The process of an ended body ends: nobody else knows of the body's end if it was not recorded yet."""
-        if not self._has_record(ended):
+        if not self.has_record(ended):
             self.unknown.add((ended.number, ended.attempt))
 
-    def _has_record(self, ended: Running) -> bool:
+    def has_record(self, ended: Running) -> bool:
+        """Whether most lock servers know of the end of this attempt."""
         servers, record = self.world.servers, f":done:m{ended.number}:"
         known = [
             server
@@ -305,7 +306,7 @@ class Bodies:
         stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
         silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
         # A record that has just come may have come after the grant.
-        knows = self._has_record(ended) and not any(now - NOTICES < until for until in silent_until)
+        knows = self.has_record(ended) and not any(now - NOTICES < until for until in silent_until)
         if ended is mine or knows:
             return False
         return any(until > at + ended.lease.ttl / 2 for until in silent_until)

@@ -68,6 +68,12 @@ MUTANTS = (
         breaks="a joined copy ends as the holder's last attempt",
     ),
     _joining(
+        "a next attempt that has not begun is not waited for",
+        old="        return NotYet(key=self._key if held else None)\n",
+        new="        return None\n",
+        breaks="a joined copy ends as the holder's last attempt",
+    ),
+    _joining(
         "an end that is not stored yet is none",
         old="        return NotYet(chance.spread(SOON)) if is_settling else None\n",
         new="        return None\n",
