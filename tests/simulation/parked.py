@@ -85,6 +85,9 @@ class Parked:
         self._held: dict[str, tuple[frozenset[str], float]] = {}
         self._ended_at: dict[str, float] = {}
         self._ends: dict[str, float] = {}
+        #: By key: when a copy was last woken that looks whether another message has ended before it asks for the lock,
+        #: or passes its wake-up on.
+        self.looks_at: dict[str, float] = {}
         #: By key: when a copy was started whose message had ended, or when the last wake-up went to a busy worker.
         self._in_vain_at: dict[str, float] = {}
         #: By message and attempt: the last place that a copy of it got at its first conflict.
@@ -179,6 +182,8 @@ class Parked:
             return
         self.woken += 1
         self._called[request.id] = copy.key
+        if _looks_first(request):
+            self.looks_at[copy.key] = self.run.now
         freed, at = self._woken_by.get((copy.process, copy.key), (None, 0.0))
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
         for other in self._of_line(copy.key):
@@ -301,6 +306,12 @@ class Parked:
 
     def _has_room(self, worker: Any) -> bool:
         return bool(worker.process.package("worker.bootstep").has_free_slot(worker))
+
+
+def _looks_first(request: Any) -> bool:
+    """Whether the copy has joined or follows another message."""
+    header = request.message.headers.get(PUT_BACK_HEADER) or {}
+    return "joins" in header or "leader" in header
 
 
 def _number_of(request: Any) -> int | str:
