@@ -90,6 +90,8 @@ class Parked:
         self.looks_at: dict[str, float] = {}
         #: By key: when a copy was started whose message had ended, or when the last wake-up went to a busy worker.
         self._in_vain_at: dict[str, float] = {}
+        #: By id of a message: the earliest place that a copy of it has had in any line.
+        self.first_places: dict[str, float] = {}
         #: By message and attempt: the last place that a copy of it got at its first conflict.
         self._places: dict[tuple[str, int], float] = {}
         world.broker.on_put.append(self._is_put_back)
@@ -123,6 +125,7 @@ class Parked:
         copy = Copy(worker, worker.process, request, key, since, limit, self.run.now, due, is_in_line)
         self._copies[id(request)] = copy
         if copy.is_in_line and key:
+            self.first_places[request.id] = min(since, self.first_places.get(request.id, since))
             self._is_held(key, limit)
         left = due - worker.host.clock(self.run.now)
         longest = min(HELD, self.world.broker.visibility / 2)
