@@ -63,9 +63,8 @@ class Line:
         self._called: deque[tuple[Freed, Any]] = deque()
         #: What to do about wake-ups that were not used here.
         self._unused: deque[Callable[[], None]] = deque()
-        #: Locks whose wake-ups were left to a copy that has no slot yet; and locks to look at since that copy has one.
+        #: Locks whose wake-ups were left to a copy that has no slot yet, and how many may hold them.
         self._left: dict[str, int] = {}
-        self._unsure: deque[tuple[str, int]] = deque()
         self._news, self._due = Nudge(), Nudge()
         self._thread: threading.Thread | None = None
         self._failures = 0
@@ -87,13 +86,17 @@ class Line:
         self._unused.append(partial(self._wake_ups.give_back, key))
         self._news.give()
 
+    def give_back_if_free(self, key: str, limit: int) -> None:
+        """The same, for copies that have no use for a wake-up while `limit` others hold the lock."""
+        self._unused.append(partial(self._wake_ups.wake_if_free, key, limit))
+        self._news.give()
+
     def has_begun(self, key: str) -> None:
         """A copy that was woken has a slot: a wake-up that was left to it may be from its own end, reported later."""
         with self._mutex.lock:
             limit = self._left.pop(key, None)
         if limit is not None:
-            self._unsure.append((key, limit))
-            self._news.give()
+            self.give_back_if_free(key, limit)
 
     def register(self, hub: Any) -> None:
         """Begin copies in this loop. At each new connection to the broker, the loop forgets this, and the broker
@@ -162,8 +165,6 @@ class Line:
             return
         while self._unused:
             self._unused.popleft()()
-        while self._unsure:
-            self._wake_ups.wake_if_free(*self._unsure.popleft())
         if not (places := self._places()):
             self._wake_ups.leave()
             self._wait(None)

@@ -86,7 +86,7 @@ class SingletonRequest(WorkerRequest):
         #: Whether the pool has it.
         self.has_begun = False
         #: The lock that it waits for in the line of this process.
-        self._waits_for: str | None = None
+        self._waits_for: requeue.Waits | None = None
         #: Whether it begins because a lock was freed.
         self.is_woken = False
         #: When it begins at the latest, if it can be woken, or expires before the message is due.
@@ -153,7 +153,7 @@ class SingletonRequest(WorkerRequest):
         self.has_begun = True
         super().on_accepted(pid, time_accepted)
         if self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
-            line.has_begun(self._waits_for)
+            line.has_begun(self._waits_for.key)
         if (children := children_of.get(self.app)) is not None:
             key_report.make_room()
             children.assign(pid, self)
@@ -252,17 +252,28 @@ class SingletonRequest(WorkerRequest):
 
     def _pass_on(self) -> None:
         """Have another copy begin, if this one was woken for a lock that it does not take."""
-        if self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
-            line.give_back(self._waits_for)
+        if not self.is_woken or self._waits_for is None or (line := line_of.get(self.app)) is None:
+            return
+        if self._is_one_of_many:
+            line.give_back(self._waits_for.key)
+        else:  # If the lock was taken meanwhile, its holder wakes the next one.
+            line.give_back_if_free(*self._waits_for)
+
+    @property
+    def _is_one_of_many(self) -> bool:
+        """Whether it is in line with others that end without the lock, so that each wakes the next, whoever has it."""
+        its = self.context
+        return any(it is not None for it in (requeue.joined_by(its), requeue.followed_by(its), requeue.arrived(its)))
 
     def _wait(self) -> None:
         """Wait: begin when the lock that it was put back for is free, and end when it expires."""
         line, waits = line_of.get(self.app), requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)
         if line is not None and waits is not None:
-            self._waits_for, place = waits
+            key, place = waits
+            self._waits_for = requeue.Waits(key, place.limit)
             # Now and then such a copy checks whether the task that it joined has ended, or a newer message has come.
             looks = requeue.joined_by(self.context) is not None or requeue.arrived(self.context) is not None
-            if line.park(self, self._waits_for, place) and not looks:
+            if line.park(self, key, place) and not looks:
                 longest = min(HELD, longest_delay(self.app.conf))
                 self._held_until = datetime.fromtimestamp(clock.wall() + longest, timezone.utc)
         if self.expires is not None and self.eta - self.expires > EXPIRED:

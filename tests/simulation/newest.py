@@ -112,7 +112,7 @@ class Newest:
                 self._is_stopped(body, trouble_ends)
         older = [copy for copy in self.world.parked.in_line() if self._newer_came_at(copy) is not None]
         for copy in older:
-            if not self.world.parked.has_room(copy):
+            if not self.world.parked.has_room(copy) or self._is_overtaken(copy):
                 continue
             since = max(self._newer_came_at(copy) or 0.0, copy.at, trouble_ends)
             if self.run.now - since > AT_ONCE + EACH * len(older) + 20 * self.world.plan.latency:
@@ -152,6 +152,18 @@ class Newest:
         newer = [at for at in newer if not self._is_behind_holder(job, at)]
         is_kept = self._is_kept(copy.request.task.name, copy.request.context.retries or 0)
         return min(newer) if newer and not is_kept else None
+
+    def _is_overtaken(self, copy: Any) -> bool:
+        """Whether a newer message has had an earlier place in line, since its host's clock is behind: that message is
+        woken in place of this one, which ends at its own time.
+        """
+        number = number_of(copy.request.id)
+        job = None if number is None else self._job_of(number)
+        if number is None or job is None:
+            return False
+        own, _ = self._order[job][number]
+        newer = (f"m{other}" for other, (place, _) in self._order[job].items() if place > own)
+        return any(self.world.parked.first_places.get(task_id, copy.since) < copy.since for task_id in newer)
 
     def _is_behind_holder(self, job: str, at: float) -> bool:
         """Whether the message before the one that came then had the lock. Only a message that waits is woken to end,

@@ -85,8 +85,13 @@ class Parked:
         self._held: dict[str, tuple[frozenset[str], float]] = {}
         self._ended_at: dict[str, float] = {}
         self._ends: dict[str, float] = {}
+        #: By key: when a copy was last woken that looks whether another message has ended before it asks for the lock,
+        #: or passes its wake-up on.
+        self.looks_at: dict[str, float] = {}
         #: By key: when a copy was started whose message had ended, or when the last wake-up went to a busy worker.
         self._in_vain_at: dict[str, float] = {}
+        #: By id of a message: the earliest place that a copy of it has had in any line.
+        self.first_places: dict[str, float] = {}
         #: By message and attempt: the last place that a copy of it got at its first conflict.
         self._places: dict[tuple[str, int], float] = {}
         world.broker.on_put.append(self._is_put_back)
@@ -120,6 +125,7 @@ class Parked:
         copy = Copy(worker, worker.process, request, key, since, limit, self.run.now, due, is_in_line)
         self._copies[id(request)] = copy
         if copy.is_in_line and key:
+            self.first_places[request.id] = min(since, self.first_places.get(request.id, since))
             self._is_held(key, limit)
         left = due - worker.host.clock(self.run.now)
         longest = min(HELD, self.world.broker.visibility / 2)
@@ -180,6 +186,8 @@ class Parked:
             return
         self.woken += 1
         self._called[request.id] = copy.key
+        if _looks_first(request):
+            self.looks_at[copy.key] = self.run.now
         freed, at = self._woken_by.get((copy.process, copy.key), (None, 0.0))
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
         for other in self._of_line(copy.key):
@@ -302,6 +310,12 @@ class Parked:
 
     def _has_room(self, worker: Any) -> bool:
         return bool(worker.process.package("worker.bootstep").has_free_slot(worker))
+
+
+def _looks_first(request: Any) -> bool:
+    """Whether the copy has joined or follows another message."""
+    header = request.message.headers.get(PUT_BACK_HEADER) or {}
+    return "joins" in header or "leader" in header
 
 
 def _number_of(request: Any) -> int | str:

@@ -272,6 +272,13 @@ def test_revoked_copy_gives_its_wake_up_back(worker: Worker) -> None:
     until(lambda: worker.wake_ups.given_back == ["key"])
 
 
+def test_revoked_copy_gives_its_wake_up_back_if_the_lock_is_free(worker: Worker) -> None:
+    worker.park("one", 1.0)
+    worker.line.give_back_if_free("key", 2)
+    until(lambda: worker.wake_ups.looked_at == [("key", 2)])
+    assert worker.wake_ups.given_back == []
+
+
 def test_line_without_copies_is_left(worker: Worker) -> None:
     """After the loss of the broker: the timer was cleared, and nothing else has the copies."""
     worker.park("one", 1.0)
@@ -412,8 +419,10 @@ def test_stopping_worker_gives_back_wake_ups_that_its_loop_has_not_used(worker: 
     worker.frees()
     until(lambda: worker.line._called)
     worker.line.give_back("other")
+    worker.line.give_back_if_free("another", 1)
     worker.line.close()
     until(lambda: sorted(worker.wake_ups.given_back) == ["key", "other"])
+    until(lambda: worker.wake_ups.looked_at == [("another", 1)])
     worker.loop.turn()
     assert worker.begun == []
 

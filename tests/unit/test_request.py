@@ -111,6 +111,7 @@ class Waiting:
     def __init__(self) -> None:
         self.parked: list[tuple[SingletonRequest, str, Place]] = []
         self.given_back: list[str] = []
+        self.given_back_if_free: list[tuple[str, int]] = []
         self.is_woken = True
 
     def park(self, request: SingletonRequest, key: str, place: Place) -> bool:
@@ -119,6 +120,9 @@ class Waiting:
 
     def give_back(self, key: str) -> None:
         self.given_back.append(key)
+
+    def give_back_if_free(self, key: str, limit: int) -> None:
+        self.given_back_if_free.append((key, limit))
 
 
 @pytest.mark.parametrize("is_copy", [False, True], ids=["sent", "put back"])
@@ -222,13 +226,13 @@ class TestLine:
         request = receive(**put_back_for(app, key))
         request.is_woken = True
         assert not request.revoked()
-        assert line.given_back == []
+        assert line.given_back_if_free == []
         revoked.add(request.id)
         try:
             assert request.revoked()
         finally:
             revoked.discard(request.id)
-        assert line.given_back == [key]
+        assert line.given_back_if_free == [(key, 1)]
         assert request.has_begun
 
     @pytest.mark.parametrize("has_asked", [False, True])
@@ -241,14 +245,36 @@ class TestLine:
         error: Exception,
         has_asked: bool,
     ) -> None:
-        """Or whose process is gone: a follower that was to wake the next one needed no lock."""
+        """Or whose process is gone. If the lock was taken meanwhile, its holder wakes the next one."""
         key = key_of_text(app.main, "job", "1")
         request = receive(**put_back_for(app, key))
         request.is_woken = True
         if has_asked:
             begin(request)
         request.on_failure(info(error))
-        assert line.given_back == ([] if has_asked and isinstance(error, ValueError) else [key])
+        assert line.given_back_if_free == ([] if has_asked and isinstance(error, ValueError) else [(key, 1)])
+        assert line.given_back == []
+
+    @pytest.mark.parametrize(
+        "waits_for",
+        [
+            {"joins": ["other", "other", 0, 0, 1.0, False]},
+            {"leader": [b"other".hex(), "0" * 32, 1.0, None]},
+            {"arrived": 7},
+        ],
+        ids=["joins", "follows", "newest"],
+    )
+    def test_copy_that_ends_without_the_lock_lets_the_next_one_begin_also_if_the_lock_is_held(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, waits_for: dict[str, Any]
+    ) -> None:
+        """The next one needs no lock either."""
+        key = key_of_text(app.main, "job", "1")
+        copy = put_back_for(app, key)
+        request = receive(**{**copy, PUT_BACK_HEADER: {**copy[PUT_BACK_HEADER], **waits_for}})
+        request.is_woken = True
+        request.on_failure(info(Ignore("already done")))
+        assert line.given_back == [key]
+        assert line.given_back_if_free == []
 
     def test_copy_that_was_woken_and_is_put_back_wakes_nobody(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
@@ -256,14 +282,14 @@ class TestLine:
         request = receive(**put_back_for(app, key_of_text(app.main, "job", "1")))
         request.is_woken = True
         request.on_failure(info(GoesOn("put back")))
-        assert line.given_back == []
+        assert line.given_back == line.given_back_if_free == []
 
     @pytest.mark.parametrize("error", [ValueError("before_start"), WorkerLostError("killed")])
     def test_copy_that_was_not_woken_and_fails_wakes_nobody(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, error: Exception
     ) -> None:
         receive(**put_back_for(app, key_of_text(app.main, "job", "1"))).on_failure(info(error))
-        assert line.given_back == []
+        assert line.given_back == line.given_back_if_free == []
 
     def test_copy_that_is_revoked_while_it_waits_wakes_nobody(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
@@ -275,7 +301,7 @@ class TestLine:
             assert request.revoked()
         finally:
             revoked.discard(request.id)
-        assert line.given_back == []
+        assert line.given_back == line.given_back_if_free == []
         assert request.has_begun
 
 
