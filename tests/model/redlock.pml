@@ -28,6 +28,9 @@
 #ifndef LATE
 #define LATE 1
 #endif
+#ifndef RENEWALS
+#define RENEWALS 1
+#endif
 
 /* A node's hold: free, or a client's, with the name of the attempt; the name is 0 once it was renewed, or put back. */
 #define FREE 0
@@ -176,7 +179,12 @@ inline acquire(i, n, attempt, is_over, over_before) {
       :: else
       fi;
 #endif
-      hold[n] = HOLD(i, attempt); left[n] = TTL; say(i, n, attempt, OURS)
+#ifndef RENAMED_BY_A_VOTE
+      hold[n] = (hold[n] == HOLD(i, 0) -> HOLD(i, 0) : HOLD(i, attempt));
+#else
+      hold[n] = HOLD(i, attempt);
+#endif
+      left[n] = TTL; say(i, n, attempt, OURS)
     :: else -> say(i, n, attempt, NOT_OURS)
     fi;
 #ifndef ATTEMPTS_NOT_NAMED
@@ -307,7 +315,7 @@ inline count_fence(i) {
 
 proctype Client(byte i) {
   byte n;
-  bit renewed;
+  byte renewed;
 #ifdef FENCES
   byte fence, agreed;
 #endif
@@ -346,11 +354,11 @@ proctype Client(byte i) {
   :: atomic { awaited[i] != NOTHING && !trusted[i] && !(i == 0 && awaited[i] == ATTEMPT_1) ->
       failed[i] = 2; finish(i); printf("client %d gives up\n", i); break }
 #ifndef FENCES
-  :: atomic { i == 0 && awaited[i] == NOTHING && trusted[i] && !renewed ->
+  :: atomic { i == 0 && awaited[i] == NOTHING && trusted[i] && renewed < RENEWALS ->
       ask_all(i, RENEWAL); printf("client %d renews\n", i) }
   :: atomic { awaited[i] == RENEWAL && trusted[i] && COUNT(i, OURS) >= RENEWED_BY ->
       put_back_where_missing(i);
-      believe(i); renewed = 1; printf("client %d is renewed, trusted for %d\n", i, trusted[i]) }
+      believe(i); renewed++; printf("client %d is renewed, trusted for %d\n", i, trusted[i]) }
   :: atomic { awaited[i] == RENEWAL ->
 #ifdef PUT_BACK_WITHOUT_QUORUM
       put_back_where_missing(i);
