@@ -148,7 +148,11 @@ class Newest:
             return None
         own, _ = self._order[job][number]
         in_line = copy.at + IN_LINE + 20 * self.world.plan.latency
-        newer = [at for place, at in self._order[job].values() if place > own and at > in_line]
+        newer = [
+            at
+            for other, (place, at) in self._order[job].items()
+            if place > own and at > in_line and not self._found_it_free(other, job, at)
+        ]
         newer = [at for at in newer if not self._is_behind_holder(job, at)]
         is_kept = self._is_kept(copy.request.task.name, copy.request.context.retries or 0)
         return min(newer) if newer and not is_kept else None
@@ -164,6 +168,18 @@ class Newest:
         own, _ = self._order[job][number]
         newer = (f"m{other}" for other, (place, _) in self._order[job].items() if place > own)
         return any(self.world.parked.first_places.get(task_id, copy.since) < copy.since for task_id in newer)
+
+    def _found_it_free(self, number: int, job: str, at: float) -> bool:
+        """Whether a message got the lock as it came, since the hold before had run out: nobody is woken by that, so the
+        others end at their own time, or when it ends.
+        """
+        bodies, soon = self.world.bodies, IN_LINE + 20 * self.world.plan.latency
+        runs = [body for running in bodies.running.values() for body in running]
+        runs += [body for body, _ in bodies.ended.values()]
+        freed = (ended for body, ended in bodies.ended.values() if self._job_of(body.number) == job)
+        return not any(at - AT_ONCE < ended <= at for ended in freed) and any(
+            body.number == number and body.began - at < soon for body in runs
+        )
 
     def _is_behind_holder(self, job: str, at: float) -> bool:
         """Whether the message before the one that came then had the lock. Only a message that waits is woken to end,
