@@ -138,7 +138,7 @@ class Run:
             record = Outcome(states.RETRY).record_of(before, it.runtime.settings.done_ttl, is_over=True)
             with suppress(LockUnavailable):
                 it.runtime.store.refuse(it.key, before, record, limit=it.options.limit)
-                self._record_begin()
+            self._record_begin()
 
     def _record_begin(self) -> None:
         """Record since when this attempt has had the lock, for messages that wait for its end. Otherwise, if it died,

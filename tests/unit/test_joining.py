@@ -394,6 +394,21 @@ class TestGoesOn:
         assert pair.copy() == "ran"
         assert len(pair.runs) == 3
 
+    def test_copy_runs_in_the_place_of_a_retry_that_died_and_could_not_record_the_attempt_before(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server was silent for a while as it began, and answered again."""
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        with monkeypatch.context() as patch:
+            for name in ("free", "refuse"):
+                patch.setattr(pair.store, name, fail_to_free)
+            deliver(pair.task, id=pair.first, retries=1)
+        key = pair.task.lock_key_of()
+        (held,) = pair.store.held(key)
+        pair.store.free(held.hold(key, ttl=60.0))  # It expires.
+        assert pair.copy() == "ran"
+
     def test_copy_that_joins_as_its_call_says_runs_in_the_place_of_a_retry_that_died(
         self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
     ) -> None:
