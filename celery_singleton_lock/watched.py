@@ -104,8 +104,9 @@ class Watched:
     def renewed(self, lease: Lease) -> None:
         """Note that a renewal was answered. If the lease was given up meanwhile, its holder is still asked to stop."""
         # From when it was sent: if the process was stopped in between, the answer says little by now.
-        due_at = lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
-        self.due_at = due_at if lease.reason is None else 0.0
+        self.due_at = lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
+        if lease.reason is not None:  # Only now: the thread that watches may give it up at any moment.
+            self.due_at = 0.0
 
     def try_again_or_give_up(self, lease: Lease, error: Exception) -> None:
         """Note that a renewal was not answered."""

@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -550,6 +551,31 @@ def test_holder_is_asked_to_stop_again_if_a_renewal_is_answered_after_all() -> N
     losses = execution.losses
     until(lambda: execution.losses > losses + 2, "it is asked again and again")
     heartbeat.stop(lease)
+
+
+def test_lease_that_is_given_up_just_as_its_renewal_is_answered_is_reported_again(store: Store) -> None:
+    """The thread that watches the round came between: between any two steps of the thread that is in the round."""
+
+    class GivenUpAsRead(Lease):
+        """Is given up right after somebody has found that it is not."""
+
+        __slots__ = ("_why",)
+
+        @property  # type: ignore[override]
+        def reason(self) -> str | None:
+            why, self._why = self._why, "given up"
+            if why is None:
+                watched.due_at = 3.0
+            return why
+
+        @reason.setter
+        def reason(self, why: str | None) -> None:
+            self._why = why
+
+    lease = GivenUpAsRead("k", new_owner(), ttl=60.0, fence=1, sent_at=clock.now())
+    watched = Watched(weakref.ref(lease), lambda: None, 0.0, 0.0)
+    watched.renewed(lease)
+    assert watched.due_at <= 3.0, "its holder is asked to stop again when the next renewal would be due"
 
 
 class TestManyStores:
