@@ -33,7 +33,8 @@ class Watched:
         words: whose lease it is, see `weakly`; None if only its key is known.
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
         said: the last such time for which it was called.
-        asked_at: when its last renewal began.
+        asked_at: when the last renewal began; if that was a further try, when the first one began that had no answer.
+        asked_after: how many renewals had been answered by then; -1 if there was none.
     """
 
     lease: weakref.ref[Lease]
@@ -45,6 +46,7 @@ class Watched:
     on_moved: Callable[[], object] | None = None
     said: float = 0.0
     asked_at: float = 0.0
+    asked_after: int = -1
 
     @property
     def give_up_at(self) -> float:
@@ -95,6 +97,12 @@ class Watched:
         if lease is None or lease.reason is not None:
             return False
         return self.due_at <= now + lease.good_for * trust.RENEW_AFTER * trust.COALESCE
+
+    def asks(self, now: float) -> None:
+        """Note that a renewal begins. A further try, which may begin late, does not get more time than the first."""
+        lease = self.lease()
+        if lease is not None and lease.renewals != self.asked_after:
+            self.asked_at, self.asked_after = now, lease.renewals
 
     def lose(self, lease: Lease, reason: str) -> None:
         """Note that the lease is lost, which is reported at once."""

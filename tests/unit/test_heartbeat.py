@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock
+from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock, trust
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -576,6 +576,33 @@ def test_lease_that_is_given_up_just_as_its_renewal_is_answered_is_reported_agai
     watched = Watched(weakref.ref(lease), lambda: None, 0.0, 0.0)
     watched.renewed(lease)
     assert watched.due_at <= 3.0, "its holder is asked to stop again when the next renewal would be due"
+
+
+def test_failed_change_of_a_ttl_does_not_delay_the_loss() -> None:
+    """It ends after the lease could have been given up. Another try may follow, but does not get more time."""
+
+    class FailsThenHangs(HangingStore):
+        """Fails once the lease could be given up."""
+
+        def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            if not self.failed.is_set():
+                self.failed.set()
+                until(lambda: clock.now() > lease.give_up_at + step, "the time is nearly over")
+                raise LockUnavailable("test", "told to fail")
+            return super().renew(leases, timeout=timeout)
+
+    store, ttl = FailsThenHangs(threading.Event()), 20.0
+    heartbeat, lease, execution, step = Heartbeat(store), store.take(ttl=ttl), Execution(), trust.step_of([ttl])
+    execution.lease = lease
+    lease.trusted_until = clock.now() + ttl * trust.GIVE_UP_BEFORE + step / 2
+    heartbeat.start(lease, execution.when_lost)
+    with pytest.raises(LockUnavailable):
+        heartbeat.renew(lease, ttl)
+    assert store.hangs.wait(LIMIT), "there was no other try"
+    assert execution.lost.wait(LIMIT)
+    assert execution.left > ttl * trust.LOST_BEFORE - step / 2
+    store.go_on.set()
+    heartbeat.stop(lease)
 
 
 class TestManyStores:
