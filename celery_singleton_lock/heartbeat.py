@@ -253,7 +253,7 @@ class Heartbeat(Renewer):
             if not pulse.given_back.wait_for(lambda: owner not in self.taken, timeout):
                 return False
             if (watched := self.watched.get(owner)) is not None:
-                watched.asked_at = clock.now()
+                watched.asks(clock.now())
             self.taken[owner] = mine
             return True
 

@@ -208,7 +208,7 @@ class Pulse:
             if owner not in heartbeat.taken and watched.is_due(now)
         }
         for watched in due.values():
-            watched.asked_at = now
+            watched.asks(now)
         heartbeat.in_round = True
         heartbeat.taken.update(due)
         return partial(self._go_round, heartbeat, due)

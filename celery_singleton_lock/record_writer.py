@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import forks
+from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.later import Later
 from celery_singleton_lock.stores.base import Record
@@ -44,12 +44,13 @@ class RecordWriter:
 
     def start_anew(self) -> None:
         self._mutex = threading.Lock()
-        self._records: dict[tuple[str, str], Record] = {}
+        #: Each with the time when it was wanted.
+        self._records: dict[tuple[str, str], tuple[Record, float]] = {}
 
     def replace(self, key: str, record: Record) -> None:
         """Replace the record of the same message under `key` with `record`, soon."""
         with self._mutex:
-            self._records[key, record.message] = record
+            self._records[key, record.message] = record, clock.now()
             if len(self._records) > MOST:
                 del self._records[next(iter(self._records))]
         self._later.want()
@@ -69,19 +70,29 @@ class RecordWriter:
             if not batch:
                 return None
             try:
-                self._store.replace_records([(key, record) for (key, _), record in batch])
+                self._store.replace_records([(key, left) for (key, _), it in batch if (left := _left(*it)) is not None])
             except LockUnavailable as error:
                 logger.debug("records: not written, trying again: %s", error)
                 self._put_last(batch)
                 return WRITE_AFTER
             with self._mutex:
-                for place, record in batch:
-                    if self._records.get(place) is record:
+                for place, wanted in batch:
+                    if self._records.get(place) is wanted:
                         del self._records[place]
 
-    def _put_last(self, batch: Sequence[tuple[tuple[str, str], Record]]) -> None:
+    def _put_last(self, batch: Sequence[tuple[tuple[str, str], tuple[Record, float]]]) -> None:
         """Write the others first: these may have to wait long for one of several servers."""
         with self._mutex:
             for place, _ in batch:
-                if (record := self._records.pop(place, None)) is not None:
-                    self._records[place] = record
+                if (wanted := self._records.pop(place, None)) is not None:
+                    self._records[place] = wanted
+
+
+def _left(record: Record, since: float) -> Record | None:
+    """The record to write now, which expires as if it had been written at once; None if it is over: by now, the record
+    that it would replace may be that of the same message, sent again.
+
+    Its content is kept for its whole time: others can look only from now on.
+    """
+    left = record.after(clock.now() - since)
+    return None if left is None else left._replace(content_for=record.content_for)

@@ -33,7 +33,8 @@ class Watched:
         words: whose lease it is, see `weakly`; None if only its key is known.
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
         said: the last such time for which it was called.
-        asked_at: when its last renewal began.
+        asked_at: when the last renewal began; if that was a further try, when the first one began that had no answer.
+        asked_after: how many renewals had been answered by then; -1 if there was none.
     """
 
     lease: weakref.ref[Lease]
@@ -45,6 +46,7 @@ class Watched:
     on_moved: Callable[[], object] | None = None
     said: float = 0.0
     asked_at: float = 0.0
+    asked_after: int = -1
 
     @property
     def give_up_at(self) -> float:
@@ -96,6 +98,12 @@ class Watched:
             return False
         return self.due_at <= now + lease.good_for * trust.RENEW_AFTER * trust.COALESCE
 
+    def asks(self, now: float) -> None:
+        """Note that a renewal begins. A further try, which may begin late, does not get more time than the first."""
+        lease = self.lease()
+        if lease is not None and lease.renewals != self.asked_after:
+            self.asked_at, self.asked_after = now, lease.renewals
+
     def lose(self, lease: Lease, reason: str) -> None:
         """Note that the lease is lost, which is reported at once."""
         lease.lose(reason)
@@ -104,8 +112,9 @@ class Watched:
     def renewed(self, lease: Lease) -> None:
         """Note that a renewal was answered. If the lease was given up meanwhile, its holder is still asked to stop."""
         # From when it was sent: if the process was stopped in between, the answer says little by now.
-        due_at = lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
-        self.due_at = due_at if lease.reason is None else 0.0
+        self.due_at = lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
+        if lease.reason is not None:  # Only now: the thread that watches may give it up at any moment.
+            self.due_at = 0.0
 
     def try_again_or_give_up(self, lease: Lease, error: Exception) -> None:
         """Note that a renewal was not answered."""

@@ -25,7 +25,6 @@ from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
 from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.rules import JOIN, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import delivery, journal_entries, key_report, leader, newest, outcome, requeue, settling
 from celery_singleton_lock.task.abort import Body
@@ -139,15 +138,16 @@ class Run:
             record = Outcome(states.RETRY).record_of(before, it.runtime.settings.done_ttl, is_over=True)
             with suppress(LockUnavailable):
                 it.runtime.store.refuse(it.key, before, record, limit=it.options.limit)
-                self._record_begin()
+            self._record_begin()
 
     def _record_begin(self) -> None:
         """Record since when this attempt has had the lock, for messages that wait for its end. Otherwise, if it died,
         those that have not looked meanwhile would expect it for as long as the previous attempt is remembered.
         """
         it = self._execution
-        is_awaited = it.options.on_conflict == JOIN or callable(it.options.on_conflict)
-        if (is_awaited or it.options.scope != WHILE_EXECUTING) and (own := Joined.of(it.holder)) is not None:
+        # Whether anybody waits is not known here: a copy may join as its own call says.
+        is_awaited = leader.may_be_followed(it.task, it.runtime.settings, it.options.scope)
+        if is_awaited and (own := Joined.of(it.holder)) is not None:
             name, seconds = own.name_of_begin(it.task.name), it.runtime.settings.done_ttl
             it.runtime.store.remember(it.key, leader.record(name, [own.since], seconds))
 

@@ -36,7 +36,8 @@ def settle_after(execution: Execution, ended: Outcome, seconds: float | None = N
     if not ended.needs_settling(task, request):
         return
     # A copy that has joined this one may look later: when its result is forgotten, or Celery has stored RETRY over it.
-    content = ended.content if execution.options.on_conflict == JOIN else None
+    policy = execution.options.on_conflict
+    content = ended.content if policy == JOIN or callable(policy) else None
     if (record := execution.record(Outcome(ended.state, content, settled=True), seconds)) is None:
         return
     # At once if there is no result backend to ask instead.

@@ -150,6 +150,14 @@ class TestRecorded:
         assert found is not None
         assert 30 < found.seconds <= 60
 
+    def test_time_that_is_left_is_that_of_the_record_and_not_of_its_content(self, store: Store) -> None:
+        """The age of the message's end follows from it."""
+        store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0, content_for=30.0))
+        found = store.recorded(KEY, ME.message)
+        assert found is not None
+        assert found.content == b"record"
+        assert 50 < found.seconds <= 62
+
     def test_record_whose_content_was_forgotten(self, store: Store) -> None:
         store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0, content_for=0.2))
         clock.sleep(0.4)

@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock
+from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock, trust
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -549,6 +550,58 @@ def test_holder_is_asked_to_stop_again_if_a_renewal_is_answered_after_all() -> N
     until(lambda: store.renewals == 1)
     losses = execution.losses
     until(lambda: execution.losses > losses + 2, "it is asked again and again")
+    heartbeat.stop(lease)
+
+
+def test_lease_that_is_given_up_just_as_its_renewal_is_answered_is_reported_again(store: Store) -> None:
+    """The thread that watches the round came between: between any two steps of the thread that is in the round."""
+
+    class GivenUpAsRead(Lease):
+        """Is given up right after somebody has found that it is not."""
+
+        __slots__ = ("_why",)
+
+        @property  # type: ignore[override]
+        def reason(self) -> str | None:
+            why, self._why = self._why, "given up"
+            if why is None:
+                watched.due_at = 3.0
+            return why
+
+        @reason.setter
+        def reason(self, why: str | None) -> None:
+            self._why = why
+
+    lease = GivenUpAsRead("k", new_owner(), ttl=60.0, fence=1, sent_at=clock.now())
+    watched = Watched(weakref.ref(lease), lambda: None, 0.0, 0.0)
+    watched.renewed(lease)
+    assert watched.due_at <= 3.0, "its holder is asked to stop again when the next renewal would be due"
+
+
+def test_failed_change_of_a_ttl_does_not_delay_the_loss() -> None:
+    """It ends after the lease could have been given up. Another try may follow, but does not get more time."""
+
+    class FailsThenHangs(HangingStore):
+        """Fails once the lease could be given up."""
+
+        def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            if not self.failed.is_set():
+                self.failed.set()
+                until(lambda: clock.now() > lease.give_up_at + step, "the time is nearly over")
+                raise LockUnavailable("test", "told to fail")
+            return super().renew(leases, timeout=timeout)
+
+    store, ttl = FailsThenHangs(threading.Event()), 20.0
+    heartbeat, lease, execution, step = Heartbeat(store), store.take(ttl=ttl), Execution(), trust.step_of([ttl])
+    execution.lease = lease
+    lease.trusted_until = clock.now() + ttl * trust.GIVE_UP_BEFORE + step / 2
+    heartbeat.start(lease, execution.when_lost)
+    with pytest.raises(LockUnavailable):
+        heartbeat.renew(lease, ttl)
+    assert store.hangs.wait(LIMIT), "there was no other try"
+    assert execution.lost.wait(LIMIT)
+    assert execution.left > ttl * trust.LOST_BEFORE - step / 2
+    store.go_on.set()
     heartbeat.stop(lease)
 
 

@@ -22,6 +22,7 @@ from celery_singleton_lock.task import joining, message_identity, outcome, redel
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.singleton_task import CALL_HEADER
 from tests.unit.deliveries import deliver, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
@@ -392,6 +393,46 @@ class TestGoesOn:
         pair.store.free(held.hold(key, ttl=60.0))  # It expires.
         assert pair.copy() == "ran"
         assert len(pair.runs) == 3
+
+    def test_copy_runs_in_the_place_of_a_retry_that_died_and_could_not_record_the_attempt_before(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server was silent for a while as it began, and answered again."""
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        with monkeypatch.context() as patch:
+            for name in ("free", "refuse"):
+                patch.setattr(pair.store, name, fail_to_free)
+            deliver(pair.task, id=pair.first, retries=1)
+        key = pair.task.lock_key_of()
+        (held,) = pair.store.held(key)
+        pair.store.free(held.hold(key, ttl=60.0))  # It expires.
+        assert pair.copy() == "ran"
+
+    def test_copy_that_joins_as_its_call_says_runs_in_the_place_of_a_retry_that_died(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The messages of the task that it joins do not know that anybody joins them."""
+
+        def body() -> None:
+            if len(runs) == 1:
+                with pytest.raises(requeue.GoesOn):
+                    deliver(task, id="copy", headers=joining_headers)
+                raise Retry
+
+        joining_headers = {CALL_HEADER: {"on_conflict": "join"}}
+        task, runs = make(app, body, on_conflict="skip")
+        with suppress(Retry):
+            deliver(task, id="first")
+        store: Any = Runtime.of(app).store
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "free", fail_to_free)
+            deliver(task, id="first", retries=1)
+        key = task.lock_key_of()
+        (held,) = store.held(key)
+        store.free(held.hold(key, ttl=60.0))  # It expires.
+        deliver(task, id="copy", headers={PUT_BACK_HEADER: sent[-1], **joining_headers})
+        assert runs == ["first", "first", "copy"]
 
     def test_copy_finds_the_end_of_a_retry_that_began_and_ended_as_it_looked(
         self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch

@@ -15,8 +15,9 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.task import requeue, settling
+from celery_singleton_lock.task import outcome, requeue, settling
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.outcome import End
 from tests.unit.deliveries import id_for, make
 
 pytestmark = [
@@ -133,3 +134,20 @@ def test_copy_does_not_ask_a_result_backend_forever(app: Celery, put_back: list[
             trace(task, **{PUT_BACK_HEADER: put_back[-1]})
     assert [header["untold"] for header in put_back] == [*range(1, settling.MOST_TRIES + 1)]
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_kept"),
+    [("join", True), (lambda task, met: "join", True), ("skip", False)],
+    ids=["join", "maybe", "no"],
+)
+def test_value_is_kept_for_copies_that_join(app: Celery, policy: Any, is_kept: bool) -> None:
+    """They may look after the result backend has dropped it."""
+    task, _ = make(app, lambda: "value", on_conflict=policy)
+    trace(task)
+    runtime = Runtime.of(app)
+    runtime.record_writer.write()
+    (record,) = runtime.store.inspect(task.lock_key_of()).records
+    recorded, _ = outcome.read(record)
+    assert recorded.settled
+    assert (outcome.end_of(recorded) == End("value")) is is_kept

@@ -2,13 +2,13 @@
 -- Follows now.lua, answers.lua and ended.lua.
 -- KEYS record, messages that are over, more of them, aside (see now.lua)
 -- ARGV name of the message among those that are over
--- -> {RECORD, record, pttl} | {GRANTED} nothing. A promise (see refuse.lua) is nothing yet.
+-- -> {RECORD, record, ms for which the message is remembered} | {GRANTED} nothing. A promise (see refuse.lua) is nothing yet.
 local done, ended, more, aside = unpack(KEYS)
 local record = redis.pcall('GET', done)
-if type(record) == 'string' and string.sub(record, 1, 1) ~= '?' then
-  return {RECORD, record, redis.call('PTTL', done)}
-end
 local left = known_for(ended, more, ARGV[1], aside)
+if type(record) == 'string' and string.sub(record, 1, 1) ~= '?' then
+  return {RECORD, record, left or redis.call('PTTL', done)}
+end
 if left then
   return {RECORD, FORGOTTEN, left}
 end
