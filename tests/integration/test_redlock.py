@@ -745,13 +745,29 @@ class TestForgetfulNodes:
     def test_renewal_puts_the_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         """Otherwise a rolling restart of the nodes would cost every long lease its majority."""
         lease = taken_on_all(nodes, store)
-        for server in nodes.servers:
-            server.restart()
-            until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "it is on all nodes again")
+        self.restart_one_by_one(nodes, store, lease)
         assert lease.held
         assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Held)
         assert store.free(lease)
         until(lambda: nodes.holding(RUN) == [], "it is free")
+
+    def restart_one_by_one(self, nodes: Nodes, store: RedlockStore, lease: Lease) -> None:
+        for server in nodes.servers:
+            server.restart()
+            until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "it is on all nodes again")
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_copy_finds_its_message_where_the_lock_was_put_back(
+        self, nodes: Nodes, store: RedlockStore, limit: int
+    ) -> None:
+        """Otherwise a copy would be refused as another task, or run beside it in another slot."""
+        lease = taken(store, limit=limit)
+        until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
+        self.restart_one_by_one(nodes, store, lease)
+        refused = Record(ME.message, b"refused", 60.0)
+        for found in (acquire(store, limit=limit), store.refuse(KEY, ME, refused, limit=limit)):
+            assert isinstance(found, Held)
+            assert found.holder == ME
 
     def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken_on_all(nodes, store)

@@ -8,6 +8,7 @@ well.
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -114,8 +115,12 @@ class RedlockStore:
             for hold, ours in renewed.items():
                 if ours and isinstance(hold, Lease):
                     hold.extend(sent_at)
+            lost: defaultdict[int, list[Hold]] = defaultdict(list)
             for batch, answers in zip(parts, each, strict=True):
-                _put_back(conversation, batch, answers, renewed)
+                for index, answer in answers.items():
+                    lost[index] += _lost(batch, answer, renewed)
+            if any(lost.values()):
+                self._put_back(conversation, lost, seconds=min(timeout, MAX_ANSWER))
         if len(renewed) < len(holds):
             raise self._nodes.unavailable({index: words for it in each for index, words in errors_of(it).items()})
         return [renewed[hold] for hold in holds]
@@ -291,6 +296,24 @@ class RedlockStore:
             if ours >= self._nodes.quorum or len(each) - ours > self._nodes.spare
         }
 
+    def _put_back(self, conversation: Conversation, lost: Mapping[int, Sequence[Hold]], *, seconds: float) -> None:
+        """Give each node the holds that it lacks, for the next time, with the holders that others know.
+
+        Without its holder, a copy of its message would take it for another task's, and be refused, or take a slot.
+        """
+        parts = [*batches([*dict.fromkeys(hold for of_node in lost.values() for hold in of_node)])]
+
+        def is_known(each: Sequence[Answers]) -> bool:
+            return all(len(_with_holders(*pair)) == len(pair[0]) for pair in zip(parts, each, strict=True))
+
+        each = conversation.ask_each([commands.values(part) for part in parts], is_known, seconds=seconds)
+        values: dict[Hold, bytes] = {}
+        for part, answers in zip(parts, each, strict=True):
+            values.update(_with_holders(part, answers))
+        for index, of_node in lost.items():
+            for batch in batches(of_node):
+                conversation.send(commands.put_back(batch, values), [index])
+
     def _said(self, hold: Hold, call: Call) -> Answers:
         """As `_freed`, without an error."""
         try:
@@ -396,20 +419,18 @@ class _NodesWakeUp(RedisWakeUp):
         return next((node for node in self._order if not node.is_avoided), self._order[0])
 
 
-def _put_back(
-    conversation: Conversation, batch: Sequence[Hold], answers: Answers, renewed: Mapping[Hold, bool]
-) -> None:
-    """Give each node the holds that it lacks and a majority has, for the next time."""
-    for index, answer in answers.items():
-        if not isinstance(answer, list):
-            continue
-        lost = [
-            hold
-            for hold, ours in zip(batch, lock_commands.renewed(batch, answer), strict=True)
-            if not ours and renewed.get(hold) and hold.slot is not None
-        ]
-        if lost:
-            conversation.send(commands.put_back(lost), [index])
+def _lost(batch: Sequence[Hold], answer: Any, renewed: Mapping[Hold, bool]) -> list[Hold]:
+    """The holds that a node lacks, by its answer, and a majority has."""
+    if not isinstance(answer, list):
+        return []
+    each = zip(batch, lock_commands.renewed(batch, answer), strict=True)
+    return [hold for hold, ours in each if not ours and renewed.get(hold) and hold.slot is not None]
+
+
+def _with_holders(holds: Sequence[Hold], answers: Answers) -> dict[Hold, bytes]:
+    """What the nodes keep for these holds, as far as one of them knows the holder."""
+    each = [pair for values in given(answers) for pair in zip(holds, values, strict=True)]
+    return {hold: known for hold, value in each if (known := commands.value_for_none(hold, value)) is not None}
 
 
 def _kind(answer: Any) -> Any:
