@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
 from celery_singleton_lock.stores.redis.redlock import commands, conversation
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
-from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, RedlockStore
+from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, PROMISED, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.task.queue_lock import QueueLock
@@ -153,6 +153,14 @@ def acquire_or_none(store: RedlockStore) -> object:
         return None
 
 
+def acquire_once(store: RedlockStore) -> object:
+    """As a message that does not run if it has a record."""
+    try:
+        return acquire(store, once=True)
+    except LockUnavailable:
+        return None
+
+
 class TestReach:
     def test_holder_on_the_majority_is_named(self, nodes: Nodes, store: RedlockStore) -> None:
         taken(store)
@@ -209,6 +217,29 @@ class TestReach:
         other_key = keyspace.done_key(KEY, another.message)
         until(lambda: all(client.get(other_key) for client in clients), "they have read the earlier commands")
         assert [client.get(key) for client in clients] == ["refused"] * 5
+
+    def test_nobody_waits_for_a_promise_that_was_not_answered(self, nodes: Nodes, store: RedlockStore) -> None:
+        """The message comes again, and would find its own promise for half a minute."""
+        assert store.free(taken(store))
+        for server in nodes.servers[:3]:
+            hang(server)
+        with pytest.raises(LockUnavailable):
+            store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
+        resume(nodes)
+        began = clock.now()
+        until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
+        assert clock.now() - began < PROMISED / 2
+
+    def test_promise_of_one_node_is_outvoted(self) -> None:
+        """However soon that node answers."""
+        with Nodes(3, proxied=True) as nodes:
+            store = open_url(nodes.url, BELIEVED)
+            (node, *_), record = store._nodes.each, Record(ME.message, b"refused", 60.0)
+            node.server.run(commands.refuse(KEY, ME, commands.promise_of(record, 30.0), slots=1))
+            nodes.slow(1, 0.05)
+            nodes.slow(2, 0.05)
+            assert isinstance(acquire_once(store), Lease)
+            store.close()
 
     def test_promise_that_is_taken_back_late(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch

@@ -264,7 +264,8 @@ class RedlockStore:
 
     def _is_decided(self, answers: Answers) -> bool:
         """Whether the other nodes' votes cannot change anything."""
-        return Answer.RECORD in map(_kind, answers.values()) or self._is_agreed(answers)
+        # A promise is one vote: on a minority, it keeps nobody from the lock.
+        return any(_is_recorded(answer) for answer in answers.values()) or self._is_agreed(answers)
 
     def _late(self, request: LockRequest) -> list[str]:
         """The attempts of its owner that some node may still carry out. Of the others, only the last one is kept."""
@@ -374,12 +375,15 @@ class RedlockStore:
                     return None
                 is_more, against = Answer.MORE_SLOTS in kinds, len(kinds) - kinds.count(Answer.GRANTED)
                 was_recorded = record in sent
-                if (was_recorded and not is_more and against <= self._nodes.spare) or len(kinds) < self._nodes.quorum:
+                if was_recorded and not is_more and against <= self._nodes.spare:
                     # Silence is not an objection: a majority may have the record, with a node that is late, and others
                     # have seen it; or what is there is another copy's refusal, which looks the same.
                     continue
                 if not is_more:
+                    # What nobody has answered in time, too: the next call of this message would find the promise.
                     self._take_back(conversation, key, sent)
+                if len(kinds) < self._nodes.quorum:
+                    continue
             # Outside the conversation, which `MoreSlots` would end as an error does.
             found = [lock_answers.parse_refusal(it, record.message) for it in given(answers) if not _is_given_up(it)]
             objections = [it for it in found if it is not None and not _is_promise(it)]
@@ -450,6 +454,11 @@ def _is_copy(wanted: LockRequest, held: Held) -> bool:
     if held.owner in (wanted.owner, commands.attempt_of(wanted.holder.reserved_as, 0)):
         return False
     return held.holder is not None and held.holder.is_copy_of(wanted.holder)
+
+
+def _is_recorded(answer: Any) -> bool:
+    """Whether the answer to a vote is the message's end."""
+    return bool(_kind(answer) == Answer.RECORD and not answer[1].startswith(commands.PROMISE))
 
 
 def _is_given_up(answer: Any) -> bool:
