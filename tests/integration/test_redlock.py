@@ -264,6 +264,35 @@ class TestReach:
         assert late, "a promise was taken back"
         assert sum(text is not None for text in promised) >= 3
 
+    def test_record_of_another_copy_is_not_taken_back(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """This process slept for so long that its promise has expired, and a copy has promised the same meanwhile."""
+        key, clients = keyspace.done_key(KEY, ME.message), [server.client() for server in nodes.servers]
+        ask, send, record = Conversation.ask, Conversation.send, Record(ME.message, b"refused", 60.0)
+        promise = commands.promise_of(record, 30.0)
+
+        def ask_late(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
+            if call.args[0] == record.content:
+                for client in clients:
+                    client.set(key, promise.content, px=30_000)
+            return ask(it, call, *args, **options)
+
+        def send_late(it: Conversation, *args: Any, **options: Any) -> None:
+            for node in store._nodes.each:
+                assert node.server.run(commands.refuse(KEY, ME, record, slots=1, promise=promise)) == [Answer.GRANTED]
+            send(it, *args, **options)
+
+        monkeypatch.setattr(Conversation, "ask", ask_late)
+        monkeypatch.setattr(Conversation, "send", send_late)
+        with pytest.raises(LockUnavailable):
+            store.refuse(KEY, ME, record)
+        monkeypatch.undo()
+        other = Holder("another")
+        assert store.refuse(KEY, other, record._replace(message=other.message)) is None
+        until(lambda: all(each.exists(keyspace.done_key(KEY, other.message)) for each in clients), "all is carried out")
+        assert [client.get(key) for client in clients].count("refused") >= store._nodes.quorum
+
     def test_record_takes_the_place_of_its_promise_only(self, nodes: Nodes, store: RedlockStore) -> None:
         (node, *_), record = store._nodes.each, Record(ME.message, b"refused", 60.0)
         promise, another = (commands.promise_of(record, 5.0) for _ in range(2))

@@ -381,7 +381,7 @@ class RedlockStore:
                     continue
                 if not is_more:
                     # What nobody has answered in time, too: the next call of this message would find the promise.
-                    self._take_back(conversation, key, sent)
+                    self._take_back(conversation, key, sent, answers)
                 if len(kinds) < self._nodes.quorum:
                     continue
             # Outside the conversation, which `MoreSlots` would end as an error does.
@@ -393,11 +393,15 @@ class RedlockStore:
                 break  # It is always the same: what takes it back may arrive after it is sent again.
         raise self._nodes.unavailable(errors_of(answers))
 
-    def _take_back(self, conversation: Conversation, key: str, sent: list[Record]) -> None:
+    def _take_back(self, conversation: Conversation, key: str, sent: list[Record], answers: Answers) -> None:
         """Forget what was sent. What is promised next has another name: this may arrive after it, on its own way."""
-        for each in sent:
-            everywhere = range(len(self._nodes.each))
-            conversation.send(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
+        promise, *recorded = sent
+        everywhere = range(len(self._nodes.each))
+        conversation.send(commands.take_back(key, promise), everywhere, repeat_for=PROMISED)
+        # Not where a node objects, as most do: it does not have the record, and may get the same one from a copy.
+        maybe = [index for index in everywhere if not _objects(answers.get(index))]
+        for record in recorded:
+            conversation.send(commands.take_back(key, record), maybe, repeat_for=PROMISED)
         sent.clear()
 
 
@@ -459,6 +463,11 @@ def _is_copy(wanted: LockRequest, held: Held) -> bool:
 def _is_recorded(answer: Any) -> bool:
     """Whether the answer to a vote is the message's end."""
     return bool(_kind(answer) == Answer.RECORD and not answer[1].startswith(commands.PROMISE))
+
+
+def _objects(answer: Any) -> bool:
+    """Whether the answer to a refusal is no; silence is not."""
+    return answer is not None and _kind(answer) not in (None, Answer.GRANTED)
 
 
 def _is_given_up(answer: Any) -> bool:
