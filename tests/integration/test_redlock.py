@@ -571,6 +571,20 @@ class TestGivenUp:
         assert node.server.run(commands.undo(lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
+    def test_attempts_that_somebody_renews_do_not_block_each_other(self) -> None:
+        """A worker's main process renews what its child may have, while the child waits for the lock."""
+        with Nodes(3) as nodes:
+            store = open_url(nodes.url, BELIEVED)
+            requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder(f"task-{number}")) for number in range(2)]
+            for node, request in zip(store._nodes.each, requests, strict=False):
+                attempt = request.named(commands.next_attempt(request))
+                assert node.server.run(commands.vote(attempt, slot=0, memory=None))[0] == Answer.GRANTED
+                assert store.renew([request.hold()], timeout=1.0) == [False]
+                node.server.run(commands.undo(request.hold(), attempt.owner))
+            nodes.servers[2].kill()
+            assert any(isinstance(store.acquire(request), Lease) for request in requests)
+            store.close()
+
     @pytest.mark.parametrize("how", ["renewed", "put back"])
     def test_late_attempt_takes_nothing_from_a_node_that_was_counted(
         self, nodes: Nodes, store: RedlockStore, how: str

@@ -132,7 +132,7 @@ LOCK_CALLS = st.one_of(
     _refusals(),
     _votes(),
     st.builds(lock_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
-    st.lists(HOLDS, min_size=1, max_size=3).map(lambda holds: lock_commands.renew(holds, named=stem)),
+    st.lists(HOLDS, min_size=1, max_size=3).map(vote_commands.renew),
     st.lists(TAKEN, min_size=1, max_size=3).map(vote_commands.values),
     st.lists(TAKEN, min_size=1, max_size=3).map(
         lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})

@@ -125,6 +125,11 @@ def take_back(key: str, record: Record) -> Call:
     return Call(TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
 
 
+def renew(holds: Sequence[Hold]) -> Call:
+    """As `lock_commands.renew`, whichever attempt took them."""
+    return lock_commands.renew(holds, named=_renewed_as)
+
+
 def values(holds: Sequence[Hold]) -> Call:
     """Ask what a node keeps for these; the slots of the holds must be known."""
     return Call(VALUES, [_place_of(it) for it in holds], [])
@@ -152,3 +157,11 @@ def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> C
 
 def _place_of(hold: Hold) -> str:
     return keyspace.run_key(hold.key, hold.slot or 0)
+
+
+def _renewed_as(hold: Hold) -> str:
+    """The owner; with a mark if nobody knows where it has the lock: it may be waiting for it, as far as is known here.
+
+    Its attempts keep their names then: what a failed one has left somewhere would stay, as long as the owner asks.
+    """
+    return stem(hold.owner) if hold.slot is not None else f"{stem(hold.owner)}*"

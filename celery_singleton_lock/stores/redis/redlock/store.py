@@ -18,7 +18,7 @@ from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import Holder, stem
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
@@ -106,9 +106,7 @@ class RedlockStore:
 
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
             sent_at = clock.now()
-            each = conversation.ask_each(
-                [lock_commands.renew(batch, named=stem) for batch in parts], is_decided, seconds=timeout
-            )
+            each = conversation.ask_each([commands.renew(batch) for batch in parts], is_decided, seconds=timeout)
             renewed: dict[Hold, bool] = {}
             for batch, answers in zip(parts, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
