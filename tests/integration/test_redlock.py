@@ -230,6 +230,23 @@ class TestReach:
         until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
         assert clock.now() - began < PROMISED / 2
 
+    def test_nobody_waits_for_a_promise_that_was_interrupted(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ask = Conversation.ask
+
+        def interrupted(*args: Any, **options: Any) -> None:
+            ask(*args, **options)
+            raise SoftTimeLimitExceeded
+
+        monkeypatch.setattr(Conversation, "ask", interrupted)
+        with pytest.raises(SoftTimeLimitExceeded):
+            store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
+        monkeypatch.undo()
+        began = clock.now()
+        until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
+        assert clock.now() - began < PROMISED / 2
+
     def test_promise_of_one_node_is_outvoted(self) -> None:
         """However soon that node answers."""
         with Nodes(3, proxied=True) as nodes:

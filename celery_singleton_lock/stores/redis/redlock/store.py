@@ -154,6 +154,10 @@ class RedlockStore:
             return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots, sent))
         except TimeoutError as error:
             raise LockUnavailable(self.server, words_of(error)) from error
+        finally:
+            for promise in () if record in sent else sent:
+                # Interrupted before the record was sent: the next call would find the promise.
+                self._nodes.repeat(commands.take_back(key, promise), PROMISED, but=())
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         for batch in batches(records):
