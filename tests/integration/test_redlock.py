@@ -616,6 +616,15 @@ class TestGivenUp:
         assert node.server.run(commands.undo(lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
+    def test_late_attempt_does_not_shorten_a_hold(self, nodes: Nodes, store: RedlockStore) -> None:
+        """The lock of a message lasts for a day once it is confirmed, and nobody renews it."""
+        lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
+        assert store.renew([lease.asked_for(LONG)], timeout=1.0) == [True]
+        until(lambda: all(pttl(server, RUN) > 1000 * TTL for server in nodes.servers), "all nodes have renewed it")
+        request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
+        assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == Answer.GRANTED
+        assert pttl(nodes.servers[0], RUN) > 1000 * TTL
+
     def test_abandoning_never_raises(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
         self.stop_majority(nodes)
