@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
 from celery_singleton_lock.stores.redis.redlock import commands, conversation
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
-from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, RedlockStore
+from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, PROMISED, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.task.queue_lock import QueueLock
@@ -153,6 +153,14 @@ def acquire_or_none(store: RedlockStore) -> object:
         return None
 
 
+def acquire_once(store: RedlockStore) -> object:
+    """As a message that does not run if it has a record."""
+    try:
+        return acquire(store, once=True)
+    except LockUnavailable:
+        return None
+
+
 class TestReach:
     def test_holder_on_the_majority_is_named(self, nodes: Nodes, store: RedlockStore) -> None:
         taken(store)
@@ -210,6 +218,46 @@ class TestReach:
         until(lambda: all(client.get(other_key) for client in clients), "they have read the earlier commands")
         assert [client.get(key) for client in clients] == ["refused"] * 5
 
+    def test_nobody_waits_for_a_promise_that_was_not_answered(self, nodes: Nodes, store: RedlockStore) -> None:
+        """The message comes again, and would find its own promise for half a minute."""
+        assert store.free(taken(store))
+        for server in nodes.servers[:3]:
+            hang(server)
+        with pytest.raises(LockUnavailable):
+            store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
+        resume(nodes)
+        began = clock.now()
+        until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
+        assert clock.now() - began < PROMISED / 2
+
+    def test_nobody_waits_for_a_promise_that_was_interrupted(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ask = Conversation.ask
+
+        def interrupted(*args: Any, **options: Any) -> None:
+            ask(*args, **options)
+            raise SoftTimeLimitExceeded
+
+        monkeypatch.setattr(Conversation, "ask", interrupted)
+        with pytest.raises(SoftTimeLimitExceeded):
+            store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
+        monkeypatch.undo()
+        began = clock.now()
+        until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
+        assert clock.now() - began < PROMISED / 2
+
+    def test_promise_of_one_node_is_outvoted(self) -> None:
+        """However soon that node answers."""
+        with Nodes(3, proxied=True) as nodes:
+            store = open_url(nodes.url, BELIEVED)
+            (node, *_), record = store._nodes.each, Record(ME.message, b"refused", 60.0)
+            node.server.run(commands.refuse(KEY, ME, commands.promise_of(record, 30.0), slots=1))
+            nodes.slow(1, 0.05)
+            nodes.slow(2, 0.05)
+            assert isinstance(acquire_once(store), Lease)
+            store.close()
+
     def test_promise_that_is_taken_back_late(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -232,6 +280,35 @@ class TestReach:
         assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
         assert late, "a promise was taken back"
         assert sum(text is not None for text in promised) >= 3
+
+    def test_record_of_another_copy_is_not_taken_back(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """This process slept for so long that its promise has expired, and a copy has promised the same meanwhile."""
+        key, clients = keyspace.done_key(KEY, ME.message), [server.client() for server in nodes.servers]
+        ask, send, record = Conversation.ask, Conversation.send, Record(ME.message, b"refused", 60.0)
+        promise = commands.promise_of(record, 30.0)
+
+        def ask_late(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
+            if call.args[0] == record.content:
+                for client in clients:
+                    client.set(key, promise.content, px=30_000)
+            return ask(it, call, *args, **options)
+
+        def send_late(it: Conversation, *args: Any, **options: Any) -> None:
+            for node in store._nodes.each:
+                assert node.server.run(commands.refuse(KEY, ME, record, slots=1, promise=promise)) == [Answer.GRANTED]
+            send(it, *args, **options)
+
+        monkeypatch.setattr(Conversation, "ask", ask_late)
+        monkeypatch.setattr(Conversation, "send", send_late)
+        with pytest.raises(LockUnavailable):
+            store.refuse(KEY, ME, record)
+        monkeypatch.undo()
+        other = Holder("another")
+        assert store.refuse(KEY, other, record._replace(message=other.message)) is None
+        until(lambda: all(each.exists(keyspace.done_key(KEY, other.message)) for each in clients), "all is carried out")
+        assert [client.get(key) for client in clients].count("refused") >= store._nodes.quorum
 
     def test_record_takes_the_place_of_its_promise_only(self, nodes: Nodes, store: RedlockStore) -> None:
         (node, *_), record = store._nodes.each, Record(ME.message, b"refused", 60.0)
@@ -511,6 +588,20 @@ class TestGivenUp:
         assert node.server.run(commands.undo(lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
+    def test_attempts_that_somebody_renews_do_not_block_each_other(self) -> None:
+        """A worker's main process renews what its child may have, while the child waits for the lock."""
+        with Nodes(3) as nodes:
+            store = open_url(nodes.url, BELIEVED)
+            requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder(f"task-{number}")) for number in range(2)]
+            for node, request in zip(store._nodes.each, requests, strict=False):
+                attempt = request.named(commands.next_attempt(request))
+                assert node.server.run(commands.vote(attempt, slot=0, memory=None))[0] == Answer.GRANTED
+                assert store.renew([request.hold()], timeout=1.0) == [False]
+                node.server.run(commands.undo(request.hold(), attempt.owner))
+            nodes.servers[2].kill()
+            assert any(isinstance(store.acquire(request), Lease) for request in requests)
+            store.close()
+
     @pytest.mark.parametrize("how", ["renewed", "put back"])
     def test_late_attempt_takes_nothing_from_a_node_that_was_counted(
         self, nodes: Nodes, store: RedlockStore, how: str
@@ -524,6 +615,15 @@ class TestGivenUp:
         assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == 1
         assert node.server.run(commands.undo(lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
+
+    def test_late_attempt_does_not_shorten_a_hold(self, nodes: Nodes, store: RedlockStore) -> None:
+        """The lock of a message lasts for a day once it is confirmed, and nobody renews it."""
+        lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
+        assert store.renew([lease.asked_for(LONG)], timeout=1.0) == [True]
+        until(lambda: all(pttl(server, RUN) > 1000 * TTL for server in nodes.servers), "all nodes have renewed it")
+        request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
+        assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == Answer.GRANTED
+        assert pttl(nodes.servers[0], RUN) > 1000 * TTL
 
     def test_abandoning_never_raises(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
@@ -745,13 +845,29 @@ class TestForgetfulNodes:
     def test_renewal_puts_the_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         """Otherwise a rolling restart of the nodes would cost every long lease its majority."""
         lease = taken_on_all(nodes, store)
-        for server in nodes.servers:
-            server.restart()
-            until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "it is on all nodes again")
+        self.restart_one_by_one(nodes, store, lease)
         assert lease.held
         assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Held)
         assert store.free(lease)
         until(lambda: nodes.holding(RUN) == [], "it is free")
+
+    def restart_one_by_one(self, nodes: Nodes, store: RedlockStore, lease: Lease) -> None:
+        for server in nodes.servers:
+            server.restart()
+            until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "it is on all nodes again")
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_copy_finds_its_message_where_the_lock_was_put_back(
+        self, nodes: Nodes, store: RedlockStore, limit: int
+    ) -> None:
+        """Otherwise a copy would be refused as another task, or run beside it in another slot."""
+        lease = taken(store, limit=limit)
+        until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
+        self.restart_one_by_one(nodes, store, lease)
+        refused = Record(ME.message, b"refused", 60.0)
+        for found in (acquire(store, limit=limit), store.refuse(KEY, ME, refused, limit=limit)):
+            assert isinstance(found, Held)
+            assert found.holder == ME
 
     def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken_on_all(nodes, store)

@@ -272,7 +272,7 @@ def ending(
 
 
 def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Callable[[str], str] = str) -> Call:
-    """See `LockStore.refuse`, and `renew`."""
+    """See `LockStore.refuse`; `named` says how the value of an owner's hold begins."""
     shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
     keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
     keys += [*keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]
@@ -297,12 +297,16 @@ def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
     return Call(REPLACE, keys, args)
 
 
-def renew(holds: Sequence[Hold], *, named: Callable[[str], str] = str) -> Call:
+def owner_of(hold: Hold) -> str:
+    return hold.owner
+
+
+def renew(holds: Sequence[Hold], *, named: Callable[[Hold], str] = owner_of) -> Call:
     """Renew some holds in one call; see `renewed` for the answer.
 
     Args:
         holds: the holds to renew.
-        named: how the value of an owner's hold begins.
+        named: the owner of a hold, as `renew.lua` wants it.
     """
     pairs = [pair for hold in holds for pair in _renewals(hold, named)]
     return Call(RENEW, [place for place, _, _ in pairs], [arg for _, *pair in pairs for arg in pair])
@@ -352,9 +356,9 @@ def _ended_ms(record: Record) -> int:
     return 0 if record.content_for is None else ms(record.seconds)
 
 
-def _renewals(hold: Hold, named: Callable[[str], str] = str) -> list[tuple[str, str, int]]:
+def _renewals(hold: Hold, named: Callable[[Hold], str] = owner_of) -> list[tuple[str, str, int]]:
     """The keys to renew with a hold, each with how its value must begin (or nothing), and milliseconds."""
-    keys = [(place, named(hold.owner), ms(hold.ttl)) for place in keyspace.places_of(hold)]
+    keys = [(place, named(hold), ms(hold.ttl)) for place in keyspace.places_of(hold)]
     if hold.limit > 1 and hold.slot != 0:
         keys.append((keyspace.slots_key(hold.key), "", ms(hold.ttl)))
     return keys

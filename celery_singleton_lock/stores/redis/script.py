@@ -37,6 +37,11 @@ def are_whole(answer: object) -> bool:
     return isinstance(answer, list) and all(map(is_whole, answer))
 
 
+def are_texts(answer: object) -> bool:
+    """Whether it is a list of byte strings."""
+    return isinstance(answer, list) and all(isinstance(one, bytes) for one in answer)
+
+
 class Script:
     """One or more `.lua` files in a row, known to a server by their digest.
 

@@ -64,6 +64,7 @@ _OF_SCRIPTS: dict[Any, tuple[Any, ...]] = {
     lock_commands.RENEW: (_per_key(1), _per_key(0)),
     lock_commands.REPLACE: (_per_key(1),),
     commands.PUT_BACK: (None,),
+    commands.VALUES: (_per_key(VALUE), _per_key("")),
     commands.RAISE_FENCE: (1, 0),
     commands.TAKE_BACK: (1, 0),
     ledger.ALIGN: (_pairs(5, before=2),),

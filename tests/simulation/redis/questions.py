@@ -132,8 +132,11 @@ LOCK_CALLS = st.one_of(
     _refusals(),
     _votes(),
     st.builds(lock_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
-    st.lists(HOLDS, min_size=1, max_size=3).map(lambda holds: lock_commands.renew(holds, named=stem)),
-    st.builds(vote_commands.put_back, st.lists(TAKEN, min_size=1, max_size=3)),
+    st.lists(HOLDS, min_size=1, max_size=3).map(vote_commands.renew),
+    st.lists(TAKEN, min_size=1, max_size=3).map(vote_commands.values),
+    st.lists(TAKEN, min_size=1, max_size=3).map(
+        lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
+    ),
     st.builds(
         lambda owner, slot, fence, ttl: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence, ttl=ttl),
         OWNERS,

@@ -6,7 +6,7 @@ owner's attempts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, Holder, new_owner, stem
@@ -14,7 +14,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.lock_answers import answers_vote
-from celery_singleton_lock.stores.redis.script import Call, Script, ms
+from celery_singleton_lock.stores.redis.script import Call, Script, are_texts, ms
 
 #: Names that an owner's attempts can have.
 ATTEMPTS = 16 ** (OWNER_LENGTH - STEM_LENGTH)
@@ -29,12 +29,14 @@ PROMISE, PROMISE_NAME = b"?", 8
 
 VOTE = Script(*lock_commands.GRANTING, *lock_commands.LOOKING, "lock/vote", "lock/acquire", answers=answers_vote)
 PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
+VALUES = Script("lock/values", answers=are_texts, each=lambda call: len(call.keys))
 RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
 
 #: The scripts that the nodes run.
 SCRIPTS = (
     VOTE,
     PUT_BACK,
+    VALUES,
     RAISE_FENCE,
     TAKE_BACK,
     lock_commands.FREE,
@@ -123,17 +125,43 @@ def take_back(key: str, record: Record) -> Call:
     return Call(TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
 
 
-def put_back(holds: Sequence[Hold]) -> Call:
-    """Give a node what it has lost; the slots of the holds must be known."""
-    keys = [
-        key
-        for it in holds
-        for key in (keyspace.run_key(it.key, it.slot or 0), keyspace.over_key(it.key, stem(it.owner)))
-    ]
-    return Call(PUT_BACK, keys, [arg for it in holds for arg in (attempt_of(it.owner, 0), ms(it.ttl))])
+def renew(holds: Sequence[Hold]) -> Call:
+    """As `lock_commands.renew`, whichever attempt took them."""
+    return lock_commands.renew(holds, named=_renewed_as)
+
+
+def values(holds: Sequence[Hold]) -> Call:
+    """Ask what a node keeps for these; the slots of the holds must be known."""
+    return Call(VALUES, [_place_of(it) for it in holds], [])
+
+
+def value_for_none(hold: Hold, value: bytes) -> bytes | None:
+    """What a node keeps for a hold, without the name of an attempt; None if it has nothing, or no holder, for it."""
+    begins = stem(hold.owner).encode()
+    holder = value[OWNER_LENGTH:]
+    return attempt_of(hold.owner, 0).encode() + holder if holder and value.startswith(begins) else None
+
+
+def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
+    """Give a node what it has lost: these values, or at least the owners; the slots of the holds must be known."""
+    keys = [key for it in holds for key in (_place_of(it), keyspace.over_key(it.key, stem(it.owner)))]
+    pairs = [(values.get(it, attempt_of(it.owner, 0)), ms(it.ttl)) for it in holds]
+    return Call(PUT_BACK, keys, [arg for pair in pairs for arg in pair])
 
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
     """Raise the counter of fencing tokens to `fence`, if the lock is held there."""
     args = [stem(owner), fence, lock_commands.fence_ms(ttl)]
     return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key, slot)], args)
+
+
+def _place_of(hold: Hold) -> str:
+    return keyspace.run_key(hold.key, hold.slot or 0)
+
+
+def _renewed_as(hold: Hold) -> str:
+    """The owner; with a mark if nobody knows where it has the lock: it may be waiting for it, as far as is known here.
+
+    Its attempts keep their names then: what a failed one has left somewhere would stay, as long as the owner asks.
+    """
+    return stem(hold.owner) if hold.slot is not None else f"{stem(hold.owner)}*"

@@ -8,6 +8,7 @@ well.
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import Holder, stem
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
@@ -105,17 +106,19 @@ class RedlockStore:
 
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
             sent_at = clock.now()
-            each = conversation.ask_each(
-                [lock_commands.renew(batch, named=stem) for batch in parts], is_decided, seconds=timeout
-            )
+            each = conversation.ask_each([commands.renew(batch) for batch in parts], is_decided, seconds=timeout)
             renewed: dict[Hold, bool] = {}
             for batch, answers in zip(parts, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
             for hold, ours in renewed.items():
                 if ours and isinstance(hold, Lease):
                     hold.extend(sent_at)
+            lost: defaultdict[int, list[Hold]] = defaultdict(list)
             for batch, answers in zip(parts, each, strict=True):
-                _put_back(conversation, batch, answers, renewed)
+                for index, answer in answers.items():
+                    lost[index] += _lost(batch, answer, renewed)
+            if any(lost.values()):
+                self._put_back(conversation, lost, seconds=min(timeout, MAX_ANSWER))
         if len(renewed) < len(holds):
             raise self._nodes.unavailable({index: words for it in each for index, words in errors_of(it).items()})
         return [renewed[hold] for hold in holds]
@@ -151,6 +154,10 @@ class RedlockStore:
             return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots, sent))
         except TimeoutError as error:
             raise LockUnavailable(self.server, words_of(error)) from error
+        finally:
+            for promise in () if record in sent else sent:
+                # Interrupted before the record was sent: the next call would find the promise.
+                self._nodes.repeat(commands.take_back(key, promise), PROMISED, but=())
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         for batch in batches(records):
@@ -259,7 +266,8 @@ class RedlockStore:
 
     def _is_decided(self, answers: Answers) -> bool:
         """Whether the other nodes' votes cannot change anything."""
-        return Answer.RECORD in map(_kind, answers.values()) or self._is_agreed(answers)
+        # A promise is one vote: on a minority, it keeps nobody from the lock.
+        return any(_is_recorded(answer) for answer in answers.values()) or self._is_agreed(answers)
 
     def _late(self, request: LockRequest) -> list[str]:
         """The attempts of its owner that some node may still carry out. Of the others, only the last one is kept."""
@@ -290,6 +298,24 @@ class RedlockStore:
             for hold, ours in votes.items()
             if ours >= self._nodes.quorum or len(each) - ours > self._nodes.spare
         }
+
+    def _put_back(self, conversation: Conversation, lost: Mapping[int, Sequence[Hold]], *, seconds: float) -> None:
+        """Give each node the holds that it lacks, for the next time, with the holders that others know.
+
+        Without its holder, a copy of its message would take it for another task's, and be refused, or take a slot.
+        """
+        parts = [*batches([*dict.fromkeys(hold for of_node in lost.values() for hold in of_node)])]
+
+        def is_known(each: Sequence[Answers]) -> bool:
+            return all(len(_with_holders(*pair)) == len(pair[0]) for pair in zip(parts, each, strict=True))
+
+        each = conversation.ask_each([commands.values(part) for part in parts], is_known, seconds=seconds)
+        values: dict[Hold, bytes] = {}
+        for part, answers in zip(parts, each, strict=True):
+            values.update(_with_holders(part, answers))
+        for index, of_node in lost.items():
+            for batch in batches(of_node):
+                conversation.send(commands.put_back(batch, values), [index])
 
     def _said(self, hold: Hold, call: Call) -> Answers:
         """As `_freed`, without an error."""
@@ -351,12 +377,15 @@ class RedlockStore:
                     return None
                 is_more, against = Answer.MORE_SLOTS in kinds, len(kinds) - kinds.count(Answer.GRANTED)
                 was_recorded = record in sent
-                if (was_recorded and not is_more and against <= self._nodes.spare) or len(kinds) < self._nodes.quorum:
+                if was_recorded and not is_more and against <= self._nodes.spare:
                     # Silence is not an objection: a majority may have the record, with a node that is late, and others
                     # have seen it; or what is there is another copy's refusal, which looks the same.
                     continue
                 if not is_more:
-                    self._take_back(conversation, key, sent)
+                    # What nobody has answered in time, too: the next call of this message would find the promise.
+                    self._take_back(conversation, key, sent, answers)
+                if len(kinds) < self._nodes.quorum:
+                    continue
             # Outside the conversation, which `MoreSlots` would end as an error does.
             found = [lock_answers.parse_refusal(it, record.message) for it in given(answers) if not _is_given_up(it)]
             objections = [it for it in found if it is not None and not _is_promise(it)]
@@ -366,11 +395,15 @@ class RedlockStore:
                 break  # It is always the same: what takes it back may arrive after it is sent again.
         raise self._nodes.unavailable(errors_of(answers))
 
-    def _take_back(self, conversation: Conversation, key: str, sent: list[Record]) -> None:
+    def _take_back(self, conversation: Conversation, key: str, sent: list[Record], answers: Answers) -> None:
         """Forget what was sent. What is promised next has another name: this may arrive after it, on its own way."""
-        for each in sent:
-            everywhere = range(len(self._nodes.each))
-            conversation.send(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
+        promise, *recorded = sent
+        everywhere = range(len(self._nodes.each))
+        conversation.send(commands.take_back(key, promise), everywhere, repeat_for=PROMISED)
+        # Not where a node objects, as most do: it does not have the record, and may get the same one from a copy.
+        maybe = [index for index in everywhere if not _objects(answers.get(index))]
+        for record in recorded:
+            conversation.send(commands.take_back(key, record), maybe, repeat_for=PROMISED)
         sent.clear()
 
 
@@ -396,20 +429,18 @@ class _NodesWakeUp(RedisWakeUp):
         return next((node for node in self._order if not node.is_avoided), self._order[0])
 
 
-def _put_back(
-    conversation: Conversation, batch: Sequence[Hold], answers: Answers, renewed: Mapping[Hold, bool]
-) -> None:
-    """Give each node the holds that it lacks and a majority has, for the next time."""
-    for index, answer in answers.items():
-        if not isinstance(answer, list):
-            continue
-        lost = [
-            hold
-            for hold, ours in zip(batch, lock_commands.renewed(batch, answer), strict=True)
-            if not ours and renewed.get(hold) and hold.slot is not None
-        ]
-        if lost:
-            conversation.send(commands.put_back(lost), [index])
+def _lost(batch: Sequence[Hold], answer: Any, renewed: Mapping[Hold, bool]) -> list[Hold]:
+    """The holds that a node lacks, by its answer, and a majority has."""
+    if not isinstance(answer, list):
+        return []
+    each = zip(batch, lock_commands.renewed(batch, answer), strict=True)
+    return [hold for hold, ours in each if not ours and renewed.get(hold) and hold.slot is not None]
+
+
+def _with_holders(holds: Sequence[Hold], answers: Answers) -> dict[Hold, bytes]:
+    """What the nodes keep for these holds, as far as one of them knows the holder."""
+    each = [pair for values in given(answers) for pair in zip(holds, values, strict=True)]
+    return {hold: known for hold, value in each if (known := commands.value_for_none(hold, value)) is not None}
 
 
 def _kind(answer: Any) -> Any:
@@ -429,6 +460,16 @@ def _is_copy(wanted: LockRequest, held: Held) -> bool:
     if held.owner in (wanted.owner, commands.attempt_of(wanted.holder.reserved_as, 0)):
         return False
     return held.holder is not None and held.holder.is_copy_of(wanted.holder)
+
+
+def _is_recorded(answer: Any) -> bool:
+    """Whether the answer to a vote is the message's end."""
+    return bool(_kind(answer) == Answer.RECORD and not answer[1].startswith(commands.PROMISE))
+
+
+def _objects(answer: Any) -> bool:
+    """Whether the answer to a refusal is no; silence is not."""
+    return answer is not None and _kind(answer) not in (None, Answer.GRANTED)
 
 
 def _is_given_up(answer: Any) -> bool:

@@ -67,8 +67,10 @@ for slot = 0, slots - 1 do
     if token == owner and asked_for then
       local attempt = string.sub(value, #owner + 1, OWNER_LENGTH)
       if string.match(attempt, '^0+$') then
-        -- On a Redlock: counted, or put back, for none of its attempts. What takes this one back must not touch it.
+        -- On a Redlock: counted, or put back, for none of its attempts. What takes this one back must not touch it, and
+        -- if this one comes late, it does not end sooner.
         holder = attempt .. string.sub(holder, #attempt + 1)
+        ttl = math.max(redis.call('PTTL', lock), ttl)
       end
       -- Its own fence: the highest one is another's if several hold the lock, or is not known any more.
       local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
