@@ -162,6 +162,8 @@ class Bodies:
     befalls: list[tuple[Callable[[Any], Callable[[], None]], float]] = field(default_factory=list)
     #: Messages and attempts whose process was gone before a lock server knew that they had ended.
     unknown: set[tuple[int | str, int]] = field(default_factory=set)
+    #: Messages of which a body began after one had ended well, of which no lock server knew.
+    run_again: set[int | str] = field(default_factory=set)
     #: By message and attempt: the body that ended last, and when.
     ended: dict[tuple[int | str, int], tuple[Running, float]] = field(default_factory=dict)
     #: By message and attempt: the states in which its bodies have ended, in this order.
@@ -239,8 +241,10 @@ class Bodies:
         run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
         self.begun[mine.number] += 1
         is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine) or self._is_just_told(mine)
-        if self.succeeded[mine.number] and not is_unknown:
-            run.fail(f"message {mine.number} runs again after its success")
+        if self.succeeded[mine.number]:
+            self.run_again.add(mine.number)
+            if not is_unknown:
+                run.fail(f"message {mine.number} runs again after its success")
         others = [other for other in self.running[mine.key] if not self._is_excused(other)]
         if any(other.number == mine.number for other in others):
             run.fail(f"{mine.key}: message {mine.number} runs beside itself")
