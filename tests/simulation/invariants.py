@@ -127,8 +127,7 @@ class Invariants:
         """Whether a record may say how another run of the attempt has ended: the last run, which cannot know that an
         earlier one was late, or any run after which everything was sent.
         """
-        attempt = int(_task_id_in(key)[1:]), int(key.rpartition(".")[2])
-        ended_as = self.world.bodies.ended_as[attempt]
+        ended_as = self.world.bodies.ended_as[_attempt_in(key)]
         return {known, state} <= {*ended_as} and (settled or state == ended_as[-1])
 
     def _note_what_replicas_missed(self, server: Any, model: Any) -> None:
@@ -142,6 +141,7 @@ class Invariants:
             task_id, state = _task_id_in(key), self._ended[key][0]
             if state not in self.world.ends.get(task_id, ()):
                 del self._ended[key], self._records[key]
+                self.world.bodies.unknown.add(_attempt_in(key))
         for key, value in server.last_values():
             if ":done:m" in key and _is_settled(value) and not _is_settled(there.get(key.encode(), b"[]")):
                 self._notes_missed.add(_task_id_in(key))
@@ -335,6 +335,11 @@ def _is_settled(record: bytes) -> bool:
 def _task_id_in(key: str) -> str:
     """The id of the message whose record is under this key."""
     return key.partition(":done:")[2].partition(":")[0]
+
+
+def _attempt_in(key: str) -> tuple[int, int]:
+    """The number of the message, and of its attempt."""
+    return int(_task_id_in(key)[1:]), int(key.rpartition(".")[2])
 
 
 def _in_slots(blocked: Iterable[Any]) -> list[Any]:
