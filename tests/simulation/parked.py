@@ -124,7 +124,8 @@ class Parked:
         key, since, limit = _place_of(request)
         since = min(since, worker.host.wall_clock(self.run.now))
         is_held = request._held_until is not None
-        is_in_line = is_held or self._looks_in_line(worker, request, key)
+        # A copy without a line may be held until it expires.
+        is_in_line = bool(key) and (is_held or self._looks_in_line(worker, request, key))
         copy = Copy(worker, worker.process, request, key, since, limit, self.run.now, due, is_in_line)
         self._copies[id(request)] = copy
         self._under_way.pop(request.id, None)
