@@ -64,6 +64,8 @@ class Answers:
     _begun: dict[tuple[int, int], Running] = field(default_factory=dict)
     #: By number of a message: when another message last ended as it.
     _passed_on_at: dict[int, float] = field(default_factory=dict)
+    #: By number of a follower: when it was last seen to be behind a copy that was woken in its place.
+    _behind_at: dict[int, float] = field(default_factory=dict)
     _next_look: float = 0.0
 
     def __post_init__(self) -> None:
@@ -302,8 +304,11 @@ class Answers:
                 continue
             if self._runs(other.number):
                 continue  # It runs again: its process was gone before anybody knew of the end of an attempt.
+            if other.group[0] == "follows" and self.world.parked.is_behind(copy, ended_at):
+                self._behind_at[own] = self.run.now
             # One after the other: each wakes the next.
             since = max(ended_at, copy.at, trouble_ends, self._passed_on_at.get(other.number, 0.0))
+            since = max(since, self._behind_at.get(own, 0.0))
             if self.run.now - since > HEARD + EACH * len(waits) + self._more:
                 self.run.fail(
                     f"for {self.run.now - since:.1f} s: message {own} is in line, and message {other.number}, as which "

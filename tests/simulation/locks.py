@@ -16,6 +16,7 @@ from tests.simulation import fakes, holds, trouble
 from tests.simulation.plan import FIRST, Use
 from tests.simulation.program import Program
 from tests.simulation.scheduler import Process
+from tests.simulation.servers import Server
 from tests.simulation.world import NOTICES, World, look_at_the_last, must_be_kept
 
 #: Seconds of a holder's step; and steps after which `on_lost` must have notified it.
@@ -437,5 +438,9 @@ class LocksChecker:
         for server in self.world.servers:
             if (stays := server.without_end()) is not None:
                 self.run.fail(f"{stays} on {server.host.name} has no time to live")
-            if (held := server.held(frozenset(self.limits))) is not None:
+            if (held := self._held_by_nobody(server)) is not None:
                 self.run.fail(f"{held} on {server.host.name} is held by nobody")
+
+    def _held_by_nobody(self, server: Server) -> str | None:
+        """A lock that a server holds although everything is over."""
+        return server.held(frozenset(self.limits))

@@ -98,6 +98,8 @@ class NodesChecker(LocksChecker):
         self._kept_until: dict[Turn, float] = {}
         #: By the beginning of the owner: when the lock was given back.
         self._freed_at: dict[str, float] = {}
+        #: Holds that a node took up when it did not remember any more that their owner had given the lock back.
+        self._came_late: set[tuple[Server, str, str]] = set()
         self._settles += trouble.GIVEN_UP
         self.run.at(self.plan.calm_at + 2 * self._settles, lambda: None)  # By then, held-back data have arrived.
         self.forgets = any(fault.kind in ways.FORGETS for fault in world.plan.faults)
@@ -170,9 +172,16 @@ class NodesChecker(LocksChecker):
         for name, (owner, _) in found.holds.items():
             if not found.over.isdisjoint(_names(name, owner)):
                 self.run.fail(f"{server.host.name} holds {name} for {owner}, of whom it knows that that is over")
+        self._note_late(server, {} if last is None else last.holds, found)
         if last is not None and last.model == found.model:
             self._lets_go(server, last, found)
             self._takes_up(server, last, found)
+
+    def _note_late(self, server: Server, before: dict[str, tuple[str, int | None]], found: _Found) -> None:
+        """Note what was taken up for an owner that gave the lock back so long ago that the node has forgotten that."""
+        for name, (owner, _) in found.holds.items():
+            if before.get(name, ("", None))[0][:STEM] != owner[:STEM] and self._is_old(owner):
+                self._came_late.add((server, name, owner[:STEM]))
 
     def _lets_go(self, server: Server, last: _Found, found: _Found) -> None:
         """Check that a hold stays until its expiry, or until it is given up by name."""
@@ -213,6 +222,11 @@ class NodesChecker(LocksChecker):
             if self._is_well(host.name, server, self._must_be_well_since):
                 seconds = self.run.now - since
                 self.run.fail(f"for {seconds:.1f} s: {server.host.name} holds {name} for {owner}, and nobody uses it")
+
+    def _held_by_nobody(self, server: Server) -> str | None:
+        """As in the base class, but a command that came so late takes that node until its ttl is over."""
+        on_it = ((name, holds.stem(value)) for name, value in holds.on(server, frozenset(self.limits)))
+        return next((name for name, stem in on_it if (server, name, stem) not in self._came_late), None)
 
     def _is_old(self, owner: str) -> bool:
         """Whether it was given back about a ttl ago: for that long, a node refuses its late commands."""

@@ -78,9 +78,12 @@ class Parked:
         #: How often a copy was started, by key; and how many were woken, for the figures.
         self._begun: Counter[str] = Counter()
         self.woken = 0
-        #: By id of a message that was woken and has not ended: the lock; and, by lock, when one of them ended.
+        #: By id of a message that has not ended, and wakes the next one if it does not need the lock that it waited
+        #: for: that lock; and, by lock, when one of them ended.
         self._called: dict[str, str] = {}
         self._called_ended_at: dict[str, float] = {}
+        #: By id of a message: its copy that was woken last, and when, until it has ended or waits again.
+        self._under_way: dict[str, tuple[Copy, float]] = {}
         #: By key: its holders and since when; when a hold ended without a notification; and when the hold expires.
         self._held: dict[str, tuple[frozenset[str], float]] = {}
         self._ended_at: dict[str, float] = {}
@@ -121,9 +124,11 @@ class Parked:
         key, since, limit = _place_of(request)
         since = min(since, worker.host.wall_clock(self.run.now))
         is_held = request._held_until is not None
-        is_in_line = is_held or self._looks_in_line(worker, request, key)
+        # A copy without a line may be held until it expires.
+        is_in_line = bool(key) and (is_held or self._looks_in_line(worker, request, key))
         copy = Copy(worker, worker.process, request, key, since, limit, self.run.now, due, is_in_line)
         self._copies[id(request)] = copy
+        self._under_way.pop(request.id, None)
         if copy.is_in_line and key:
             self.first_places[request.id] = min(since, self.first_places.get(request.id, since))
             self._is_held(key, limit)
@@ -164,6 +169,15 @@ class Parked:
         """Whether it could be started now."""
         return not copy.worker.is_ending and self._has_room(copy.worker)
 
+    def is_behind(self, copy: Copy, since: float) -> bool:
+        """Whether a copy with an earlier place was woken since then in place of this one, and waits for a slot, looks,
+        or runs: it wakes the next one when it has ended.
+        """
+        return any(
+            other.key == copy.key and other.since < copy.since and at >= since and other.process.alive
+            for other, at in self._under_way.values()
+        )
+
     @property
     def _are_several(self) -> bool:
         """Whether there may be several copies of one message, each with its own places in several lines."""
@@ -182,9 +196,12 @@ class Parked:
         self._begun[copy.key] += 1
         if (_number_of(request), request.context.retries or 0) in self.world.bodies.ended:
             self._in_vain_at[copy.key] = self.run.now
+        if _looks_first(request):  # Also at its own time: if it ends as another message, it wakes the next one.
+            self._called[request.id] = copy.key
         if worker.host.clock(self.run.now) >= copy.due:
             return
         self.woken += 1
+        self._under_way[request.id] = copy, self.run.now
         self._called[request.id] = copy.key
         if _looks_first(request):
             self.looks_at[copy.key] = self.run.now
@@ -198,7 +215,8 @@ class Parked:
         self._is_of_use(copy)
 
     def note_end(self, task_id: str) -> None:
-        """A final state is stored: if the message did not need the lock that it was woken for, it wakes another one."""
+        """A final state is stored: if the message did not need the lock that it waited for, it wakes another one."""
+        self._under_way.pop(task_id, None)
         if (key := self._called.pop(task_id, None)) is not None:
             self._called_ended_at[key] = self.run.now
 

@@ -227,10 +227,12 @@ class Queued:
 
     # What the world sees
 
-    def is_lost(self, task_id: str, *, is_retry: bool) -> None:
-        """The broker has lost a copy. The attempt that sent a retry may still be there, but does not send it again."""
+    def is_lost(self, task_id: str, *, goes_on: bool) -> None:
+        """The broker has lost a copy. If a delivery of the same message sent it (`goes_on`), as a retry or to put
+        itself back, this delivery may still be there, but does not send it again.
+        """
         self.run.note("is lost", task_id, by="broker")
-        if is_retry or (task_id not in self.world.broker.ids() and not self._runs(task_id)):
+        if goes_on or (task_id not in self.world.broker.ids() and not self._runs(task_id)):
             self.lost.add(task_id)
             for claim in self._claims_of(task_id):
                 claim.is_void = True

@@ -9,6 +9,7 @@ from typing import Any
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.simulation import apps, fakes
 from tests.simulation.plan import Fault, Message
 from tests.simulation.program import Program
@@ -169,7 +170,8 @@ def _way(world: Any, fault: Fault, **how: Any) -> None:
 def _lost(world: Any, fault: Fault, number: int | None) -> None:
     for message in world.broker.lose(number):
         headers = message["headers"]
-        world.senders_queue.is_lost(str(headers.get("id")), is_retry=bool(headers.get("retries")))
+        goes_on = bool(headers.get("retries")) or PUT_BACK_HEADER in headers
+        world.senders_queue.is_lost(str(headers.get("id")), goes_on=goes_on)
 
 
 def _revoked(world: Any, fault: Fault) -> None:
