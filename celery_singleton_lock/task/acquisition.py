@@ -30,6 +30,7 @@ class Acquisition:
 
     Attributes:
         given_up: owners under which this message has asked for its lock before, without an answer.
+        has_waited: whether the release of this lock by another message may have woken this one.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -41,6 +42,7 @@ class Acquisition:
         self._arrival = newest.arrival_of(execution)
         self._holder = newest.as_holder(execution)
         self.given_up = requeue.given_up(execution.request)
+        self.has_waited = requeue.is_in_line(execution.request)
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
         self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
         #: When it began to wait for the lock; an item of a map, which stays here, does not count the server's silence.
@@ -130,7 +132,10 @@ class Acquisition:
                 isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners
             ):
                 if not self._free_left_behind(found):
-                    patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._wait
+                    if self._is_own_earlier_attempt(found):
+                        patience = OWN_RETRY_WAIT
+                    else:
+                        patience, self.has_waited = self._wait, True
                     left = self._asks_since + patience - clock.now()
                     if left <= 0:
                         break

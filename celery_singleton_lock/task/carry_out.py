@@ -41,6 +41,7 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
             found = redelivery.forgotten(execution)
         if isinstance(found, Lease):
             refusal.drop_if_expired(execution, found)
+            following.wake_followers(acquisition, brought)
             run = Run(execution, found)
             return run.carry_out(body)
     except Exception as error:

@@ -87,6 +87,17 @@ def is_led_by(acquisition: Acquisition, met: Held) -> bool:
     return its_leader.task_id == met.holder.task_id
 
 
+def wake_followers(acquisition: Acquisition, brought: Queued | None) -> None:
+    """This message, which has waited for the lock of its run, has got it. The end of the run before may have woken this
+    message alone: followers of that run are in line for the same lock, but do not need it to end as that run did.
+    """
+    it = acquisition.execution
+    if brought is None or not (brought.lock.wakes_followers and acquisition.has_waited):
+        return
+    if leader.may_be_followed(it.task, it.runtime.settings, brought.lock.scope):
+        it.runtime.store.wake(it.key)
+
+
 def _leader_of(execution: Execution, own: QueueLock) -> Leader | None:
     """The message that this message follows now; None if it follows none."""
     return None if own.follows is None else requeue.followed_by(execution.request) or own.follows

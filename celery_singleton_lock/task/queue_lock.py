@@ -80,6 +80,13 @@ class QueueLock:
         """Whether it ends with its message at the latest."""
         return self.scope != UNTIL_EXPIRED
 
+    @property
+    def wakes_followers(self) -> bool:
+        """Whether its message wakes the next one in line when it gets the lock of its run: that may be a follower of
+        the run before (see `following`).
+        """
+        return self.follows is None and self.scope not in OF_EACH_MESSAGE
+
     def request(self, holder: Holder) -> LockRequest:
         """The request to take it; if it is confirmed afterwards, for no longer than sending takes."""
         ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(UNCONFIRMED_TTL, self.seconds)

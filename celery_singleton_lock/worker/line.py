@@ -91,11 +91,15 @@ class Line:
         self._unused.append(partial(self._wake_ups.wake_if_free, key, limit))
         self._news.give()
 
-    def has_begun(self, key: str) -> None:
-        """A copy that was woken has a slot: a wake-up that was left to it may be from its own end, reported later."""
+    def has_begun(self, key: str, *, wakes: bool) -> None:
+        """A copy that was woken has a slot: a wake-up that was left to it may be from its own end, reported later; or
+        from its beginning, if it `wakes` another copy as it takes the lock.
+        """
         with self._mutex.lock:
             limit = self._left.pop(key, None)
-        if limit is not None:
+        if limit is not None and wakes:
+            self.give_back(key)
+        elif limit is not None:
             self.give_back_if_free(key, limit)
 
     def register(self, hub: Any) -> None:

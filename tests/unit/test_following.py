@@ -344,6 +344,45 @@ class TestLooks:
         line.lose()
         assert line.follower() == "ran"
 
+    @pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
+    @pytest.mark.parametrize("waits", ["in line", "in its slot", "not"])
+    def test_message_that_has_waited_wakes_followers_of_the_run_before(
+        self, line: Line, scope: str, monkeypatch: pytest.MonkeyPatch, waits: str
+    ) -> None:
+        """The end of that run may have woken this message alone, and followers do not need the lock that it takes."""
+        line.begin(lock_scope=scope, on_conflict="retry", lock_wait=LIMIT if waits == "in its slot" else 0)
+        key = line.task.lock_key_of()
+        lease = line.store.acquire(LockRequest(key, new_owner(), ttl=100.0, holder=Holder("the one before")))
+        if waits == "in its slot":
+            threading.Timer(0.1, line.store.free, [lease]).start()
+        elif waits == "in line":
+            with suppress(requeue.GoesOn):
+                line.deliver_first()
+        if waits != "in its slot":
+            line.store.free(lease)
+        woken: list[str] = []
+        monkeypatch.setattr(line.store, "wake", woken.append)
+        line.deliver_first()
+        assert line.runs == [line.first]
+        assert woken == ([] if waits == "not" else [key])
+
+    def test_follower_that_takes_the_lock_of_the_run_before_wakes_nobody(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The others in line follow it from then on, or find out when it ends."""
+        line.begin(on_conflict="retry")
+        line.lose()
+        lease = line.store.acquire(
+            LockRequest(line.task.lock_key_of(), new_owner(), ttl=100.0, holder=Holder("the one before"))
+        )
+        with suppress(requeue.GoesOn):
+            line.follower()
+        line.store.free(lease)
+        woken: list[str] = []
+        monkeypatch.setattr(line.store, "wake", woken.append)
+        line.follower()
+        assert woken == []
+
     def test_result_backend_knows_of_a_leader_that_left_no_record(self, line: Line, app: Celery) -> None:
         """After a hard time limit, or if its worker could not record more."""
         line.begin()

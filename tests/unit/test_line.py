@@ -322,17 +322,38 @@ def test_lock_whose_wake_up_was_left_to_a_copy_is_looked_at_again_once_that_has_
     worker.frees()
     worker.begins("one")
     asked = worker.wake_ups.waited
-    worker.line.has_begun("key")
+    worker.line.has_begun("key", wakes=False)
     worker.frees()
     until(lambda: worker.wake_ups.waited > asked + 2)
     assert worker.wake_ups.looked_at == []
     one.has_begun = True
-    worker.line.has_begun("key")
+    worker.line.has_begun("key", wakes=False)
     until(lambda: worker.wake_ups.looked_at == [("key", 1)])
-    worker.line.has_begun("key")
+    worker.line.has_begun("key", wakes=False)
     asked = worker.wake_ups.waited
     until(lambda: worker.wake_ups.waited > asked + 2)
     assert worker.wake_ups.looked_at == [("key", 1)]
+
+
+def test_wake_up_that_was_left_to_a_copy_that_wakes_others_is_given_back_once_that_has_a_slot(worker: Worker) -> None:
+    """It may be from that copy, which has taken the lock, and is for others that do not need it."""
+    worker.begins_at_once = False
+    one = worker.park("one", 1.0)
+    worker.park("two", 2.0)
+    worker.frees()
+    worker.begins("one")
+    asked = worker.wake_ups.waited
+    worker.frees()
+    until(lambda: worker.wake_ups.waited > asked + 2)
+    assert worker.wake_ups.given_back == []
+    one.has_begun = True
+    worker.line.has_begun("key", wakes=True)
+    until(lambda: worker.wake_ups.given_back == ["key"])
+    worker.line.has_begun("key", wakes=True)
+    asked = worker.wake_ups.waited
+    until(lambda: worker.wake_ups.waited > asked + 2)
+    assert worker.wake_ups.given_back == ["key"]
+    assert worker.wake_ups.looked_at == []
 
 
 def test_busy_worker_passes_wake_ups_on_while_others_may_have_room(worker: Worker) -> None:

@@ -26,7 +26,7 @@ from kombu.message import Message
 from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock._celery import WorkerRequest
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys.key import key_of_text
+from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
@@ -36,6 +36,7 @@ from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import HELD, SingletonRequest
@@ -112,6 +113,7 @@ class Waiting:
         self.parked: list[tuple[SingletonRequest, str, Place]] = []
         self.given_back: list[str] = []
         self.given_back_if_free: list[tuple[str, int]] = []
+        self.begun: list[tuple[str, bool]] = []
         self.is_woken = True
 
     def park(self, request: SingletonRequest, key: str, place: Place) -> bool:
@@ -123,6 +125,9 @@ class Waiting:
 
     def give_back_if_free(self, key: str, limit: int) -> None:
         self.given_back_if_free.append((key, limit))
+
+    def has_begun(self, key: str, *, wakes: bool) -> None:
+        self.begun.append((key, wakes))
 
 
 @pytest.mark.parametrize("is_copy", [False, True], ids=["sent", "put back"])
@@ -217,6 +222,34 @@ class TestLine:
         assert not request.has_begun
         request.on_accepted(1, clock.now())
         assert request.has_begun
+
+    @pytest.mark.parametrize(
+        ("scope", "follows", "wakes"),
+        [
+            ("until_executed", False, True),
+            ("until_and_while_executing", False, True),
+            ("until_executed", True, False),
+            ("until_executing", False, False),
+            (None, False, False),
+        ],
+    )
+    def test_line_is_told_whether_a_copy_that_was_woken_wakes_another_one(
+        self,
+        app: Celery,
+        receive: Callable[..., SingletonRequest],
+        line: Waiting,
+        scope: str | None,
+        follows: bool,
+        wakes: bool,
+    ) -> None:
+        key, task = key_of_text(app.main, "job", "1"), make(app)
+        fields = [f"{app.main}-id", task.name, key_of_queue(key), new_owner(), 60.0, 1, scope]
+        leader = [[], [b"other".hex(), "0" * 32, 1.0, None]] if follows else []
+        queued = {} if scope is None else {QUEUED_HEADER: [*fields, *leader]}
+        request = receive(task, **put_back_for(app, key), **queued)
+        request.is_woken = True
+        request.on_accepted(1, clock.now())
+        assert line.begun == [(key, wakes)]
 
     def test_copy_that_was_woken_and_revoked_lets_the_next_one_begin(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
