@@ -330,8 +330,12 @@ class Parked:
 
     def _is_said_to_run(self, key: str, since: float) -> bool:
         """Whether a message without this lock has said since then, for its followers, which run it is: it wakes one of
-        them, whoever has the lock. So does a copy that was delivered again after the first one had freed the lock.
+        them, whoever has the lock. So does a copy that was delivered again after the first one had freed the lock, and
+        the next attempt of a message that had freed it when it first started.
         """
+        running = [body for bodies in self.world.bodies.running.values() for body in bodies]
+        if any(body.attempt and body.began >= since and f"{body.lease.key}:queue" == key for body in running):
+            return True
         (server,) = self.world.servers
         late = self.run.now - server.clock()
         records = [(value, end) for name, value, end in server.living() if name.startswith(f"{key}:done:runs:")]
