@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from celery.utils.log import get_logger
@@ -77,17 +78,22 @@ class Leadership:
         return self.holds
 
     def resign(self) -> None:
-        """Stop leading, so that another candidate can lead at once."""
-        lease, self._lease, self._owner = self._lease, None, new_owner()
+        """Stop leading, so that another candidate can lead at once. If a signal interrupts this, call it again."""
         self._stop_waiting()
+        if self._lease is not None:
+            self._free(self._lease)
+        self._owner = new_owner()
         self._take_back()
-        if lease is None:
-            return
+
+    def _free(self, lease: Lease) -> None:
+        self._given_up.append(lease.owner)  # Until it is freed: the next call takes it back.
+        self._lease = None
         try:
             self._store.free(lease)
             logger.info("beat: resigned as leader of schedule %s", self._name)
         except LockUnavailable as error:
             logger.warning("beat: could not resign; the next leader takes over in %.1f s: %s", lease.remaining, error)
+        self._is_settled(lease.owner)
 
     def _keep(self, lease: Lease) -> None:
         if self.renews_in > 0 and lease.held:
@@ -116,8 +122,16 @@ class Leadership:
     def _take_back(self) -> None:
         """If the server answers, free what this candidate requested and gave up, so that nobody waits for it."""
         while self._given_up:
-            if self._store.abandon(Hold(self._key, self._given_up.pop(), ttl=self._ttl)) is None:
+            owner = self._given_up[-1]
+            answer = self._store.abandon(Hold(self._key, owner, ttl=self._ttl))
+            self._is_settled(owner)
+            if answer is None:
                 return
+
+    def _is_settled(self, owner: str) -> None:
+        """The store frees what this owner has, or repeats that until the server answers."""
+        with suppress(ValueError):  # A signal's handler has settled it meanwhile.
+            self._given_up.remove(owner)
 
     def _stand(self, patience: float) -> None:
         """Ask to lead; while another candidate leads, wait for its lease."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -101,15 +102,20 @@ class BeatsChecker:
         self._schedulers[process] = scheduler
         process.handlers[signal.SIGTERM] = self._end_in_order(scheduler)
         try:
+            self._tick_until_ended(scheduler)
+            scheduler.close()
+            self.run.note("has ended in order")
+            self._must_lead_no_more(process)
+        except SystemExit:
+            self.run.note("does not end in order", "a second signal came meanwhile")
+        self.run.kill(process)
+
+    def _tick_until_ended(self, scheduler: Any) -> None:
+        with suppress(SystemExit):
             while True:
                 seconds = scheduler.tick()
                 # Celery polls in the last 10 ms before a tick is due, which takes time.
                 fakes.sleep(seconds if seconds and seconds > 0.0 else TICK)
-        except SystemExit:
-            scheduler.close()
-            self.run.note("has ended in order")
-            self._must_lead_no_more(process)
-            self.run.kill(process)
 
     def _end_in_order(self, scheduler: Any) -> Any:
         def end(*_: Any) -> None:

@@ -419,6 +419,13 @@ def _pthread_kill(_: int, signum: int) -> None:
     simulation().signal(_process(), signum)
 
 
+def _raise_signal(signum: int) -> None:
+    """For a main thread, where its handler runs at once."""
+    run = simulation()
+    run.signal(_process(), signum)
+    run.yield_now()
+
+
 def _signal(signum: int, handler: Any) -> Any:
     handlers = _process().handlers
     previous, handlers[signum] = handlers.get(signum, signal.SIG_DFL), handler
@@ -660,7 +667,14 @@ MODULES: dict[str, ModuleType] = {
     "secrets": _module("secrets", None, token_hex=lambda count=32: _randbytes(count).hex(), token_bytes=_randbytes),
     "select": _module("select", select, poll=_Poll),
     "selectors": _module("selectors", selectors, DefaultSelector=_Selector),
-    "signal": _module("signal", signal, signal=_signal, getsignal=_getsignal, pthread_kill=_pthread_kill),
+    "signal": _module(
+        "signal",
+        signal,
+        signal=_signal,
+        getsignal=_getsignal,
+        pthread_kill=_pthread_kill,
+        raise_signal=_raise_signal,
+    ),
     "_signal": _module("_signal", None, getsignal=_getsignal),
     "socket": _module("socket", socket, gethostname=lambda: _process().host.name, socket=Socket),
     "weakref": _module("weakref", weakref, finalize=finalize),

@@ -521,6 +521,50 @@ def test_leader_that_is_stopped_as_it_starts_to_lead_resigns(monkeypatch: pytest
     assert store.held("k") == []
 
 
+@pytest.mark.parametrize("is_candidate", [False, True], ids=["leader", "candidate without an answer"])
+def test_leader_that_is_stopped_as_it_resigns_resigns_when_it_is_called_again(
+    monkeypatch: pytest.MonkeyPatch, is_candidate: bool
+) -> None:
+    store = MemoryStore()
+    leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
+
+    def stopped(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        if is_candidate:
+            patch.setattr(store, "acquire", unanswered(store.acquire))
+            with pytest.raises(LockUnavailable):
+                leadership.lead(0)
+        else:
+            assert leadership.lead(0)
+        patch.setattr(store, "abandon" if is_candidate else "free", stopped)
+        with pytest.raises(SystemExit):
+            leadership.resign()
+    assert not leadership.holds
+    assert store.held("k")
+    leadership.resign()
+    assert store.held("k") == []
+
+
+def test_leader_that_is_stopped_twice_as_it_resigns_frees_its_lease_the_second_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Celery's handler of each signal closes the scheduler, in the middle of whatever is under way."""
+    store = MemoryStore()
+    leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
+    assert leadership.lead(0)
+
+    def stopped_again(*_: object) -> None:
+        leadership.resign()
+        raise SystemExit
+
+    monkeypatch.setattr(store, "free", stopped_again)
+    with pytest.raises(SystemExit):
+        leadership.resign()
+    assert store.held("k") == []
+
+
 def test_leader_that_renews_too_late_asks_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process slept, and nobody else has taken its lease."""
     store = MemoryStore()

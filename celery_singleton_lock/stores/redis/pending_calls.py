@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
@@ -48,7 +49,7 @@ class PendingCalls:
     def __init__(self, run_each: Callable[[Sequence[Call]], Sequence[Any]], server: str) -> None:
         self._run_each = run_each
         self._server = server
-        self._mutex: threading.Lock
+        self._mutex: AbstractContextManager[bool]
         self._calls: dict[CallId, _Pending]
         self._repeater: Repeater
         self.start_anew()
@@ -56,7 +57,7 @@ class PendingCalls:
 
     def start_anew(self) -> None:
         """Start without any: at first, and in the child of a fork."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # A signal's handler that frees a lock may have interrupted `add`.
         self._calls = {}
         self._repeater = Repeater(self._repeat)
 
