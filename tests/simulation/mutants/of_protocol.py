@@ -90,6 +90,7 @@ MUTANTS = (
         old="                else:\n                    watched.lose(lease, GONE)",
         new="                else:\n                    watched.renewed(lease)",
         breaks="a holder hears that its lock is lost",
+        unseen="few plans take a lock away from its holder; tests/unit/test_heartbeat.py sees it",
     ),
     _heartbeat(
         "the heartbeat renews nothing",
@@ -115,6 +116,7 @@ MUTANTS = (
         "        if now >= give_up_at:",
         "        if now >= give_up_at + lease.ttl:",
         "a holder is stopped before its lease can be another's",
+        unseen="the next try is given up as it begins: it gets no more time than the first one",
     ),
     _pulse(
         "no rounds",

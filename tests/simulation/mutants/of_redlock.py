@@ -141,8 +141,8 @@ MUTANTS = (
     ),
     _redlock(
         "refused without a promise",
-        old="for each in (promise, record):\n",
-        new="for each in (record,):\n",
+        old="refuse(key, holder, each, slots=slots, promise=promise if is_promised else None)",
+        new="refuse(key, holder, record, slots=slots)",
         breaks="one message, one end",
     ),
     _redlock(
