@@ -252,10 +252,9 @@ MUTANTS = (
     ),
     _acquisition(
         "a retry does not wait for its own attempt",
-        old="patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._wait",
+        old="patience = OWN_RETRY_WAIT",
         new="patience = self._wait",
         breaks="a retry goes on when its attempt has ended",
-        unseen="it stands by and comes later",
     ),
     Mutant(
         "a copy does not know which owner was given up",

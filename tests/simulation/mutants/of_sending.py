@@ -77,8 +77,8 @@ MUTANTS = (
     ),
     _lock(
         "what lasts for its time is freed",
-        old="        return self.scope != UNTIL_EXPIRED\n\n    def request",
-        new="        return True\n\n    def request",
+        old="        return self.scope != UNTIL_EXPIRED\n\n    @property\n    def wakes_followers",
+        new="        return True\n\n    @property\n    def wakes_followers",
         breaks="until it has expired",
     ),
     _asking(
