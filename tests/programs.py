@@ -25,8 +25,9 @@ from tests.patience import LIMIT
 
 ROOT = Path(__file__).parents[1]
 
-#: Variables that Celery reads when it is imported: a program with one of these in its environment is not forked.
-_READ_AT_IMPORT = ("C_FORCE_ROOT", "AUTOSCALE_KEEPALIVE")
+#: Variables that Celery reads when it is imported: a program with one of these in its environment is not forked, or it
+#: might be the first one, and all later ones would have it, too.
+_READ_AT_IMPORT = ("C_FORCE_ROOT", "AUTOSCALE_KEEPALIVE", "REMAP_SIGTERM")
 
 _fork_server = get_context("forkserver")
 _fork_server.set_forkserver_preload(["tests.imported"])
