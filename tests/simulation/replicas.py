@@ -25,6 +25,8 @@ class Replica:
     def __init__(self, run: Simulation, server: Any) -> None:
         self.run, self.server = run, server
         self._data: Any = None
+        #: With what the replica takes the server's place, while nothing is there.
+        self._next_data: Any = None
         self._followed: Any = None
         self._last = 0.0
         self._cut_at: float | None = None
@@ -47,10 +49,12 @@ class Replica:
         if self._cut_at is not None:
             self.missed.append((self._cut_at, self.run.now))
         self.server.crash()
-        data = self._data
-        self.run.after(seconds, lambda: self.server.start(data.copy()) if self.server.model is None else None)
+        data = self._next_data = self._data
+        # Not if the server was restarted meanwhile, and has gone again: its replica knows more by then.
+        self.run.after(seconds, lambda: self.server.start(data.copy()) if self._next_data is data else None)
 
     def _joins(self, model: Any) -> None:
+        self._next_data = None
         self.run.after(self.run.rng.uniform(*JOINS), lambda: self._follow(model))
 
     def _follow(self, model: Any) -> None:

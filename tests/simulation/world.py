@@ -309,11 +309,20 @@ class Bodies:
         ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
         stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
         silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
+        silent_until += self._frozen_until(at)
         # A record that has just come may have come after the grant.
         knows = self.has_record(ended) and not any(now - NOTICES < until for until in silent_until)
         if ended is mine or knows:
             return False
         return any(until > at + ended.lease.ttl / 2 for until in silent_until)
+
+    def _frozen_until(self, at: float) -> list[float]:
+        """Until when processes are frozen that may have ended a body at that time, while no lock server was there."""
+        faults = self.world.plan.faults
+        away = [fault for fault in faults if fault.kind in (*trouble.OF_SERVERS, "failed over") and fault.at <= at]
+        back_at = max((fault.at + fault.seconds for fault in away), default=at) + NOTICES
+        frozen = [fault for fault in faults if fault.kind in trouble.OF_WORKERS and at <= fault.at <= back_at]
+        return [fault.at + fault.seconds for fault in frozen] if back_at > at + NOTICES else []
 
     def _is_just_told(self, mine: Running) -> bool:
         """Whether the attempt has just ended, with its lease over: the record may come after the grant."""
@@ -341,6 +350,8 @@ class Bodies:
             return False
         if process.parent is None or self._is_frozen(process.parent):
             return True
+        if process.host.clock(process.parent.frozen_until) > other.lease.trusted_until:
+            return True  # Its main process was frozen until the lease was over.
         return trouble.cut_off(self.world, process.host, since=self.world.run.now - other.lease.ttl)
 
     def _is_frozen(self, process: Process) -> bool:
