@@ -345,7 +345,9 @@ class Queued:
             claim.is_ending = True
 
     def _kill(self, process: Process, of: str) -> None:
-        worker = next(it for it in self.world.workers if it.process in (process, process.parent))
+        worker = next((it for it in self.world.workers if it.process in (process, process.parent)), None)
+        if worker is None:
+            return  # It has been killed by something else, and another worker is there by now.
         if of == "child" and process.parent is not None:
             self.run.kill(process)
             return
