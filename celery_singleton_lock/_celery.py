@@ -637,7 +637,7 @@ class PunctualScheduler(Scheduler):
     """
 
     def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
-        """In how many seconds the entry is due; by what Celery knows, in so many `seconds`."""
+        """In how many seconds the entry is due; `seconds` is what Celery knows."""
         return seconds
 
     def _when(self, entry: ScheduleEntry, next_time_to_run: float, *args: Any, **kwargs: Any) -> float:

@@ -225,7 +225,7 @@ class Invariants:
         return found
 
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
-        """Whether the waiter for a lock that is free since then may have to find out by itself: no node tells it, or a
+        """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, or a
         copy in line was woken that first asks about another message, each time with a slow message to the server.
         """
         is_slow = it[0] == "free" and self.world.plan.latency > 0

@@ -314,6 +314,19 @@ def test_copies_of_a_lost_connection_keep_nobody_waiting(worker: Worker) -> None
     assert again not in lost
 
 
+def left_to_one(worker: Worker) -> Request:
+    """The first of two copies, which was woken and has no slot yet; another wake-up was left to it."""
+    worker.begins_at_once = False
+    one = worker.park("one", 1.0)
+    worker.park("two", 2.0)
+    worker.frees()
+    worker.begins("one")
+    asked = worker.wake_ups.waited
+    worker.frees()
+    until(lambda: worker.wake_ups.waited > asked + 2)
+    return one
+
+
 def test_lock_whose_wake_up_was_left_to_a_copy_is_looked_at_again_once_that_has_a_slot(worker: Worker) -> None:
     """It may already have run, and its end may have woken this process, before the pool reports its start."""
     worker.begins_at_once = False
@@ -337,14 +350,7 @@ def test_lock_whose_wake_up_was_left_to_a_copy_is_looked_at_again_once_that_has_
 
 def test_wake_up_that_was_left_to_a_copy_that_wakes_others_is_given_back_once_that_has_a_slot(worker: Worker) -> None:
     """It may be from that copy, which has taken the lock, and is for others that do not need it."""
-    worker.begins_at_once = False
-    one = worker.park("one", 1.0)
-    worker.park("two", 2.0)
-    worker.frees()
-    worker.begins("one")
-    asked = worker.wake_ups.waited
-    worker.frees()
-    until(lambda: worker.wake_ups.waited > asked + 2)
+    one = left_to_one(worker)
     assert worker.wake_ups.given_back == []
     one.has_begun = True
     worker.line.has_begun("key", wakes=True)
@@ -369,14 +375,7 @@ def test_busy_worker_passes_wake_ups_on_while_others_may_have_room(worker: Worke
 
 def test_several_copies_are_called_for_a_semaphore(worker: Worker) -> None:
     """Otherwise only one: the lock may seem free because the last copy is about to take it."""
-    worker.begins_at_once = False
-    one = worker.park("one", 1.0)
-    worker.park("two", 2.0)
-    worker.frees()
-    worker.begins("one")
-    asked = worker.wake_ups.waited
-    worker.frees()
-    until(lambda: worker.wake_ups.waited > asked + 2)
+    one = left_to_one(worker)
     worker.begins("one")
     one.has_begun = True
     worker.frees()

@@ -59,7 +59,7 @@ def test_late_record_expires_when_it_would_have_expired(
     ((key, record),) = store.replaced
     assert (key, record.content) == ("k", b"settled")
     assert 2990 < record.seconds <= 3000
-    assert record.content_for == 60.0, "who waits for the end can look only now"
+    assert record.content_for == 60.0, "a waiter can look only now"
 
 
 def test_record_that_is_over_by_now_replaces_no_other(
