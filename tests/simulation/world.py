@@ -133,6 +133,8 @@ class Running:
     asked_at: float
     #: The name under which a lock server notes that its message has ended.
     ended_name: bytes
+    #: Whether it waits in `check()`.
+    is_asking: bool = False
 
 
 @dataclass(eq=False)
@@ -207,7 +209,9 @@ class Bodies:
                 left -= step
                 run.park(step)
                 if words.get("checks"):
+                    mine.is_asking = True
                     lease.check()
+                    mine.is_asking = False
                     self._is_told_right(mine)
         finally:
             leave()
@@ -344,15 +348,24 @@ class Bodies:
         return leave
 
     def _is_excused(self, other: Running) -> bool:
-        """Whether nothing could have notified it: it is or was just frozen, and nobody could renew for it."""
+        """Whether nothing could have notified it: it is or was just frozen, or still asks after that, and nobody could
+        renew for it.
+        """
         process = other.process
-        if not self.excuses or not self._is_frozen(process):
+        if not self.excuses or not (self._is_frozen(process) or self._still_asks(other)):
             return False
         if process.parent is None or self._is_frozen(process.parent):
             return True
         if process.host.clock(process.parent.frozen_until) > other.lease.trusted_until:
             return True  # Its main process was frozen until the lease was over.
         return trouble.cut_off(self.world, process.host, since=self.world.run.now - other.lease.ttl)
+
+    def _still_asks(self, other: Running) -> bool:
+        """Whether its process was frozen until the lease was over, and it waits in `check()` for the answer: the
+        network may be slow, and meanwhile the body does nothing.
+        """
+        frozen_until = other.process.host.clock(other.process.frozen_until)
+        return other.is_asking and frozen_until > other.lease.trusted_until
 
     def _is_frozen(self, process: Process) -> bool:
         return not process.alive or not process.runs or self.world.run.now < process.frozen_until + NOTICES
