@@ -48,7 +48,8 @@ class Copy:
 
     Attributes:
         key: of the lock that it waits for; empty if it waits only for its time.
-        since: its place in line.
+        least, since: its place in line is between these. They differ if it came from a clock that is ahead of this one:
+            then its worker takes the time at which it came for its place.
         at: when it came.
         due: when it is started, on the steady clock of its host.
         is_in_line: whether it is to be woken.
@@ -58,11 +59,20 @@ class Copy:
     process: Process
     request: Any
     key: str
+    least: float
     since: float
     limit: int
     at: float
     due: float
     is_in_line: bool
+
+    def is_before(self, other: Copy) -> bool:
+        """Whether its place is certainly the earlier one."""
+        return self.since < other.least
+
+    def may_be_before(self, other: Copy) -> bool:
+        """Whether its place may be the earlier one."""
+        return self.least < other.since
 
 
 class Parked:
@@ -72,6 +82,8 @@ class Parked:
         self.world, self.run = world, world.run
         self._copies: dict[int, Copy] = {}
         self._lines: dict[Process, Any] = {}
+        #: By process: the time of its wall clock when the last message came.
+        self._came_at: dict[Process, float] = {}
         #: By process and key: the last wake-up, and when it came.
         self._woken_by: dict[tuple[Process, str], tuple[Any, float]] = {}
         #: Called when a copy begins, with its request.
@@ -99,6 +111,7 @@ class Parked:
         #: By message and attempt: the last place that a copy of it got at its first conflict.
         self._places: dict[tuple[str, int], float] = {}
         world.broker.on_put.append(self._is_put_back)
+        world.at_received.append(self._received)
         self._free_since: dict[Any, float] = {}
         self._next_look = 0.0
 
@@ -120,18 +133,22 @@ class Parked:
 
         line._answer = answered
 
+    def _received(self, process: Process, _: Any) -> None:
+        self._came_at[process] = process.host.wall_clock(self.run.now)
+
     def _comes(self, worker: Any, entry: Any, due: float) -> None:
         (request,) = entry.args
         key, since, limit = _place_of(request)
         since = min(since, worker.host.wall_clock(self.run.now))
+        least = min(since, self._came_at[worker.process])
         is_held = request._held_until is not None
         # A copy without a line may be held until it expires.
         is_in_line = bool(key) and (is_held or self._looks_in_line(worker, request, key))
-        copy = Copy(worker, worker.process, request, key, since, limit, self.run.now, due, is_in_line)
+        copy = Copy(worker, worker.process, request, key, least, since, limit, self.run.now, due, is_in_line)
         self._copies[id(request)] = copy
         self._under_way.pop(request.id, None)
         if copy.is_in_line and key:
-            self.first_places[request.id] = min(since, self.first_places.get(request.id, since))
+            self.first_places[request.id] = min(least, self.first_places.get(request.id, least))
             self._is_held(key, limit)
         left = due - worker.host.clock(self.run.now)
         longest = min(HELD, self.world.broker.visibility / 2)
@@ -175,7 +192,7 @@ class Parked:
         or runs: it wakes the next one when it has ended.
         """
         return any(
-            other.key == copy.key and other.since < copy.since and at >= since and other.process.alive
+            other.key == copy.key and other.may_be_before(copy) and at >= since and other.process.alive
             for other, at in self._under_way.values()
         )
 
@@ -209,7 +226,7 @@ class Parked:
         freed, at = self._woken_by.get((copy.process, copy.key), (None, 0.0))
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
         for other in self._of_line(copy.key):
-            if other.process is copy.process and other.since < copy.since and other.at < at:
+            if other.process is copy.process and other.is_before(copy) and other.at < at:
                 self.run.fail(f"{copy.key}: message {request.id} begins before {other.request.id}, which came first")
         if freed is not None and freed.place is not None:
             self._is_first(copy, at)
@@ -304,7 +321,7 @@ class Parked:
             if other.process is copy.process or not other.process.runs or other.at > woken_at - says_so:
                 continue
             score = places.get(self._lines[other.process]._wake_ups._name.encode(), 0.0)
-            if 0 < score < int(ms(copy.since)) and other.since < copy.since:
+            if 0 < score < int(ms(copy.least)) and other.is_before(copy):
                 self.run.fail(
                     f"{copy.key}: message {copy.request.id} is begun by {copy.process.name} before "
                     f"{other.request.id}, which has waited for longer in {other.process.name}"

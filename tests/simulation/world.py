@@ -61,6 +61,9 @@ class World:
         }
         self.revoked: set[str] = set()
         self.bodies = Bodies(self)
+        #: Programs that send messages, and functions that are called when a worker's main process gets a message.
+        self.senders: list[Any] = []
+        self.at_received: list[Callable[[Process, Any], None]] = []
         self.parked = Parked(self)
         self.workers: list[Any] = []
         self.plan: Any = None
@@ -84,9 +87,6 @@ class World:
         self.doomed_beats: list[float] = []
         #: Faults that strike the process that gets a lock next.
         self.at_holds: list[Callable[[Process], None]] = []
-        #: Programs that send messages, and functions that are called when a worker's main process gets a message.
-        self.senders: list[Any] = []
-        self.at_received: list[Callable[[Process, Any], None]] = []
         #: Called when the task after a message runs: with the message's return value and its number.
         self.on_followed: list[Callable[[Any, int], None]] = []
         self._pids = 100
