@@ -5,7 +5,14 @@ the record of its message. What else Celery and the package's tasks do is left o
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
+
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.redlock.commands import PROMISE
+from tests.simulation.disagreements import COPY_OF
+from tests.simulation.holds import STEM
+from tests.simulation.servers import Server
 
 if TYPE_CHECKING:
     from tests.simulation.locks import Turn
@@ -25,6 +32,8 @@ class Copies:
         self._checker, self.run = checker, checker.run
         #: By message: its reported ends.
         self._ends: dict[str, set[bytes]] = defaultdict(set)
+        #: By message: the owners of runs whose end no majority has confirmed. Some nodes may know of it.
+        self._unheard: dict[str, set[str]] = defaultdict(set)
 
     def deliver(self, turn: Turn, message: str) -> None:
         """Deliver a copy of a message to a process."""
@@ -34,6 +43,7 @@ class Copies:
         request = package("stores.base").LockRequest(lock._key, owner, ttl=lock._ttl, holder=holder, once=True)
         self._checker.waiting[turn.use.name].append(turn)
         self.run.note("is delivered", f"{turn.use.name} {message} use={turn.use.number}")
+        knew = self._knowing(turn, message, holder)
         try:
             found = store.acquire(request)
         except package("errors").LockUnavailable as error:
@@ -41,7 +51,7 @@ class Copies:
             self._over(turn, f"has no answer: {error}")
             return
         if isinstance(found, package("lease").Lease):
-            self._carry_out(turn, found, message, holder)
+            self._carry_out(turn, found, message, holder, knew)
         elif isinstance(found, package("stores.base").Record):
             self._over(turn, f"is answered: {found.content!r}")
             self._has_ended(message, found.content)
@@ -50,13 +60,15 @@ class Copies:
         else:
             self._refuse(turn, message, holder)
 
-    def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any) -> None:
+    def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any, knew: set[Server]) -> None:
         package, shared = turn.process.package, turn.lock._shared
         turn.lease = lease
         shared.heartbeat.start(lease, turn.lost.clear)
         self._checker._holds(turn)
         if self._ends[message] and self._checker._trusts(turn):
-            self._fails(f"message {message} is carried out by use {turn.use.number} after its end")
+            knew = knew & self._knowing(turn, message, holder)
+            if REFUSED in self._ends[message] or not self._is_unheard(message, knew):
+                self._fails(f"message {message} is carried out by use {turn.use.number} after its end")
         left = turn.use.takes
         while left > 0 and lease.held:
             self.run.park(min(left, STEP))
@@ -67,7 +79,9 @@ class Copies:
             self._checker.holding[turn.use.name].remove(turn)
         try:
             if was_held:
+                self._unheard[message].add(lease.owner[:STEM])
                 shared.store.free(lease, record=self._record(package, holder, DONE))
+                self._unheard[message].remove(lease.owner[:STEM])
                 self._has_ended(message, DONE)
             else:
                 shared.store.free(lease)
@@ -79,6 +93,7 @@ class Copies:
 
     def _refuse(self, turn: Turn, message: str, holder: Any) -> None:
         package, lock = turn.process.package, turn.lock
+        knew = self._knowing(turn, message, holder)
         try:
             found = lock._shared.store.refuse(lock._key, holder, self._record(package, holder, REFUSED))
         except package("errors").LockUnavailable as error:
@@ -86,7 +101,7 @@ class Copies:
             return
         if found is None:
             self._over(turn, "is refused")
-            self._has_ended(message, REFUSED)
+            self._has_ended(message, REFUSED, knew & self._knowing(turn, message, holder))
         elif isinstance(found, package("stores.base").Record):
             self._over(turn, f"is answered: {found.content!r}")
             self._has_ended(message, found.content)
@@ -100,10 +115,29 @@ class Copies:
         self._checker.waiting[turn.use.name].remove(turn)
         self.run.note(how, f"{turn.use.name} use={turn.use.number}")
 
-    def _has_ended(self, message: str, how: bytes) -> None:
+    def _has_ended(self, message: str, how: bytes, knew: Collection[Server] = ()) -> None:
         self._ends[message].add(how)
-        if len(self._ends[message]) > 1:
+        if len(self._ends[message]) > 1 and not self._is_unheard(message, knew):
             self._fails(f"message {message} has several ends: {sorted(self._ends[message])}")
+
+    def _is_unheard(self, message: str, knew: Collection[Server]) -> bool:
+        """Whether a copy may end in its own way, although a run has ended, and others have heard of that: no majority
+        has confirmed this end, and the nodes that `knew` of this run, from the question to the answer, are no majority.
+        (While the lease of the run lasts, they are one: each has its hold or its record.)
+        """
+        return bool(self._unheard[message]) and len(knew) * 2 <= len(self._checker.world.servers)
+
+    def _knowing(self, turn: Turn, message: str, holder: Any) -> set[Server]:
+        """The nodes with a record of the message, or with a hold of another run."""
+        done, name = keyspace.done_key(turn.lock._key, holder.message), turn.use.name
+
+        def knows(server: Server) -> bool:
+            values = dict(server.living_values())
+            run = self._checker._turns.get(values.get(name, b"")[:STEM].decode())
+            is_run = run is not None and run is not turn and f"{COPY_OF}{message}" in run.use.ways
+            return is_run or not values.get(done, PROMISE).startswith(PROMISE)
+
+        return {server for server in self._checker.world.servers if knows(server)}
 
     def _fails(self, what: str) -> None:
         """Fail, unless a majority may have forgotten the end."""

@@ -225,11 +225,23 @@ class Invariants:
         return found
 
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
-        """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, or a
-        copy in line was woken that first asks about another message, each time with a slow message to the server.
+        """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, its
+        holder died before it could, or a copy in line was woken that first asks about another message, each time with a
+        slow message to the server.
         """
+        if it in self._free_on_some or (it[0] == "free" and self._was_just_freed_by_the_dead(it[1])):
+            return True
         is_slow = it[0] == "free" and self.world.plan.latency > 0
-        return it in self._free_on_some or (is_slow and self.world.parked.looks_at.get(it[1], -1.0) > since - OFTEN)
+        return is_slow and self.world.parked.looks_at.get(it[1], -1.0) > since - OFTEN
+
+    def _was_just_freed_by_the_dead(self, lock: str) -> bool:
+        """Whether the holder of a lock on a Redlock died just after it had freed it, and waiters may not have looked by
+        themselves yet. There the wake-up follows when most nodes have freed the lock: if the holder is killed before it
+        has sent that, its main process finds the lock free, and nobody is woken.
+        """
+        ended_at, died_at = self.world.bodies.freed_by_the_dead.get(lock, (0.0, float("-inf")))
+        is_at_once = died_at <= ended_at + AT_ONCE["ended"] + self._more
+        return is_at_once and self.run.now <= died_at + SLICE + AT_ONCE["free"] + self._more
 
     def _grant(self, run: str) -> int:
         """How many servers would grant a lock: a node of a Redlock may still have an attempt that is to be undone, and

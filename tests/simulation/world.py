@@ -158,6 +158,8 @@ class Bodies:
     ended_names: dict[int | str, bytes] = field(default_factory=dict)
     #: The processes in which bodies have ended, by the beginning of their leases' owners.
     owners_ended: dict[str, Process] = field(default_factory=dict)
+    #: By lock of a Redlock: when a body under it ended, and when its process died, if most nodes had freed it by then.
+    freed_by_the_dead: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: How many processes are to be killed when a body ends in them.
     doomed: int = 0
     #: Faults for the hosts on which the next bodies end, with their seconds.
@@ -280,6 +282,7 @@ class Bodies:
         """A body ends in this process, which may now be killed."""
         run = self.world.run
         self.owners_ended[lease.owner[:28]] = process
+        process.at_end.append(partial(self._dies, process, lease, run.now))
         if self.befalls and process.alive:
             befall, seconds = self.befalls.pop(0)
             run.after(seconds, befall(process.host))
@@ -289,6 +292,14 @@ class Bodies:
             run.after(run.rng.uniform(0.0, 0.01), lambda: run.kill(process))
             if process.parent is None:
                 run.after(0.3, worker.start)
+
+    def _dies(self, process: Process, lease: Any, ended_at: float) -> None:
+        servers = self.world.servers
+        if len(servers) > 1:
+            key, owner = _run_key(process.package, lease.key, lease.slot), lease.owner[:28].encode()
+            if sum(server.keeps(key, owner) for server in servers) * 2 <= len(servers):
+                last = self.freed_by_the_dead.get(lease.key, (0.0, 0.0))
+                self.freed_by_the_dead[lease.key] = max(last, (ended_at, self.world.run.now))
 
     def _is_known(self, ended: Running) -> None:
         """The process of an ended body ends: nobody else knows of the body's end if it was not recorded yet."""
