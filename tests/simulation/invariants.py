@@ -14,6 +14,7 @@ from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
 from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.simulation import apps, holds, trouble
+from tests.simulation.leftovers import Leftovers
 from tests.simulation.scheduler import Process
 
 #: Seconds of the simulation between two looks at the servers' data.
@@ -47,6 +48,7 @@ class Invariants:
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
         self._dead_since: dict[int, float] = {}
+        self._leftovers = Leftovers(world)
         #: Free locks that some node could not grant. Nobody notices when a node can again.
         self._free_on_some: set[Any] = set()
         #: Records as last seen, by key: their text and their meaning.
@@ -90,7 +92,7 @@ class Invariants:
         self._free_on_some &= now
         for it, since in self._since.items():
             excuses = trouble.HARMLESS if it[0] == "free" else NO_DELAY
-            longest = AT_ONCE[it[0]] + self._more + (SLICE if self._looks_by_itself(it, since) else 0.0)
+            longest = self._longest(it) + self._more + (SLICE if self._looks_by_itself(it, since) else 0.0)
             if self.run.now - since > longest and not trouble.is_there(self.world, but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
 
@@ -223,6 +225,12 @@ class Invariants:
                     if grants < len(self.world.servers):
                         self._free_on_some.add(("free", *it))
         return found
+
+    def _longest(self, it: tuple[Any, ...]) -> float:
+        """Seconds that a state may last."""
+        kind, *what = it
+        is_left = kind == "dead" and self._leftovers.has(*what)
+        return AT_ONCE[kind] + (self.world.plan.ttl if is_left else 0.0)
 
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
         """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, its

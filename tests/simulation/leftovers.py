@@ -1,0 +1,46 @@
+"""Holds of dead processes that may last until their ttl is over, as the guarantees say."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tests.simulation import holds
+from tests.simulation.scheduler import Process
+
+
+class Leftovers:
+    """Knows which holds of a dead child its main process cannot know of, or has freed in vain."""
+
+    def __init__(self, world: Any) -> None:
+        self._run = world.run
+        #: Holds that had ended when a replica took the server's place that did not know it: their keys and owners.
+        self._brought_back: set[tuple[str, str]] = set()
+        for server in world.servers:
+            if server.replica is not None:
+                server.on_start.append(partial(self._bring_back, server))
+
+    def has(self, key: str, pid: int, owner: str) -> bool:
+        """Whether this hold of a dead process may last for its ttl; `owner` is the beginning of its owner."""
+        return (key, owner) in self._brought_back or self._is_unanswered(pid, owner)
+
+    def _bring_back(self, server: Any, model: Any) -> None:
+        there = model.dataset.database(0).values.items()
+        values = [(key.decode(), value) for key, value in there if isinstance(value, bytes)]
+        brought = {(key, holds.stem(value)) for key, value in values if ":run" in key}
+        self._brought_back |= brought - {(key, holds.stem(value)) for key, value in server.last_values()}
+
+    def _is_unanswered(self, pid: int, owner: str) -> bool:
+        """Whether a process has given this owner up, or freed its hold, and died before the server answered that.
+
+        Its main process frees what the last delivery has asked for last. It does not know of anything before that.
+        """
+        (dead,) = [process for process in self._run.processes if process.pid == pid]
+        return any(call_owner.startswith(owner) for *_, call_owner in _pending_of(dead))
+
+
+def _pending_of(dead: Process) -> list[tuple[str, str, str]]:
+    """What a process repeated until it died, if it used one server."""
+    runtimes = dead.package("runtime")._all_opened[-1].runtimes.values()  # type: ignore[attr-defined]
+    pending = [getattr(runtime.store, "_pending", None) for runtime in runtimes]
+    return [call_id for calls in pending if calls is not None for call_id in calls._calls]
