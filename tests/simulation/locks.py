@@ -17,7 +17,7 @@ from tests.simulation.plan import FIRST, Use
 from tests.simulation.program import Program
 from tests.simulation.scheduler import Process
 from tests.simulation.servers import Server
-from tests.simulation.world import NOTICES, World, look_at_the_last, must_be_kept
+from tests.simulation.world import World, look_at_the_last, must_be_kept, noticed_after
 
 #: Seconds of a holder's step; and steps after which `on_lost` must have notified it.
 STEP, TOLD_AFTER = 0.2, 10
@@ -375,7 +375,7 @@ class LocksChecker:
         left = lease.trusted_until - process.host.clock(now)
         if (
             left < KNOWN_BEFORE * lease.good_for
-            and now > process.frozen_until + NOTICES
+            and now > process.frozen_until + noticed_after(lease.good_for)
             and len(self.world.servers) == 1
         ):
             self.run.fail(f"{turn.use.name}: use {turn.use.number} trusts its lock, {left:.3f} s before the end")

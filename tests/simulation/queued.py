@@ -418,7 +418,11 @@ class Queued:
             self.run.fail(f"the lock of {claim.task_id} lasts for {ends_at - self.run.now:.1f} s, of {claim.seconds:g}")
 
     def _lasts_for_its_time(self, claim: Claim, stem: str) -> None:
+        if claim.over_at is not None and stem == claim.stem and self._is_late(claim.over_at, self.run.now):
+            self.run.fail(f"the lock of {claim.task_id} is held, whose caller was told that it is not sent")
         is_open = claim.is_sure and not claim.is_void and self.run.now < claim.taken_at + claim.seconds / 2
+        # Whoever is told that sending failed gives the lock up, even if the broker has the message, and it runs.
+        is_open = is_open and claim.task_id not in self.entrance.unheard
         if self.world.ends.get(claim.task_id) and int(claim.task_id[1:]) not in self.world.answers.ended_as:
             return  # It is over without its own end: a follower may have taken the lock.
         if is_open and stem != claim.stem and not self._forgot(claim.taken_at):

@@ -19,8 +19,14 @@ from tests.simulation.parked import Parked
 from tests.simulation.scheduler import Host, Process, Simulation
 from tests.simulation.servers import Server
 
-#: Seconds within which a process that was frozen has to notice that its lease is over.
+#: Seconds within which a process that was frozen has to react to what it finds.
 NOTICES = 0.5
+
+#: The share of the ttl that a step of a renewal may take, and the most seconds.
+STEP_SHARE, MAX_STEP = 1 / 20, 1.0
+
+#: Seconds within which a holder stops that is told to: on the threads pool nothing interrupts a step of a body.
+STOPS = 0.3
 
 #: Seconds before the end of a lease at which the simulator looks at its holder.
 LAST_MOMENT = 0.0005
@@ -133,8 +139,6 @@ class Running:
     asked_at: float
     #: The name under which a lock server notes that its message has ended.
     ended_name: bytes
-    #: Whether it waits in `check()`.
-    is_asking: bool = False
 
 
 @dataclass(eq=False)
@@ -211,9 +215,7 @@ class Bodies:
                 left -= step
                 run.park(step)
                 if words.get("checks"):
-                    mine.is_asking = True
                     lease.check()
-                    mine.is_asking = False
                     self._is_told_right(mine)
         finally:
             leave()
@@ -359,27 +361,28 @@ class Bodies:
         return leave
 
     def _is_excused(self, other: Running) -> bool:
-        """Whether nothing could have notified it: it is or was just frozen, or still asks after that, and nobody could
-        renew for it.
-        """
+        """Whether nothing could have notified it: it is or was just frozen, and nobody could renew for it."""
         process = other.process
-        if not self.excuses or not (self._is_frozen(process) or self._still_asks(other)):
+        if not self.excuses or not self._is_frozen(process, other.lease):
             return False
-        if process.parent is None or self._is_frozen(process.parent):
+        if process.parent is None or self._is_frozen(process.parent, other.lease):
             return True
         if process.host.clock(process.parent.frozen_until) > other.lease.trusted_until:
             return True  # Its main process was frozen until the lease was over.
         return trouble.cut_off(self.world, process.host, since=self.world.run.now - other.lease.ttl)
 
-    def _still_asks(self, other: Running) -> bool:
-        """Whether its process was frozen until the lease was over, and it waits in `check()` for the answer: the
-        network may be slow, and meanwhile the body does nothing.
-        """
-        frozen_until = other.process.host.clock(other.process.frozen_until)
-        return other.is_asking and frozen_until > other.lease.trusted_until
+    def _is_frozen(self, process: Process, lease: Any) -> bool:
+        now = self.world.run.now
+        is_over = lease.trusted_until <= process.host.clock(now)
+        reacts_at = process.frozen_until + (noticed_after(lease.good_for) if is_over else NOTICES)
+        return not process.alive or not process.runs or now < reacts_at
 
-    def _is_frozen(self, process: Process) -> bool:
-        return not process.alive or not process.runs or self.world.run.now < process.frozen_until + NOTICES
+
+def noticed_after(good_for: float) -> float:
+    """Seconds within which the holder of a lease has stopped that was frozen until its end, from when it goes on: it
+    asks the lock server, and counts the lease as lost if there is no answer after two steps.
+    """
+    return 2 * min(MAX_STEP, good_for * STEP_SHARE) + STOPS
 
 
 def look_at_the_last(world: World, process: Process, lease: Any) -> None:
