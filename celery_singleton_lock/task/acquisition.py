@@ -43,6 +43,7 @@ class Acquisition:
         self._holder = newest.as_holder(execution)
         self.given_up = requeue.given_up(execution.request)
         self.has_waited = requeue.is_in_line(execution.request)
+        self._has_left_line = False
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
         self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
         #: When it began to wait for the lock; an item of a map, which stays here, does not count the server's silence.
@@ -99,15 +100,16 @@ class Acquisition:
         requeue.put_back(self.execution.task, reason=reason)
 
     def leave_line(self, *stays: str | None) -> None:
-        """Pass the wake-up that this copy got on to the others in its line, unless it goes back to that line, or has or
-        takes that lock.
+        """Pass the wake-up that this copy got on to the others in its line, once, unless it goes back to that line, or
+        has or takes that lock.
 
         Args:
             stays: the keys of these locks.
         """
         it = self.execution
         waited_for = requeue.waits_for(it.request, it.runtime.settings.prefix)
-        if waited_for is not None and waited_for[0] not in stays:
+        if waited_for is not None and waited_for[0] not in stays and not self._has_left_line:
+            self._has_left_line = True
             self._store.wake(waited_for[0])
 
     def is_own(self, found: Held) -> bool:

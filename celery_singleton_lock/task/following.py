@@ -61,8 +61,10 @@ def end_of_leader(acquisition: Acquisition, brought: Queued | None) -> End | Non
         return None  # Asking for the lock of its run will show.
     if isinstance(answer, NotYet):
         following.put_back(answer)
-    if answer is None:  # It runs, and the others in the line of its leader's run wait for it from now on.
-        acquisition.leave_line(it.key, brought.lock.key)
+    if answer is None:
+        # It runs, and the others in the line of its leader's run wait for it from now on. So do those in line for the
+        # lock that it brought, if it has that lock: it may run without, since a copy of it has freed the lock.
+        acquisition.leave_line(it.key, brought.lock.key if brought.is_own else None)
     return answer
 
 

@@ -41,6 +41,7 @@ class Queued:
     Attributes:
         lock: the lock that it brought.
         key: the key of the lock of its run; None before that is known, and if it takes none.
+        is_own: whether the lock is the message's own, as far as is known: a follower gets it when its leader is gone.
     """
 
     def __init__(self, task: TaskLike, lock: QueueLock) -> None:
@@ -50,19 +51,18 @@ class Queued:
         self._progress = progress_of(task.request)
         self._runtime = Runtime.of(task.app)
         self._lease: Lease | None = None
-        #: Whether the lock is its own, as far as is known: a follower gets it when its leader is gone.
-        self._is_own = lock.follows is None
+        self.is_own = lock.follows is None
 
     def __enter__(self) -> Queued:
         if self.lock.replaced:  # The sender may have died before it recorded that.
             replacing.supersede(self._runtime.store, self.lock, self._task.request.id, self.lock.replaced)
-        if self._is_own:
+        if self.is_own:
             self._keep_early()
         return self
 
     def leads(self) -> None:
         """The message now has the lock that it did not have when it was sent."""
-        self._is_own = True
+        self.is_own = True
         self._keep_early()
 
     def lead(self, label: str) -> Held | None:
@@ -83,7 +83,7 @@ class Queued:
 
     def give_back(self) -> None:
         """The message follows another one all the same."""
-        self._is_own = False
+        self.is_own = False
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
             self._lease = None
@@ -95,7 +95,7 @@ class Queued:
     ) -> None:
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
-        if not self._is_own:
+        if not self.is_own:
             return
         if self._progress.is_begun or not (error is None or isinstance(error, Exception)):
             return  # It has ended; or whatever stops this process decides what becomes of the message.
@@ -111,7 +111,7 @@ class Queued:
         Raises:
             Ignore: another message has replaced this one, and that was recorded.
         """
-        if not self._is_own:
+        if not self.is_own:
             self._progress.is_begun = True  # Nothing is passed on to its next attempt.
             return
         if not self.lock.ends_at_start:

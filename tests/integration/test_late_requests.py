@@ -356,6 +356,34 @@ class TestRelease:
         assert direct.held(KEY) == []
         assert isinstance(ask(direct, holder=ME, once=True), Record)
 
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_is_carried_out_before_the_next_question(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch, ahead: bool
+    ) -> None:
+        """A copy of the message may ask as soon as the server answers again, and must find how it has ended."""
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            store.free(lease, record=record)
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)
+        found = store.ask(request).answer() if ahead else store.acquire(request)
+        assert isinstance(found, Record)
+        assert found.content == b"record"
+        assert is_settled(store)
+
+    def test_is_carried_out_before_its_record_is_looked_for(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            store.free(lease, record=record)
+        found = store.recorded(KEY, ME.message)
+        assert found is not None
+        assert found.content == b"record"
+
     def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
         own_redis.pause()

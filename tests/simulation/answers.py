@@ -215,6 +215,10 @@ class Answers:
         ended, at = bodies.ended.get((number, last), (None, 0.0))
         if ended is None or at < since or at not in [*self._ends_of(message, state)]:
             return False
+        # With this scope nothing names its run to those that follow it: they see only an end that was stored.
+        by_time = apps.TASKS[message.task].get("lock_scope") == "until_expired"
+        if by_time and not self.world.ends.get(f"m{number}"):
+            return False
         # Celery may store another end if its process died before it had stored this one.
         is_another = number not in self.ended_as and self.world.ends.get(f"m{number}")
         if (number, last) in bodies.unknown or self.world.plan.forgets or is_another:

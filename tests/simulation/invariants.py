@@ -120,6 +120,8 @@ class Invariants:
         # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
         newest = self.world.newest
         is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
+        # Or it is refused; whether its process could know of that end is looked at when its own end is stored.
+        is_one = is_one and not self.world.bodies.is_heard_of_late(*_attempt_in(key))
         if self._is_of_another_run(key, known, state, settled):
             known = state
         if is_one and (state, was_settled) != (known, was_settled and settled):
@@ -185,6 +187,7 @@ class Invariants:
             # Celery ends a message acknowledged early whose process is dead, even after that had sent a retry.
             is_safe = apps.TASKS[message.task].get("acks_late") or not any("killed" in kind for kind in kinds)
             is_safe = is_safe and not any(of == number for of, _ in self.world.bodies.unknown)
+            is_safe = is_safe and number not in self.world.bodies.ended_elsewhere
             if len(set(ends)) > 1 and is_safe and (task_id, states.FAILURE) not in self._unsure:
                 self.run.fail(f"message {number} has several ends: {ends}")
             ended_as = self.world.answers.ended_as.get(number, number)
@@ -199,7 +202,7 @@ class Invariants:
                 self.run.fail(f"message {number}: what follows on it was sent twice")
             # What a worker still has to report when it ends is lost if no lock server answers.
             is_unsaid = "worker ended" in kinds and not {*kinds}.isdisjoint(trouble.OF_SERVERS)
-            is_unsaid = is_unsaid or "server restarted empty" in kinds
+            is_unsaid = is_unsaid or "server restarted empty" in kinds or number in self.world.bodies.ended_elsewhere
             is_unsaid = is_unsaid or states.FAILURE in self.world.bodies.ended_as[number, 0]
             if states.SUCCESS in ends and ended_as == number and not is_unsaid:
                 is_sure = (task_id, states.SUCCESS) not in self._unsure and self.world.plan.replicas is None

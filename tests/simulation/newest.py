@@ -81,8 +81,9 @@ class Newest:
             self.run.fail(f"message {number} is superseded, and has never come")
         elif all(place <= order[number][0] for place, _ in order.values()):
             self.run.fail(f"message {number} is superseded, and none that is newer has come")
-        is_unknown = any(of == number for of, _ in self.world.bodies.unknown)
-        if self.world.bodies.succeeded[number] and not is_unknown:
+        bodies = self.world.bodies
+        is_unknown = any(of == number for of, _ in bodies.unknown) or number in bodies.ended_elsewhere
+        if bodies.succeeded[number] and not is_unknown:
             self.run.fail(f"message {number} is superseded, and its body has ended well")
 
     def _body_begins(self, body: Running, _: Any) -> None:

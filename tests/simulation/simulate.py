@@ -170,6 +170,7 @@ class Checker:
             is_large = any("large=1" in message.words for message in self.world.plan.messages)
             if isinstance(result, dict) and result.get("exc_type") == "ResultLost" and not is_large:
                 self.run.fail(f"{task_id} ends with ResultLost, and each value is short enough to be kept")
+            self.world.bodies.note_end(task_id, state)
             self.answers.note_end(task_id, state, result)
             self.newest.note_end(task_id, state, result)
             self.world.parked.note_end(task_id)
@@ -230,7 +231,7 @@ class Checker:
             if not ends and not self._may_be_lost(message):
                 run.fail(f"message {number} ({message.task}) is lost: it has no end")
             # Nobody knows of the end of a body whose process was gone by then: a copy may be superseded.
-            is_unknown = any(of == number for of, _ in world.bodies.unknown)
+            is_unknown = any(of == number for of, _ in world.bodies.unknown) or number in world.bodies.ended_elsewhere
             if states.SUCCESS in ends and ends[-1] != states.SUCCESS and not is_unknown:
                 run.fail(f"message {number} ends as {ends}")
             if (

@@ -28,6 +28,10 @@ STEP_SHARE, MAX_STEP = 1 / 20, 1.0
 #: Seconds within which a holder stops that is told to: on the threads pool nothing interrupts a step of a body.
 STOPS = 0.3
 
+#: Seconds within which a lock server that is back hears of ended bodies, and a copy that does not know of one ends; and
+#: the number of network messages that this takes, if these are slow.
+HEARD, SOME = 1.5, 20
+
 #: Seconds before the end of a lease at which the simulator looks at its holder.
 LAST_MOMENT = 0.0005
 
@@ -170,6 +174,8 @@ class Bodies:
     befalls: list[tuple[Callable[[Any], Callable[[], None]], float]] = field(default_factory=list)
     #: Messages and attempts whose process was gone before a lock server knew that they had ended.
     unknown: set[tuple[int | str, int]] = field(default_factory=set)
+    #: Messages that ended in another way than their body, in another process, before a lock server knew of that.
+    ended_elsewhere: set[int | str] = field(default_factory=set)
     #: Messages of which a body began after one had ended well, of which no lock server knew.
     run_again: set[int | str] = field(default_factory=set)
     #: By message and attempt: the body that ended last, and when.
@@ -308,6 +314,29 @@ class Bodies:
         if not self.has_record(ended):
             self.unknown.add((ended.number, ended.attempt))
 
+    def note_end(self, task_id: str, state: str) -> None:
+        """A final state is stored: maybe that of a copy in another process, which could not know how its message had
+        ended.
+        """
+        task = self.world.run.current
+        for (number, attempt), (ended, _) in self.ended.items():
+            ended_as = self.ended_as[number, attempt]
+            is_other = state not in ended_as and not states.READY_STATES.isdisjoint(ended_as)
+            is_elsewhere = task is not None and task.process is not ended.process
+            if f"m{number}" == task_id and is_other and is_elsewhere and self.is_heard_of_late(number, attempt):
+                self.ended_elsewhere.add(number)
+
+    def is_heard_of_late(self, number: int | str, attempt: int) -> bool:
+        """Whether the lock servers could not hear of the end of this attempt until its lease was over, and hear of it
+        about now.
+        """
+        if (number, attempt) not in self.ended:
+            return False
+        now, (ended, at) = self.world.run.now, self.ended[number, attempt]
+        host, heard = ended.process.host, HEARD + SOME * self.world.plan.latency
+        over = at + (ended.lease.trusted_until - host.clock(at)) / host.rate
+        return any(over < min(until, now) and now < until + heard for until in self._silent_until(ended, at))
+
     def has_record(self, ended: Running) -> bool:
         """Whether most lock servers know of the end of this attempt."""
         servers, record = self.world.servers, f":done:m{ended.number}:"
@@ -323,15 +352,19 @@ class Bodies:
         """Whether no lock server could learn of the end of this attempt before its hold had expired."""
         now = self.world.run.now
         ended, at = self.ended.get((mine.number, mine.attempt), (mine, now))
-        ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
-        stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
-        silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
-        silent_until += self._frozen_until(at)
+        silent_until = self._silent_until(ended, at)
         # A record that has just come may have come after the grant.
         knows = self.has_record(ended) and not any(now - NOTICES < until for until in silent_until)
         if ended is mine or knows:
             return False
         return any(until > at + ended.lease.ttl / 2 for until in silent_until)
+
+    def _silent_until(self, ended: Running, at: float) -> list[float]:
+        """Until when something kept the process of a body that ended at that time from the lock servers."""
+        ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
+        stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
+        silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
+        return silent_until + self._frozen_until(at)
 
     def _frozen_until(self, at: float) -> list[float]:
         """Until when processes are frozen that may have ended a body at that time, while no lock server was there."""

@@ -259,6 +259,24 @@ class TestEnds:
         line.body = body
         assert line.follower() is True
 
+    def test_copy_of_a_running_follower_passes_its_wake_up_on_unless_that_has_the_lock(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch, scope: str
+    ) -> None:
+        """It has no use for the lock, which was freed as the follower's body started."""
+        line.begin(lock_scope=scope)
+        line.is_put_back()
+        line.lose()
+        woken: list[str] = []
+
+        def body() -> None:
+            monkeypatch.setattr(line.store, "wake", woken.append)
+            with pytest.raises(requeue.GoesOn):
+                line.follower()
+
+        line.body = body
+        line.follower()
+        assert woken == ([] if scope == "until_executed" else [line.key])
+
     def test_leader_that_has_lost_its_lock_wakes_its_followers_behind_the_next_message(
         self, line: Line, monkeypatch: pytest.MonkeyPatch, scope: str
     ) -> None:

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from redis.exceptions import ConnectionError, ResponseError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
+from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call
 from tests.patience import LIMIT
 
@@ -39,3 +41,41 @@ def test_signal_handler_adds_a_call_while_another_is_being_added(monkeypatch: py
     monkeypatch.setattr(clock, "now", interrupted)
     thread.start()
     assert both.wait(LIMIT)
+
+
+class TestSentNow:
+    """Before the next question about their lock."""
+
+    @pytest.fixture
+    def pending(self, monkeypatch: pytest.MonkeyPatch) -> PendingCalls:
+        """For two locks; nothing is repeated in the background."""
+        monkeypatch.setattr(Repeater, "start", lambda self: None)
+        self.sent: list[Call] = []
+        self.answer: int | Exception = 1
+
+        def run_each(calls: Sequence[Call]) -> list[int | Exception]:
+            self.sent += calls
+            return [self.answer] * len(calls)
+
+        pending = PendingCalls(run_each, "unit")
+        self.calls = {key: lock_commands.abandon(Hold(key, "x", ttl=5.0)) for key in ("mine", "other")}
+        for key, call in self.calls.items():
+            pending.add(("free", key, "x"), call, seconds=60.0)
+        return pending
+
+    def test_calls_of_that_lock_are_pending_no_longer(self, pending: PendingCalls) -> None:
+        pending.send("mine")
+        assert self.sent == [self.calls["mine"]]
+        assert pending.ids() == [("free", "other", "x")]
+
+    def test_silence_is_an_error(self, pending: PendingCalls) -> None:
+        """Of one master of a cluster; the error is in place of the answer."""
+        self.answer = ConnectionError("cut")
+        with pytest.raises(ConnectionError):
+            pending.send("mine")
+        assert len(pending.ids()) == 2
+
+    def test_refused_calls_keep_nobody_from_asking(self, pending: PendingCalls) -> None:
+        self.answer = ResponseError("OOM")
+        pending.send("mine")
+        assert len(pending.ids()) == 2

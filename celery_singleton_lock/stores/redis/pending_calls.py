@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
+from redis.exceptions import ConnectionError, TimeoutError
 
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.stores.redis.repeater import Repeater
@@ -26,6 +27,8 @@ MOST = 10_000
 #: Calls in one round trip.
 BATCH = 50
 
+#: Errors in place of an answer, of a master of a cluster.
+_NO_ANSWER = (ConnectionError, TimeoutError, OSError)
 
 #: Identifies a call: what it ends, the key of the lock, and the owner.
 CallId = tuple[str, str, str]
@@ -84,21 +87,37 @@ class PendingCalls:
             self._calls[call_id] = _Pending(call, clock.now() + seconds)
         self._repeater.start()
 
+    def send(self, key: str) -> None:
+        """Send those of a lock again, now: what is asked next comes after them.
+
+        Raises:
+            RedisError, OSError: no answer.
+        """
+        for batch in batches([it for it in self._due() if it[0][1] == key], BATCH):
+            for answer in self._send(batch):
+                if isinstance(answer, _NO_ANSWER):
+                    raise answer
+
     def _repeat(self) -> bool:
         """Send them again; whether some are left."""
         for batch in batches(self._due(), BATCH):
             try:
-                answers = self._run_each([it.call.again() for _, it in batch])
+                self._send(batch)
             except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
                 logger.debug("%s: releases or ends of messages are pending: %s", self._server, error)
                 break  # The rest would not be answered either. In a cluster some masters may answer.
-            with self._mutex:
-                for (call_id, it), answer in zip(batch, answers, strict=True):
-                    if isinstance(answer, Exception):
-                        logger.debug("%s: a release or the end of a message is pending: %s", self._server, answer)
-                    elif self._calls.get(call_id) is it:
-                        del self._calls[call_id]
         return bool(self._calls)
+
+    def _send(self, batch: Sequence[tuple[CallId, _Pending]]) -> Sequence[Any]:
+        """The answers; what was answered is no longer pending."""
+        answers = self._run_each([it.call.again() for _, it in batch])
+        with self._mutex:
+            for (call_id, it), answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    logger.debug("%s: a release or the end of a message is pending: %s", self._server, answer)
+                elif self._calls.get(call_id) is it:
+                    del self._calls[call_id]
+        return answers
 
     def _due(self) -> list[tuple[CallId, _Pending]]:
         with self._mutex:

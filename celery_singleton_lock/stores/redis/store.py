@@ -94,16 +94,17 @@ class RedisStore:
 
     def ask(self, request: LockRequest) -> PendingAnswer:
         question = Question(self._run, request, self._replicas)
-        if isinstance(self._servers, Server):
+        if isinstance(self._servers, Server) and not self._pending:
             question.send_ahead(self._servers)
         return PendingAnswer(partial(self._acquired, question, request), question.drop)
 
     def _acquired(self, question: Question, request: LockRequest) -> Lease | Held | Record:
+        attempt = partial(self._in_order, request.key, question.try_once)
         try:
             try:
-                return question.try_once()
+                return attempt()
             except (RedisError, OSError) as error:
-                return self._patiently(question.try_once, failed=error)
+                return self._patiently(attempt, failed=error)
         except BaseException as error:
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
@@ -258,7 +259,11 @@ class RedisStore:
 
     def recorded(self, key: str, message: str) -> Record | None:
         call = lock_commands.recorded(key, message)
-        return self._patiently(lambda: lock_answers.parse_record(self._servers.run(call), message))
+
+        def ask() -> Record | None:
+            return lock_answers.parse_record(self._servers.run(call), message)
+
+        return self._patiently(partial(self._in_order, key, ask))
 
     def wake(self, key: str) -> None:
         try:
@@ -301,6 +306,14 @@ class RedisStore:
     def _wake_up(self, key: str, behind: Call | None = None, renewal: Call | None = None) -> RedisWakeUp:
         server_of = partial(self._servers.server_of, keyspace.wake_key(key))
         return RedisWakeUp(key, server_of, self.server, behind, renewal, self._servers.step)
+
+    def _in_order(self, key: str, ask: Callable[[], T]) -> T:
+        """Ask about a lock, once the server has what it has not answered: a copy of a message that has ended in this
+        process finds that out.
+        """
+        if self._pending:
+            self._pending.send(key)
+        return ask()
 
     def _written_out(self, hold: Hold, record: Record | None, reservation: Reservation | None) -> Call:
         return self._replicated(lock_commands.free(hold, record=record, reservation=reservation), record)

@@ -182,7 +182,7 @@ MUTANTS = (
     ),
     _queued(
         "a follower that runs in a leader's place does not free its lock",
-        old="        self._is_own = True\n        self._keep_early()\n",
+        old="        self.is_own = True\n        self._keep_early()\n",
         new="        self._keep_early()\n",
         breaks="it ends with its message",
     ),
