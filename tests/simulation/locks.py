@@ -7,8 +7,10 @@ not true, nobody else has the lock; and it is notified when that is over.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 from redis import Redis
 
@@ -33,6 +35,10 @@ OFTEN, UNUSED = 0.05, 1.5
 
 #: The same if nothing goes wrong.
 UNUSED_IN_CALM = 0.3
+
+#: Seconds for which the way to a node of a Redlock must have been well before that counts: a client that could not
+#: reach a node avoids it for four seconds, and then sends it what is pending.
+WELL = 8.0
 
 #: Seconds for which a frozen waiter may have the lock; and seconds until the checker sees that.
 HANDED_TO_FROZEN, SEEN = 1.0, 0.2
@@ -102,6 +108,8 @@ class LocksChecker:
         self._settles = 2 * world.plan.ttl + 2
         self.run.at(self.plan.calm_at + self._settles + OFTEN, lambda: None)  # By then, late requests hold nothing.
         self._unused_since: dict[Any, float] = {}
+        #: By process: the nodes of its Redlocks.
+        self._nodes_of: dict[Process, Callable[[], Any]] = {}
         #: Since when processes are frozen, and locks are held, as far as it was seen.
         self._frozen_since: dict[int, float] = {}
         self._held_since: dict[tuple[str, str], float] = {}
@@ -171,7 +179,10 @@ class LocksChecker:
             "on_lost": turn.lost.append,
         }
         if len(clients) > 1:
-            return package.Redlock(clients, use.name, **options)
+            lock = package.Redlock(clients, use.name, **options)
+            # Weak: its repeater keeps them as long as something is pending.
+            self._nodes_of[turn.process] = ref(lock._shared.store._nodes)
+            return lock
         if self.limits[use.name] > 1:
             return package.Semaphore(clients[0], use.name, self.limits[use.name], **options)
         return package.Lock(clients[0], use.name, **options)
@@ -396,7 +407,7 @@ class LocksChecker:
 
     def _must_be_used(self) -> None:
         """Check that a lock held without a lease, by a process that is well, is free soon."""
-        living = {process.pid for process in self.run.processes if process.alive and process.runs}
+        living = {it.pid for it in self.run.processes if it.alive and it.runs and not self._reaches_no_majority(it)}
         used = {turn.lease.owner[:28] for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
         for server in self.world.servers:
@@ -413,6 +424,18 @@ class LocksChecker:
             longest = UNUSED if self.plan.faults else UNUSED_IN_CALM + self._more
             if self.run.now - since > longest and not trouble.is_there(self.world):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {key} is held, and nobody uses it")
+
+    def _reaches_no_majority(self, process: Process) -> bool:
+        """Whether it has no connections to most nodes of its Redlock, and avoids these nodes, since it could not
+        connect to them a moment ago: what is pending is sent after that.
+        """
+        nodes = self._nodes_of.get(process, lambda: None)()
+        if nodes is None or not trouble.was_there(self.world, self.run.now - WELL):
+            return False
+        now = process.host.clock(self.run.now)
+        avoided = sum(node._avoided_until > now for node in nodes.each)
+        connected = max((it.reaches for it in nodes._conversations), default=0)
+        return avoided >= nodes.quorum > connected
 
     def _may_lack_a_majority(self) -> bool:
         """Whether a node of a Redlock has no vote yet, while another one may be silent."""

@@ -14,14 +14,10 @@ from tests.simulation import holds, trouble, ways
 from tests.simulation.copies import Copies
 from tests.simulation.disagreements import COPY_OF
 from tests.simulation.holds import STEM, WHOLE
-from tests.simulation.locks import OFTEN, LocksChecker, Turn
+from tests.simulation.locks import OFTEN, UNUSED, WELL, LocksChecker, Turn
 from tests.simulation.program import Program
 from tests.simulation.servers import Entry, Server
 from tests.simulation.world import World
-
-#: Seconds for which a node may hold an unused lock; and seconds for which the way to it must have been well before that
-#: counts: a client that could not reach a node avoids it for four seconds, and then sends it what is pending.
-UNUSED, WELL = 1.5, 8.0
 
 #: Seconds for which a lock may be free while somebody asks for it and nothing goes wrong.
 NOBODYS = 3.0

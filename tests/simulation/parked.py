@@ -106,6 +106,8 @@ class Parked:
         self.looks_at: dict[str, float] = {}
         #: By key: when a copy was started whose message had ended, or when the last wake-up went to a busy worker.
         self._in_vain_at: dict[str, float] = {}
+        #: By key: when a main process died that was in line for it, or had been woken for it.
+        self._died_at: dict[str, float] = {}
         #: By id of a message: the earliest place that a copy of it has had in any line.
         self.first_places: dict[str, float] = {}
         #: By message and attempt: the last place that a copy of it got at its first conflict.
@@ -122,6 +124,7 @@ class Parked:
         if line is None:
             return
         self._lines[process] = line
+        process.at_end.append(lambda: self._dies(process, line))
         answer = line._answer
 
         def answered(freed: Any) -> None:
@@ -242,6 +245,12 @@ class Parked:
         """A process is gone: the broker gives its copies to others."""
         self._copies = {it: copy for it, copy in self._copies.items() if copy.process is not process}
 
+    def _dies(self, process: Process, line: Any) -> None:
+        """A main process dies, maybe with a wake-up, also if it has just left the line."""
+        keys = {key for who, key in self._woken_by if who is process}
+        keys.update(key for each in line._wake_ups._lines.values() for key in each._places)
+        self._died_at.update(dict.fromkeys(keys, self.run.now))
+
     def has_left(self, process: Process, line: Any) -> None:
         """Check that a worker that ends has left its lines."""
         name, now = line._wake_ups._name.encode(), self.run.now
@@ -284,6 +293,9 @@ class Parked:
         now = self.run.now
         if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
             return 2 * MAX_PAUSE + FOUND + latency
+        _, freed_at = self._held[key]
+        if abs(freed_at - self._died_at.get(key, -HELD)) < AT_ONCE + latency:
+            return FOUND + latency  # The wake-up may have come to a process that died just then.
         # The copy that it wakes may come before its start is known.
         if now - max(self._ended_at.get(key, -HELD), self._in_vain_at.get(key, -HELD)) < 2 * FOUND:
             return FOUND + latency

@@ -14,7 +14,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands, repeater
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
@@ -54,11 +54,13 @@ class Deaf(InTurn):
 
 
 class CountedServer(PlayedServer):
-    """Counts its connections."""
+    """Counts its connections; there are no new ones while it `is_away`."""
 
-    opened = 0
+    opened, is_away = 0, False
 
     def open(self, step: float | None = None) -> Any:
+        if self.is_away:
+            raise TimeoutError
         self.opened += 1
         return super().open(step)
 
@@ -167,6 +169,18 @@ class TestAnswers:
         store = redlock(exits, servers)
         assert store.refuse(KEY, Holder("id"), RECORD) is None
         assert [server.opened for server in servers] == [1, 1, 1]
+
+
+def test_thread_takes_the_connections_that_are_there(exits: ExitStack) -> None:
+    """Not those of a thread that could not connect just now, as on a slow network."""
+    servers = [played() for _ in range(3)]
+    store = redlock(exits, servers)
+    with ExitStack() as left_last, store._nodes.conversation():
+        for server in servers:
+            server.is_away = True
+        left_last.enter_context(store._nodes.conversation())
+    assert store.free(Hold(KEY, new_owner(), ttl=TTL)) == Freeing.NOW
+    assert len(store._nodes._conversations) == 2, "the other one is kept as well"
 
 
 class TestLate:

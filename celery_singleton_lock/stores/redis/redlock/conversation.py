@@ -192,6 +192,11 @@ class Conversation:
         return self.is_behind
 
     @property
+    def reaches(self) -> int:
+        """To how many nodes there is a connection, as far as is known."""
+        return sum(connection is not None for connection in self._connections)
+
+    @property
     def is_unused(self) -> bool:
         return clock.now() - self._unused_since > _UNUSED
 

@@ -65,10 +65,7 @@ class Nodes:
         """
         self._forget_if_forked()
         self._is_closed = False
-        try:
-            conversation = self._conversations.pop()
-        except IndexError:
-            conversation = Conversation(self.each)
+        conversation = self._unused()
         try:
             conversation.connect(step=step, seconds=seconds)
             yield conversation
@@ -175,6 +172,19 @@ class Nodes:
         for node in self.each:
             node.server.close()
 
+    def _unused(self) -> Conversation:
+        """The last one that has connections to a majority, if there is one: on a slow network, new ones may take longer
+        than there is time, and then the nodes are left alone for a while.
+        """
+        try:
+            for _ in range(len(self._conversations)):
+                if self._conversations[-1].reaches >= self.quorum:
+                    break
+                self._conversations.rotate(1)
+            return self._conversations.pop()
+        except IndexError:
+            return Conversation(self.each)
+
     def _forget_if_forked(self) -> None:
         if self._pid != os.getpid():
             # These sockets are the parent's, and so is what is pending there. They are not closed either: the selectors
@@ -199,7 +209,7 @@ class Nodes:
         is_behind = False
         for _ in range(len(self._conversations)):
             try:
-                # Those that have not been used for long are on the left.
+                # Those that have not been used for long are on the left, after those without connections to a majority.
                 if not self._conversations[0].is_unused:
                     return True
                 conversation = self._conversations.popleft()
