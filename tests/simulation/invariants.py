@@ -10,7 +10,6 @@ from typing import Any
 from celery import states
 
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
 from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.simulation import apps, holds, trouble
@@ -257,16 +256,10 @@ class Invariants:
         """
         return sum(
             server.model is not None
-            and not any(
-                key == run or (key.endswith(":memory") and self._is_young(server, ends_at))
-                for key, _, ends_at in server.living()
-            )
+            and not any(key == run for key, _, _ in server.living())
+            and ((asked_for := server.asked_for()) is None or asked_for >= self.world.plan.ttl)
             for server in self.world.servers
         )
-
-    def _is_young(self, server: Any, ends_at: int) -> bool:
-        """Whether a node that remembers since `MEMORY_TTL` before that time has no vote yet."""
-        return server.clock() - (ends_at / 1000 - MEMORY_TTL) < float(self.world.plan.ttl)
 
     def _not_freed(self, held: dict[str, bytes]) -> set[Any]:
         """Holds whose body has ended in a process that is well."""
