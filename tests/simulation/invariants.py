@@ -233,13 +233,13 @@ class Invariants:
 
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
         """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, its
-        holder died before it could, or a copy in line was woken that first asks about another message, each time with a
-        slow message to the server.
+        holder died before it could, or each message to the server is slow, and the wake-up takes a longer way: main
+        processes pass it on to the oldest copy in line, or a copy gets it that first asks about another message.
         """
         if it in self._free_on_some or (it[0] == "free" and self._was_just_freed_by_the_dead(it[1])):
             return True
         is_slow = it[0] == "free" and self.world.plan.latency > 0
-        return is_slow and self.world.parked.looks_at.get(it[1], -1.0) > since - OFTEN
+        return is_slow and self.world.parked.detour_at.get(it[1], -1.0) > since - OFTEN
 
     def _was_just_freed_by_the_dead(self, lock: str) -> bool:
         """Whether the holder of a lock on a Redlock died just after it had freed it, and waiters may not have looked by
