@@ -438,10 +438,14 @@ class LocksChecker:
         return avoided >= nodes.quorum > connected
 
     def _may_lack_a_majority(self) -> bool:
-        """Whether a node of a Redlock has no vote yet, while another one may be silent."""
-        empty_for = min(self.run.now - server.empty_since for server in self.world.servers)
-        has_no_vote = len(self.world.servers) > 1 and empty_for < self.plan.ttl + trouble.AFTERMATH
-        return has_no_vote and trouble.is_held_back(self.world)
+        """Whether a node of a Redlock has no vote yet, while another one may be silent.
+
+        A node does not know for how long it has been empty: it has a vote one ttl after it was first asked for a lock.
+        """
+        if len(self.world.servers) == 1 or not trouble.is_held_back(self.world):
+            return False
+        asked_for = [server.asked_for() for server in self.world.servers]
+        return any(it is None or it < self.plan.ttl + trouble.AFTERMATH for it in asked_for)
 
     def _must_not_wait_longer(self, turn: Turn) -> None:
         use = turn.use

@@ -246,7 +246,8 @@ class NodesChecker(LocksChecker):
         """Whether each node has a vote, and holds nothing for dead processes."""
         dead = {process.pid for process in self.run.processes if not process.alive}
         pids = {pid for found in self._last.values() for pid in found.pids.values()}
-        return pids.isdisjoint(dead) and all(server.remembers(self.plan.ttl + WELL) for server in self.world.servers)
+        asked_for = [server.asked_for() for server in self.world.servers]
+        return pids.isdisjoint(dead) and all(it is not None and it >= self.plan.ttl + WELL for it in asked_for)
 
     @property
     def _must_be_well_since(self) -> float:

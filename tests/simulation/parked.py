@@ -12,6 +12,7 @@ from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
 from celery_singleton_lock.stores.redis.script import ms
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
+from celery_singleton_lock.stores.wake_ups import Freed
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation import holds, trouble
@@ -101,9 +102,9 @@ class Parked:
         self._held: dict[str, tuple[frozenset[str], float]] = {}
         self._ended_at: dict[str, float] = {}
         self._ends: dict[str, float] = {}
-        #: By key: when a copy was last woken that looks whether another message has ended before it asks for the lock,
-        #: or passes its wake-up on.
-        self.looks_at: dict[str, float] = {}
+        #: By key: when a wake-up last took a longer way: a process passed it on, or it went to a copy that looks
+        #: whether another message has ended before it asks for the lock or passes it on.
+        self.detour_at: dict[str, float] = {}
         #: By key: when a copy was started whose message had ended, or when the last wake-up went to a busy worker.
         self._in_vain_at: dict[str, float] = {}
         #: By key: when a main process died that was in line for it, or had been woken for it.
@@ -125,7 +126,7 @@ class Parked:
             return
         self._lines[process] = line
         process.at_end.append(lambda: self._dies(process, line))
-        answer = line._answer
+        answer, pass_on = line._answer, line._wake_ups.pass_on
 
         def answered(freed: Any) -> None:
             self._woken_by[process, freed.key] = freed, self.run.now
@@ -134,7 +135,13 @@ class Parked:
                 self._in_vain_at[freed.key] = self.run.now
             answer(freed)
 
-        line._answer = answered
+        def passed_on(freed: Freed) -> bool:
+            is_passed_on: bool = pass_on(freed)
+            if is_passed_on:
+                self.detour_at[freed.key] = self.run.now
+            return is_passed_on
+
+        line._answer, line._wake_ups.pass_on = answered, passed_on
 
     def _received(self, process: Process, _: Any) -> None:
         self._came_at[process] = process.host.wall_clock(self.run.now)
@@ -225,7 +232,7 @@ class Parked:
         self._under_way[request.id] = copy, self.run.now
         self._called[request.id] = copy.key
         if _looks_first(request):
-            self.looks_at[copy.key] = self.run.now
+            self.detour_at[copy.key] = self.run.now
         freed, at = self._woken_by.get((copy.process, copy.key), (None, 0.0))
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
         for other in self._of_line(copy.key):

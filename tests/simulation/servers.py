@@ -14,6 +14,7 @@ import hiredis
 import redis.utils
 from redis.connection import Connection
 
+from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
 from tests.simulation.network import Network, Socket, Way
 from tests.simulation.redis import RedisModel
 from tests.simulation.scheduler import Host, Simulation, simulation
@@ -186,6 +187,13 @@ class Server:
     def remembers(self, seconds: float) -> bool:
         """Whether it has all writes of the last seconds: otherwise it has no vote in a Redlock."""
         return (self.run.now - self.empty_since) * self.host.rate >= seconds
+
+    def asked_for(self) -> float | None:
+        """Seconds since it was first asked for a lock of a Redlock, as it counts them itself: it has a vote one ttl
+        after that. None if nobody has asked since it was last empty.
+        """
+        ends_at = next((ends_at for key, _, ends_at in self.living() if key.endswith(":memory")), None)
+        return None if ends_at is None else self.clock() - (ends_at / 1000 - MEMORY_TTL)
 
     def living(self) -> list[Entry]:
         """Its living keys; the same list while nothing changes."""
