@@ -852,9 +852,10 @@ class TestForgetfulNodes:
         until(lambda: nodes.holding(RUN) == [], "it is free")
 
     def restart_one_by_one(self, nodes: Nodes, store: RedlockStore, lease: Lease) -> None:
+        run = keyspace.run_key(KEY, lease.slot or 0)
         for server in nodes.servers:
             server.restart()
-            until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "it is on all nodes again")
+            until(lambda: renewed(store, lease) and len(nodes.holding(run)) == 5, "it is on all nodes again")
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_copy_finds_its_message_where_the_lock_was_put_back(
@@ -868,6 +869,14 @@ class TestForgetfulNodes:
         for found in (acquire(store, limit=limit), store.refuse(KEY, ME, refused, limit=limit)):
             assert isinstance(found, Held)
             assert found.holder == ME
+
+    def test_slot_counts_under_a_lower_limit_where_it_was_put_back(self, nodes: Nodes, store: RedlockStore) -> None:
+        first, second = (taken(store, holder=Holder(name), limit=2) for name in "ab")
+        self.restart_one_by_one(nodes, store, second)
+        store.free(first)
+        found = acquire(store)
+        assert isinstance(found, Held)
+        assert found.owner == commands.attempt_of(second.owner, 0)
 
     def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken_on_all(nodes, store)
