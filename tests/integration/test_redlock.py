@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 from redis.connection import ConnectionPool
 
@@ -29,11 +30,12 @@ from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, PROMISED, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
-from celery_singleton_lock.task.queue_lock import QueueLock
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock
 from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until
+from tests.unit.deliveries import deliver, make
 
 KEY = "redlock:{job:1}"
 RUN = f"{KEY}:run"
@@ -810,6 +812,23 @@ class TestForgetfulNodes:
         until(is_everywhere)
         store.free(lock.hold())
         until(lambda: nodes.holding(run) == [])
+
+    def test_lock_of_a_message_is_on_all_nodes_again_while_its_body_runs(
+        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app, headers = Celery("restarts", set_as_current=False, broker="memory://"), {}
+        app.conf.update(singleton_lock_backend=nodes.url, singleton_lock_transport_options=BELIEVED)
+        monkeypatch.setattr(app, "send_task", lambda *_, **options: headers.update(options["headers"]))
+
+        def body() -> None:
+            run = keyspace.run_key(headers[QUEUED_HEADER][2])
+            for server in nodes.servers:
+                server.restart()
+                until(lambda: len(nodes.holding(run)) == 5, "all nodes have it", seconds=20.0)
+
+        task, _ = make(app, body, lock_scope="until_executed", lock_ttl=2.0)
+        task.apply_async(task_id="m")
+        deliver(task, id="m", headers=headers)
 
     def test_node_that_came_back_empty_has_no_vote_for_one_ttl(self, nodes: Nodes) -> None:
         self.remember(nodes)
