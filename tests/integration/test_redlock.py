@@ -249,6 +249,25 @@ class TestReach:
         until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
         assert clock.now() - began < PROMISED / 2
 
+    @pytest.mark.parametrize("node", [0, 1])
+    def test_record_that_is_interrupted_is_written_to_all_nodes(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, node: int
+    ) -> None:
+        """One that only some nodes have would be the end of the message for those copies that ask these first."""
+        send, clients = Conversation._send, [server.client() for server in nodes.servers]
+
+        def interrupted(it: Conversation, index: int, request: Any, *args: Any) -> None:
+            if index == node and b"refused" in request.call.args:
+                raise SoftTimeLimitExceeded
+            send(it, index, request, *args)
+
+        monkeypatch.setattr(Conversation, "_send", interrupted)
+        with pytest.raises(SoftTimeLimitExceeded):
+            store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
+        monkeypatch.undo()
+        key = keyspace.done_key(KEY, ME.message)
+        until(lambda: [client.get(key) for client in clients] == ["refused"] * 5, "all have it", seconds=PROMISED / 2)
+
     def test_promise_of_one_node_is_outvoted(self) -> None:
         """However soon that node answers."""
         with Nodes(3, proxied=True) as nodes:
