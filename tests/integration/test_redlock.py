@@ -74,7 +74,7 @@ def taken(store: RedlockStore, **options: object) -> Lease:
 
 def taken_on_all(nodes: Nodes, store: RedlockStore) -> Lease:
     lease = taken(store)
-    until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
+    until(lambda: len(nodes.holding(RUN)) == len(nodes.servers), "all nodes have it")
     return lease
 
 
@@ -894,6 +894,23 @@ class TestForgetfulNodes:
         for server in nodes.servers:
             server.restart()
             until(lambda: renewed(store, lease) and len(nodes.holding(run)) == 5, "it is on all nodes again")
+
+    def test_node_that_is_farther_away_gets_the_lock_back(self) -> None:
+        """The others have always answered before it does."""
+        with Nodes(3, proxied=True) as nodes:
+            store = open_url(nodes.url, BELIEVED)
+            lease = taken_on_all(nodes, store)
+            nodes.slow(2, 0.02)
+            assert renewed(store, lease)  # The answer to what came before may be on its way.
+            nodes.servers[2].client().delete(RUN)
+
+            def is_everywhere() -> bool:
+                assert store.renew([lease], timeout=0.5) == [True]
+                clock.sleep(0.2)
+                return len(nodes.holding(RUN)) == 3
+
+            until(is_everywhere, seconds=20.0)
+            store.close()
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_copy_finds_its_message_where_the_lock_was_put_back(
