@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,6 +34,7 @@ from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock
 from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until
@@ -931,6 +934,23 @@ class TestForgetfulNodes:
         found = acquire(store)
         assert isinstance(found, Held)
         assert found.owner == commands.attempt_of(second.owner, 0)
+
+    def test_frozen_child_keeps_its_lock(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop], nodes: Nodes
+    ) -> None:
+        """Its main process renews it, and gives it back to the nodes that lack it."""
+        shop = shop_on(redis_server, singleton_lock_backend=nodes.url, singleton_lock_transport_options=BELIEVED)
+        shop.start("one")
+        shop.send("exclusive", "report", 300.0)
+        (run,) = shop.record.wait_for(starts=1)
+        (lock,) = (key for key, _ in open_url(nodes.url, BELIEVED).all_held("singleton_lock:1"))
+        clock.sleep(2.0)  # It reports within a second that it has the lock.
+        os.kill(run.pid, signal.SIGSTOP)
+        for server in nodes.servers:
+            server.restart()
+            until(lambda: len(nodes.holding(keyspace.run_key(lock))) == 5, "it is on all nodes again", seconds=20.0)
+        os.kill(run.pid, signal.SIGCONT)
+        shop.record.let_end("report")
 
     def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken_on_all(nodes, store)
