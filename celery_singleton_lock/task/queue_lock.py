@@ -17,7 +17,7 @@ from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import Holder, is_owner
 from celery_singleton_lock.keys.key import QUEUE, is_key
-from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.rules import (
     MAX_LIMIT,
     MAX_QUEUE_TTL,
@@ -99,9 +99,16 @@ class QueueLock:
 
     def confirmed(self) -> Hold:
         """The hold to renew, once."""
+        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot)
+
+    def lease(self, *, ttl: float, sent_at: float) -> Lease:
+        """The hold to renew for as long as its message is carried out."""
+        return Lease(self.key, self.owner, ttl=ttl, fence=0, sent_at=sent_at, limit=self.limit, slot=self._slot)
+
+    @property
+    def _slot(self) -> int | None:
         # If its place is known, a node of a Redlock that lacks it gets it again.
-        slot = 0 if self.limit == 1 else None
-        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=slot)
+        return 0 if self.limit == 1 else None
 
     def header(self, task: str, task_id: object) -> list[Any]:
         fields = [task_id, task, self.key, self.owner, self.seconds, self.limit, self.scope]

@@ -150,7 +150,7 @@ class Queued:
             # As if it was due for renewal: the store has it for longer.
             ttl = self._ttl()
             sent_at = now - ttl * trust.RENEW_AFTER + SOON
-        self._lease = Lease(lock.key, lock.owner, ttl=ttl, fence=0, sent_at=sent_at, limit=lock.limit)
+        self._lease = lock.lease(ttl=ttl, sent_at=sent_at)
         self._runtime.heartbeat.start(self._lease, self._when_lost)
 
     def _ttl(self) -> float:

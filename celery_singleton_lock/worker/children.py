@@ -158,9 +158,9 @@ class _Child:
             os.close(self.pidfd)
 
     def _note(self, delivery: Delivery | None) -> None:
-        """Remember the hold of a delivery, which may ask again under another owner."""
-        hold = delivery.hold() if delivery is not None else None
-        if hold is not None and (self._hold is None or self._hold.owner != hold.owner):
+        """Remember the hold of a delivery, which may ask again under another owner, and has a place once taken."""
+        hold, known = delivery.hold() if delivery is not None else None, self._hold
+        if hold is not None and (known is None or (known.owner, known.slot) != (hold.owner, hold.slot)):
             self._hold = hold
 
     def _running(self) -> Delivery | None:

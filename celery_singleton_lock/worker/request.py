@@ -125,7 +125,9 @@ class SingletonRequest(WorkerRequest):
             ttl=report.ttl,
             label=cleaned.text(report.label),
         )
-        return RunHold(report.hold(), holder, self.task.name)
+        # It reports when it gives its lease up as soon as it has one.
+        hold = report.hold(is_taken=self._reported.give_up_at is not None)
+        return RunHold(hold, holder, self.task.name)
 
     @property
     def give_up_at(self) -> float:

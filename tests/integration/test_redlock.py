@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 from redis.connection import ConnectionPool
 
@@ -29,11 +32,13 @@ from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, PROMISED, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
-from celery_singleton_lock.task.queue_lock import QueueLock
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock
 from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until
+from tests.unit.deliveries import deliver, make
 
 KEY = "redlock:{job:1}"
 RUN = f"{KEY}:run"
@@ -72,7 +77,7 @@ def taken(store: RedlockStore, **options: object) -> Lease:
 
 def taken_on_all(nodes: Nodes, store: RedlockStore) -> Lease:
     lease = taken(store)
-    until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
+    until(lambda: len(nodes.holding(RUN)) == len(nodes.servers), "all nodes have it")
     return lease
 
 
@@ -246,6 +251,25 @@ class TestReach:
         began = clock.now()
         until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
         assert clock.now() - began < PROMISED / 2
+
+    @pytest.mark.parametrize("node", [0, 1])
+    def test_record_that_is_interrupted_is_written_to_a_majority(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, node: int
+    ) -> None:
+        """One that only some nodes have would be the end of the message for those copies that ask these first."""
+        send, clients = Conversation._send, [server.client() for server in nodes.servers]
+
+        def interrupted(it: Conversation, index: int, request: Any, *args: Any) -> None:
+            if index == node and b"refused" in request.call.args:
+                raise SoftTimeLimitExceeded
+            send(it, index, request, *args)
+
+        monkeypatch.setattr(Conversation, "_send", interrupted)
+        with pytest.raises(SoftTimeLimitExceeded):
+            store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
+        monkeypatch.undo()
+        key = keyspace.done_key(KEY, ME.message)
+        until(lambda: [client.get(key) for client in clients].count("refused") >= 3, seconds=PROMISED / 2)
 
     def test_promise_of_one_node_is_outvoted(self) -> None:
         """However soon that node answers."""
@@ -656,8 +680,7 @@ class TestGivenUp:
         lease = taken_on_all(nodes, store)
         with nodes.servers[0].client() as client:
             client.delete(RUN)
-        assert store.renew([lease], timeout=1.0) == [True]
-        until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it again")
+        until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "all nodes have it again")
         (talk,) = store._nodes._conversations
         until(lambda: talk.collect() or not any(talk._unanswered), "all nodes have answered")
         assert all(connection is not None for connection in talk._connections)
@@ -811,6 +834,23 @@ class TestForgetfulNodes:
         store.free(lock.hold())
         until(lambda: nodes.holding(run) == [])
 
+    def test_lock_of_a_message_is_on_all_nodes_again_while_its_body_runs(
+        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app, headers = Celery("restarts", set_as_current=False, broker="memory://"), {}
+        app.conf.update(singleton_lock_backend=nodes.url, singleton_lock_transport_options=BELIEVED)
+        monkeypatch.setattr(app, "send_task", lambda *_, **options: headers.update(options["headers"]))
+
+        def body() -> None:
+            locks = [keyspace.run_key(key) for key in (headers[QUEUED_HEADER][2], task.lock_key_of())]
+            for server in nodes.servers:
+                server.restart()
+                until(lambda: all(len(nodes.holding(each)) == 5 for each in locks), "all nodes have both", seconds=20.0)
+
+        task, _ = make(app, body, lock_scope="until_executed", lock_ttl=2.0)
+        task.apply_async(task_id="m")
+        deliver(task, id="m", headers=headers)
+
     def test_node_that_came_back_empty_has_no_vote_for_one_ttl(self, nodes: Nodes) -> None:
         self.remember(nodes)
         _, lease = self.hold_on_first_three(nodes, {})
@@ -852,9 +892,28 @@ class TestForgetfulNodes:
         until(lambda: nodes.holding(RUN) == [], "it is free")
 
     def restart_one_by_one(self, nodes: Nodes, store: RedlockStore, lease: Lease) -> None:
+        run = keyspace.run_key(KEY, lease.slot or 0)
+        until(lambda: len(nodes.holding(run)) == 5, "all nodes have it")
         for server in nodes.servers:
             server.restart()
-            until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "it is on all nodes again")
+            until(lambda: renewed(store, lease) and len(nodes.holding(run)) == 5, "it is on all nodes again")
+
+    def test_node_that_is_farther_away_gets_the_lock_back(self) -> None:
+        """The others have always answered before it does."""
+        with Nodes(3, proxied=True) as nodes:
+            store = open_url(nodes.url, BELIEVED)
+            lease = taken_on_all(nodes, store)
+            nodes.slow(2, 0.02)
+            assert renewed(store, lease)  # The answer to what came before may be on its way.
+            nodes.servers[2].client().delete(RUN)
+
+            def is_everywhere() -> bool:
+                assert store.renew([lease], timeout=0.5) == [True]
+                clock.sleep(0.2)
+                return len(nodes.holding(RUN)) == 3
+
+            until(is_everywhere, seconds=20.0)
+            store.close()
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_copy_finds_its_message_where_the_lock_was_put_back(
@@ -862,12 +921,36 @@ class TestForgetfulNodes:
     ) -> None:
         """Otherwise a copy would be refused as another task, or run beside it in another slot."""
         lease = taken(store, limit=limit)
-        until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
         self.restart_one_by_one(nodes, store, lease)
         refused = Record(ME.message, b"refused", 60.0)
         for found in (acquire(store, limit=limit), store.refuse(KEY, ME, refused, limit=limit)):
             assert isinstance(found, Held)
             assert found.holder == ME
+
+    def test_slot_counts_under_a_lower_limit_where_it_was_put_back(self, nodes: Nodes, store: RedlockStore) -> None:
+        first, second = (taken(store, holder=Holder(name), limit=2) for name in "ab")
+        self.restart_one_by_one(nodes, store, second)
+        store.free(first)
+        found = acquire(store)
+        assert isinstance(found, Held)
+        assert found.owner == commands.attempt_of(second.owner, 0)
+
+    def test_frozen_child_keeps_its_lock(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop], nodes: Nodes
+    ) -> None:
+        """Its main process renews it, and gives it back to the nodes that lack it."""
+        shop = shop_on(redis_server, singleton_lock_backend=nodes.url, singleton_lock_transport_options=BELIEVED)
+        shop.start("one")
+        shop.send("exclusive", "report", 300.0)
+        (run,) = shop.record.wait_for(starts=1)
+        (lock,) = (key for key, _ in open_url(nodes.url, BELIEVED).all_held("singleton_lock:1"))
+        clock.sleep(2.0)  # It reports within a second that it has the lock.
+        os.kill(run.pid, signal.SIGSTOP)
+        for server in nodes.servers:
+            server.restart()
+            until(lambda: len(nodes.holding(keyspace.run_key(lock))) == 5, "it is on all nodes again", seconds=20.0)
+        os.kill(run.pid, signal.SIGCONT)
+        shop.record.let_end("report")
 
     def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken_on_all(nodes, store)

@@ -67,11 +67,12 @@ class Delivery:
         self.is_running = True
         self.key, self.owner, self.ttl = key, new_owner(), ttl
         self.give_up_at = math.inf
+        self.slot: int | None = None
         if holds:
             store.acquire(LockRequest(key, self.owner, ttl=ttl, holder=Holder()))
 
     def hold(self) -> Hold:
-        return Hold(self.key, self.owner, ttl=self.ttl)
+        return Hold(self.key, self.owner, ttl=self.ttl, slot=self.slot)
 
     def in_words(self) -> str:
         return f"task shop.bill[id], {self.key}"
@@ -285,6 +286,23 @@ def test_only_the_lock_of_the_dead_child_is_freed(store: Store, family: Children
     pairs[2][0].kill()
     until(lambda: not is_held(store, "k2"))
     assert [is_held(store, f"k{n}") for n in range(5)] == [True, True, False, True, True]
+
+
+def test_lock_is_renewed_in_its_place_once_that_is_known(store: Store, family: Children, fork: Callable) -> None:
+    """A node of a Redlock that lacks it gets it again only then."""
+    renewed: list[int | None] = []
+    renew, delivery = store.renew, Delivery(store)
+
+    def seen(holds: Sequence[Hold], *, timeout: float) -> list[bool]:
+        renewed.extend(hold.slot for hold in holds)
+        return renew(holds, timeout=timeout)
+
+    store.renew = seen
+    family.assign(fork().pid, delivery)
+    until(lambda: renewed, "it is renewed for the first time")
+    assert set(renewed) == {None}
+    delivery.slot = 0
+    until(lambda: renewed[-1] == 0, "it is renewed there", seconds=20.0)
 
 
 def test_next_delivery_replaces_the_last(store: Store, family: Children, fork: Callable) -> None:

@@ -370,6 +370,17 @@ def test_child_takes_the_lock_that_the_main_process_expects(app: Celery, receive
     assert seen == [(hold.key, hold.owner)]
 
 
+@pytest.mark.parametrize(("limit", "slot"), [(1, 0), (2, None)])
+def test_place_of_the_lock_is_known_once_the_child_has_it(
+    app: Celery, receive: Callable, limit: int, slot: int | None
+) -> None:
+    """A child that waits may have left something of an attempt in the same place."""
+    request = receive(make(app, lock_limit=limit))
+    assert begin(request).slot is None
+    key_report.send(key_report.End(request.delivery_info[OWNER], clock.now() + 20.0))
+    assert request.hold().slot == slot
+
+
 @pytest.mark.parametrize("error", [WorkerLostError("lost"), Terminated("TERM"), SystemExit(1)])
 def test_loss_of_the_child_frees_its_lock(app: Celery, receive: Callable, error: BaseException) -> None:
     request = receive()

@@ -43,20 +43,20 @@ MUTANTS = (
     ),
     _put_back(
         "put back without a look at what was given up",
-        old="if redis.call('EXISTS', KEYS[i], KEYS[i + 1]) == 0 then",
-        new="if redis.call('EXISTS', KEYS[i]) == 0 then",
+        old="if redis.call('EXISTS', lock, over) == 0 then",
+        new="if redis.call('EXISTS', lock) == 0 then",
         breaks="nothing comes back of an owner that has freed",
     ),
     _put_back(
         "put back over another's hold",
-        old="if redis.call('EXISTS', KEYS[i], KEYS[i + 1]) == 0 then",
-        new="if redis.call('EXISTS', KEYS[i + 1]) == 0 then",
+        old="if redis.call('EXISTS', lock, over) == 0 then",
+        new="if redis.call('EXISTS', over) == 0 then",
         breaks="one at a time",
     ),
     _put_back(
         "put back without end",
-        old="redis.call('SET', KEYS[i], ARGV[i], 'PX', ARGV[i + 1])",
-        new="redis.call('SET', KEYS[i], ARGV[i])",
+        old="redis.call('SET', lock, value, 'PX', ttl)",
+        new="redis.call('SET', lock, value)",
         breaks="each key has a time to live",
     ),
     _mutant(

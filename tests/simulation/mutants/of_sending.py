@@ -71,8 +71,8 @@ MUTANTS = (
     ),
     _lock(
         "it is confirmed by another token",
-        old="        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=slot)",
-        new="        return Hold(self.key, self.owner[::-1], ttl=self.seconds, limit=self.limit, slot=slot)",
+        old="        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot)",
+        new="        return Hold(self.key, self.owner[::-1], ttl=self.seconds, limit=self.limit, slot=self._slot)",
         breaks="it lasts for as long as its message may wait",
     ),
     _lock(

@@ -144,9 +144,11 @@ def value_for_none(hold: Hold, value: bytes) -> bytes | None:
 
 def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
     """Give a node what it has lost: these values, or at least the owners; the slots of the holds must be known."""
-    keys = [key for it in holds for key in (_place_of(it), keyspace.over_key(it.key, stem(it.owner)))]
-    pairs = [(values.get(it, attempt_of(it.owner, 0)), ms(it.ttl)) for it in holds]
-    return Call(PUT_BACK, keys, [arg for pair in pairs for arg in pair])
+    keys, args = list[str](), list[object]()
+    for it in holds:
+        keys += [_place_of(it), keyspace.over_key(it.key, stem(it.owner)), keyspace.slots_key(it.key)]
+        args += [values.get(it, attempt_of(it.owner, 0)), ms(it.ttl), it.slot or 0]
+    return Call(PUT_BACK, keys, args)
 
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:

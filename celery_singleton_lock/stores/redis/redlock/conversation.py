@@ -141,8 +141,12 @@ class Conversation:
         seconds: float,
         repeat_for: float = 0.0,
         settled: set[int] | None = None,
+        linger: float = 0.0,
     ) -> list[dict[int, Any]]:
-        """As `ask`, for several calls at once, with one time for all of them; the answers to each."""
+        """As `ask`, for several calls at once, with one time for all of them; the answers to each.
+
+        For `linger` seconds more, it collects further answers after they were enough.
+        """
         self._round += 1
         each: list[dict[int, Any]] = [{} for _ in calls]
         until = clock.now() + seconds
@@ -155,10 +159,12 @@ class Conversation:
                     answers[index] = NotAsked("it has not answered for some time")
                 if not is_silent or repeated_until:
                     self._send(index, request, command)
-        asked = len(self._nodes) * len(calls)
-        while sum(map(len, each)) < asked and not enough(each):
+        asked, is_decided = len(self._nodes) * len(calls), False
+        while sum(map(len, each)) < asked:
+            if not is_decided and enough(each):
+                is_decided, until = True, min(until, clock.now() + linger)
             if (left := until - clock.now()) <= 0:
-                self._is_late = True
+                self._is_late = self._is_late or not is_decided
                 break
             self._hear(left)
         # As they are now: nobody waits for a later answer.

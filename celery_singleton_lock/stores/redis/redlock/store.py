@@ -57,6 +57,10 @@ REPEAT_FOR = 600.0
 #: The most attempts that a request names as too late: a node that has not answered for longer is asked for nothing.
 MOST_LATE = 32
 
+#: Seconds for which a renewal waits for the other nodes when a majority has answered: one that is always the last to
+#: answer, since it is farther away, would not get back what it has lost.
+FARTHER = 0.1
+
 #: Seconds for which a node promises to refuse a message: as long as the record may be under way to one of the nodes.
 PROMISED = 30.0
 
@@ -106,7 +110,8 @@ class RedlockStore:
 
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
             sent_at = clock.now()
-            each = conversation.ask_each([commands.renew(batch) for batch in parts], is_decided, seconds=timeout)
+            calls = [commands.renew(batch) for batch in parts]
+            each = conversation.ask_each(calls, is_decided, seconds=timeout, linger=FARTHER)
             renewed: dict[Hold, bool] = {}
             for batch, answers in zip(parts, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
@@ -362,14 +367,10 @@ class RedlockStore:
             promise = sent[0]
             with self._nodes.conversation() as conversation:
                 for each in (promise, record):
-                    if each not in sent:
-                        sent.append(each)
                     is_promised = each is record
                     call = commands.refuse(key, holder, each, slots=slots, promise=promise if is_promised else None)
-                    # Not merely until a majority has answered: if a node where the message's copy has the lock answers
-                    # sooner than one that has promised, a refusal that others have already seen would be taken back.
                     repeat_for = PROMISED if is_promised else 0.0
-                    answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER, repeat_for=repeat_for)
+                    answers = self._agreed(conversation, call, each, sent, repeat_for)
                     kinds = [*map(_kind, given(answers))]
                     if kinds.count(Answer.GRANTED) < self._nodes.quorum:
                         break
@@ -394,6 +395,22 @@ class RedlockStore:
             if was_recorded:
                 break  # It is always the same: what takes it back may arrive after it is sent again.
         raise self._nodes.unavailable(errors_of(answers))
+
+    def _agreed(
+        self, conversation: Conversation, call: Call, each: Record, sent: list[Record], repeat_for: float
+    ) -> Answers:
+        """The nodes' answers to one step of a refusal, which `sent` has from now on."""
+        settled: set[int] = set()
+        try:
+            if each not in sent:
+                sent.append(each)
+            # Not merely until a majority has answered: if a node where the message's copy has the lock answers sooner
+            # than one that has promised, a refusal that others have already seen would be taken back.
+            return conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER, repeat_for=repeat_for, settled=settled)
+        except BaseException:
+            if repeat_for:  # Interrupted: a record that some nodes have ends the message for some copies only.
+                self._nodes.repeat(call, repeat_for, but=settled)
+            raise
 
     def _take_back(self, conversation: Conversation, key: str, sent: list[Record], answers: Answers) -> None:
         """Forget what was sent. What is promised next has another name: this may arrive after it, on its own way."""
