@@ -205,5 +205,5 @@ def _give(report: Report | End) -> None:
         return
     if isinstance(report, End):
         reported.give_up_at = report.give_up_at
-    else:
-        reported.report = report
+    else:  # It asks for another lock, or again: until that is answered, it has no lease.
+        reported.report, reported.give_up_at = report, None

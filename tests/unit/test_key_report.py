@@ -78,6 +78,13 @@ def test_child_reports_when_it_gives_up_its_lease(channel: None) -> None:
     assert other.give_up_at is None
 
 
+def test_execution_that_asks_again_has_no_lease_yet(channel: None) -> None:
+    delivery = Delivery()
+    in_child(lambda: (key_report.send(End(delivery.owner, 1234.5)), send(delivery.owner, "another")))
+    key_report.receive()
+    assert delivery.give_up_at is None
+
+
 @pytest.mark.parametrize("at", ['"soon"', "null", "NaN", "[1.0]", "true"])
 def test_nonsense_in_place_of_a_time_is_not_believed(channel: None, at: str) -> None:
     delivery = Delivery()
