@@ -57,9 +57,9 @@ REPEAT_FOR = 600.0
 #: The most attempts that a request names as too late: a node that has not answered for longer is asked for nothing.
 MOST_LATE = 32
 
-#: Seconds for which a renewal waits for the other nodes when a majority has answered: one that is always the last to
-#: answer, since it is farther away, would not get back what it has lost.
-FARTHER = 0.1
+#: The most seconds for which a renewal waits for the other nodes when a majority has answered, and the most of a ttl:
+#: one that is always the last to answer, since it is farther away, would not get back what it has lost.
+FARTHER, FARTHER_SHARE = 0.1, 1 / 100
 
 #: Seconds for which a node promises to refuse a message: as long as the record may be under way to one of the nodes.
 PROMISED = 30.0
@@ -111,7 +111,8 @@ class RedlockStore:
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
             sent_at = clock.now()
             calls = [commands.renew(batch) for batch in parts]
-            each = conversation.ask_each(calls, is_decided, seconds=timeout, linger=FARTHER)
+            linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
+            each = conversation.ask_each(calls, is_decided, seconds=timeout, linger=linger)
             renewed: dict[Hold, bool] = {}
             for batch, answers in zip(parts, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
