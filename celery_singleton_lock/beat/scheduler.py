@@ -162,11 +162,11 @@ class ExclusiveScheduler(Scheduler):
 
     def _retire(self, inner: Claiming) -> None:
         """Give up the wrapped scheduler, and with it the broker's connection."""
-        self._inner = None
         try:
             self._claims.give_up()
         except LockUnavailable as error:
             logger.warning("beat: could not record what was sent last: %s", error)
+        self._inner = None  # Only now: if a signal interrupts that, the next call repeats it.
         try:
             inner.close()
         except Exception:

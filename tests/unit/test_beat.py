@@ -565,6 +565,34 @@ def test_leader_that_is_stopped_twice_as_it_resigns_frees_its_lease_the_second_t
     assert store.held("k") == []
 
 
+def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second signal comes while the first one's close waits for the lock server. If that was not recorded, the next
+    beat would send it again, and a task without a lock would run twice.
+    """
+    monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
+    first, second = (make(beat_schedule=every(3600, "a", "b")) for _ in range(2))
+    first.tick()
+    age(first, 3600)
+    run(first, lambda: Recorder.sent)
+    ledger = first._claims._ledger
+    with monkeypatch.context() as patch:
+
+        def stopped_again(*_: object, **__: object) -> None:
+            patch.undo()
+            first.close()
+            raise SystemExit
+
+        patch.setattr(ledger, "record", stopped_again)
+        with pytest.raises(SystemExit):
+            first.close()
+    assert first.schedule == {}
+    assert ledger._claims == {}
+    run(second, lambda: len(Recorder.sent) == 2)
+    assert sorted(entries_sent()) == ["a", "b"]
+
+
 def test_leader_that_renews_too_late_asks_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process slept, and nobody else has taken its lease."""
     store = MemoryStore()
