@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,7 +23,9 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.memory.ledger import MemoryLedger
 from celery_singleton_lock.task.message_identity import SENT_HEADER, fixed
+from tests.patience import LIMIT
 
 
 class Recorder(Scheduler):
@@ -563,6 +567,36 @@ def test_leader_that_is_stopped_twice_as_it_resigns_frees_its_lease_the_second_t
     with pytest.raises(SystemExit):
         leadership.resign()
     assert store.held("k") == []
+
+
+@pytest.mark.parametrize("place", [(MemoryStore, "_live"), (MemoryLedger, "_known")], ids=["store", "ledger"])
+def test_beat_that_is_stopped_twice_ends_also_without_a_lock_server(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, place: tuple[type, str]
+) -> None:
+    """The second signal comes while the store in memory is at work, and its handler uses that store as well."""
+    monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
+    scheduler = make(beat_schedule=every(3600, "a", "b"))
+    scheduler.tick()
+    age(scheduler, 3600)
+    run(scheduler, lambda: Recorder.sent)
+
+    def stop() -> None:
+        with monkeypatch.context() as patch:
+
+            def stopped_again(*_: object, **__: object) -> None:
+                patch.undo()
+                scheduler.close()
+                raise SystemExit
+
+            patch.setattr(*place, stopped_again)
+            with suppress(SystemExit):
+                scheduler.close()
+
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    stopping.join(LIMIT)
+    assert not stopping.is_alive()
+    assert not scheduler._leadership.holds
 
 
 def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
