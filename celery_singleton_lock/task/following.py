@@ -256,7 +256,8 @@ class Following:
         other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
-        if self._lock.ends_at_start and self._runs_in(self._held(self._execution.key)):
+        # In this order: the end of a run is recorded as its lock is freed.
+        if self._lock.ends_at_start and (self._runs_in(self._held(self._execution.key)) or self._is_over()):
             # A copy of this message has freed the lock as its body started, before this one took it.
             self._brought.give_back()
             return None

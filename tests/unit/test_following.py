@@ -335,6 +335,30 @@ class TestEnds:
         assert line.queued() == []
 
 
+@pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
+def test_copy_may_start_and_retry_just_as_a_follower_takes_the_lock(
+    line: Line, scope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message goes on, but its next attempt knows nothing of this lock."""
+    line.begin(lock_scope=scope)
+    acquire = line.store.acquire
+
+    def late(request: LockRequest) -> Any:
+        if request.key == line.key:
+            monkeypatch.setattr(line.store, "acquire", acquire)
+            line.body = fail(Retry())
+            with pytest.raises(Retry):
+                line.follower()
+        return acquire(request)
+
+    line.lose()
+    monkeypatch.setattr(line.store, "acquire", late)
+    with pytest.raises(requeue.GoesOn, match="retried"):
+        line.follower()
+    assert line.runs == [line.id(0)]
+    assert line.queued() == []
+
+
 class TestLooks:
     def test_limit_of_retries_does_not_limit_the_looks(self, line: Line) -> None:
         line.begin(on_conflict="retry", lock_conflict_retries=1)
