@@ -263,25 +263,30 @@ class TestMessageGoesOn:
         shop.record.wait_for(ends=2)
         until_can_be_sent(shop)
 
-    def test_while_a_copy_of_an_earlier_attempt_comes(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    @pytest.mark.parametrize(
+        ("name", "state"), [("retrying", states.RETRY), ("replaced", states.IGNORED)], ids=["retried", "replaced"]
+    )
+    def test_while_a_copy_of_an_earlier_attempt_comes(
+        self, shop: Shop, tasks: SimpleNamespace, name: str, state: str
+    ) -> None:
         (worker,) = start(shop)
         noted: dict[str, Any] = {}
 
         def note(headers: dict[str, Any], **_: Any) -> None:
             noted.update(headers)
 
+        task = getattr(tasks, name)
         before_task_publish.connect(note, weak=False)
         try:
-            first = tasks.retrying.delay("report")
+            first = task.delay("report")
         finally:
             before_task_publish.disconnect(note)
-        shop.record.wait_for(ends=1)
-        until(lambda: first.state == states.RETRY)
+        until(lambda: f"[{first.id}] (job='report') freed" in worker.log)
         ours = {name: noted[name] for name in (QUEUED_HEADER, SENT_HEADER)}
-        shop.app.send_task("queued.retrying", ("report",), task_id=first.id, headers=ours)
-        until(lambda: "already done (RETRY" in worker.log)
+        shop.app.send_task(task.name, ("report",), task_id=first.id, headers=ours)
+        until(lambda: f"already done ({state}" in worker.log)
         clock.sleep(PAUSE / 16)
-        assert not is_sent(tasks.retrying.delay("report"))
+        assert not is_sent(task.delay("report"))
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 
