@@ -12,7 +12,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockUnavailable
+from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.lease import Lease
@@ -389,6 +389,18 @@ class TestLooks:
         line.deliver_first()
         assert line.runs == [line.first]
         assert woken == ([] if waits == "not" else [key])
+
+    def test_lock_is_renewed_while_the_server_is_slow_to_wake_followers(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        line.begin(on_conflict="retry", lock_ttl=1.0)
+        key = line.task.lock_key_of()
+        lease = line.store.acquire(LockRequest(key, new_owner(), ttl=100.0, holder=Holder("the one before")))
+        with suppress(requeue.GoesOn):
+            line.deliver_first()
+        line.store.free(lease)
+        monkeypatch.setattr(line.store, "wake", lambda _: clock.sleep(1.2))
+        assert line.deliver_first() == "ran"
 
     def test_follower_that_takes_the_lock_of_the_run_before_wakes_nobody(
         self, line: Line, monkeypatch: pytest.MonkeyPatch
