@@ -510,15 +510,16 @@ def test_each_app_has_its_own_leader(make: Callable[..., ExclusiveScheduler]) ->
     run(second, lambda: len(Recorder.sent) >= 4)
 
 
-def test_leader_that_is_stopped_as_it_starts_to_lead_resigns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["beat.leader.trust.renewed_at", "beat.leader.Leadership._stop_waiting"])
+def test_leader_that_is_stopped_as_it_starts_to_lead_resigns(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     store = MemoryStore()
     leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
 
-    def stopped() -> None:
+    def stopped(*_: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(leadership, "_stop_waiting", stopped)
+        patch.setattr(f"celery_singleton_lock.{step}", stopped)
         with pytest.raises(SystemExit):
             leadership.lead(0)
     leadership.resign()
