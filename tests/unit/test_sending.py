@@ -407,8 +407,7 @@ class TestNextAttempt:
         before = execution.record(Outcome(states.RETRY))
         self.retry(job)
         after = execution.record(Outcome(states.RETRY))
-        assert before is not None and before.content_for == OF_USE
-        assert after is not None and after.content_for is None
+        assert [it and it.content_for for it in (before, after)] == [OF_USE, None]
 
     def test_failed_retry_leaves_the_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()
