@@ -48,6 +48,8 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
             refusal.drop_if_expired(execution, found)
             run = Run(execution, found)
             return run.carry_out(begin)
+        if _is_known(execution, found):
+            following.wake_followers(acquisition, brought)
     except Exception as error:
         if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
             return refusal.fail(acquisition, error)

@@ -88,8 +88,9 @@ def is_led_by(acquisition: Acquisition, met: Held) -> bool:
 
 
 def wake_followers(acquisition: Acquisition, brought: Queued | None) -> None:
-    """This message, which has waited for the lock of its run, has got it. The end of the run before may have woken this
-    message alone: followers of that run are in line for the same lock, but do not need it to end as that run did.
+    """This message, which has waited for the lock of its run, has got it, or another copy of it has. The end of the run
+    before may have woken this message alone: followers of that run are in line for the same lock, but do not need it to
+    end as that run did.
     """
     it = acquisition.execution
     if brought is None or not (brought.lock.wakes_followers and acquisition.has_waited):

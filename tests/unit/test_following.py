@@ -390,6 +390,35 @@ class TestLooks:
         assert line.runs == [line.first]
         assert woken == ([] if waits == "not" else [key])
 
+    @pytest.mark.parametrize("is_in_line", [False, True])
+    @pytest.mark.parametrize("copy", ["is dropped", "stands by", "has ended"])
+    def test_copy_in_line_of_a_message_that_has_begun_wakes_followers_of_the_run_before(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch, copy: str, is_in_line: bool
+    ) -> None:
+        """Whoever has the lock now has woken this copy, and wakes nobody else before it ends."""
+        line.begin(on_conflict="retry", acks_late=copy == "stands by")
+        key = line.task.lock_key_of()
+        lease = line.store.acquire(LockRequest(key, new_owner(), ttl=100.0, holder=Holder("the one before")))
+        with suppress(requeue.GoesOn):
+            line.deliver_first()
+        line.store.free(lease)
+        woken: list[str] = []
+
+        def deliver_copy() -> None:
+            before = len(woken)
+            if not is_in_line:
+                del line.headers[line.first][PUT_BACK_HEADER]
+            with suppress(Ignore):
+                line.deliver_first()
+            assert (key in woken[before:]) == is_in_line
+
+        monkeypatch.setattr(line.store, "wake", woken.append)
+        line.body = deliver_copy if copy != "has ended" else lambda: None
+        line.deliver_first()
+        if copy == "has ended":
+            deliver_copy()
+        assert line.runs == [line.first]
+
     def test_lock_is_renewed_while_the_server_is_slow_to_wake_followers(
         self, line: Line, monkeypatch: pytest.MonkeyPatch
     ) -> None:
