@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from celery.beat import Scheduler
 from celery.signals import beat_embedded_init
@@ -199,4 +199,10 @@ def _class_of(scheduler: str | type) -> Any:
 def _unwind_when_terminated(sender: Any = None, **_: Any) -> None:
     """`celery worker -B` ends its beat with SIGTERM, which by default leaves no time to resign."""
     if isinstance(scheduler_of(sender), ExclusiveScheduler):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: _end(sender))
+
+
+def _end(service: Any) -> NoReturn:
+    """As Celery ends a beat of its own: a second signal may interrupt the close that follows the first one."""
+    service.sync()
+    sys.exit(0)

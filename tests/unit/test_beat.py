@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import celery
 import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler, Service
-from celery.signals import before_task_publish
+from celery.signals import beat_embedded_init, before_task_publish
 
 from celery_singleton_lock import InvalidOption, SingletonTask, clock
 from celery_singleton_lock.beat import ExclusiveScheduler, ticks
@@ -626,6 +627,25 @@ def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
     assert ledger._claims == {}
     run(second, lambda: len(Recorder.sent) == 2)
     assert sorted(entries_sent()) == ["a", "b"]
+
+
+def test_beat_in_a_worker_that_is_stopped_twice_frees_its_lease(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service manager may signal all processes, and then the worker signals its beat."""
+    scheduler = make(beat_schedule=every(3600, "a"))
+    scheduler.tick()
+    store, key = scheduler._leadership._store, scheduler._leadership._key
+    service = Service(scheduler.app)
+    service.scheduler = scheduler
+    before = signal.getsignal(signal.SIGTERM)
+    beat_embedded_init.send(sender=service)
+    handler = signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(store, "free", lambda lease: handler(signal.SIGTERM, None))
+    assert store.held(key)
+    with pytest.raises(SystemExit):
+        service.sync()
+    assert store.held(key) == []
 
 
 def test_leader_that_renews_too_late_asks_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
