@@ -155,14 +155,13 @@ class Claims:
             self._unrecorded = {}
 
     def give_up(self) -> None:
-        """Record what was sent, and leave the rest to other beats.
+        """Record what was sent, and leave the rest to other beats. If a signal interrupts this, call it again.
 
         Raises:
             LockUnavailable: the claims end by themselves.
         """
-        unsent = dict.fromkeys(self._granted, 0)
+        self._unrecorded = {**dict.fromkeys(self._granted, 0), **self._unrecorded}
         self._granted = {}
-        self._unrecorded = {**unsent, **self._unrecorded}
         self.settle()
 
 

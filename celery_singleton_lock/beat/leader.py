@@ -154,7 +154,6 @@ class Leadership:
         if isinstance(found, Held):
             self._stand_by(found)
             return False
-        self._lease, self._renews_at = found, trust.renewed_at(found.trusted_until, self._ttl)
         self._stop_waiting()
         self.term += 1
         after = f", after {_in_words(self._leader)} {why}" if self._leader else ""
@@ -163,15 +162,18 @@ class Leadership:
         return True
 
     def _found(self, ask: Callable[[], Lease | Held | Record]) -> Lease | Held:
+        """The store's answer; if it is a lease, this candidate leads."""
+        self._given_up.append(self._owner)  # Until the lease is noted: a signal may come at any line.
         try:
             found = ask()
         except BaseException as error:
-            self._given_up.append(self._owner)
             self._owner = new_owner()
             self._stop_waiting(error)
             raise
-        self._given_up.clear()
         assert isinstance(found, (Lease, Held))  # noqa: S101 - the request did not ask for records
+        if isinstance(found, Lease):
+            self._lease, self._renews_at = found, trust.renewed_at(found.trusted_until, self._ttl)
+        self._given_up.clear()
         return found
 
     def _stand_by(self, leader: Held) -> None:

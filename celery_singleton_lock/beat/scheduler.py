@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from celery.beat import Scheduler
 from celery.signals import beat_embedded_init
@@ -162,11 +162,11 @@ class ExclusiveScheduler(Scheduler):
 
     def _retire(self, inner: Claiming) -> None:
         """Give up the wrapped scheduler, and with it the broker's connection."""
-        self._inner = None
         try:
             self._claims.give_up()
         except LockUnavailable as error:
             logger.warning("beat: could not record what was sent last: %s", error)
+        self._inner = None  # Only now: if a signal interrupts that, the next call repeats it.
         try:
             inner.close()
         except Exception:
@@ -199,4 +199,10 @@ def _class_of(scheduler: str | type) -> Any:
 def _unwind_when_terminated(sender: Any = None, **_: Any) -> None:
     """`celery worker -B` ends its beat with SIGTERM, which by default leaves no time to resign."""
     if isinstance(scheduler_of(sender), ExclusiveScheduler):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: _end(sender))
+
+
+def _end(service: Any) -> NoReturn:
+    """As Celery ends a beat of its own: a second signal may interrupt the close that follows the first one."""
+    service.sync()
+    sys.exit(0)

@@ -39,6 +39,9 @@ logger = get_logger(__name__)
 #: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and still works.
 _SIGNAL = signal.SIGUSR1
 
+#: Seconds for which a process that is to be killed may try to log that.
+LAST_WORDS = 0.05
+
 
 class Body:
     """The body of one execution while it runs: `with Body(lease): ...`.
@@ -231,8 +234,14 @@ def _way_of_this_thread() -> _Way:
 
 def _kill_this_child(lease: Lease) -> None:
     why = "its lock is lost" if lease.reason is not None else "it is superseded"
-    if is_child_of_a_pool():
-        logger.critical("%s: the task does not end although %s; killing its process", lease.key, why)
-        os.kill(os.getpid(), signal.SIGKILL)
-    else:
+    if not is_child_of_a_pool():
         logger.critical("%s: the task does not end although %s, and this pool cannot kill it", lease.key, why)
+        return
+    words = "%s: the task does not end although %s; killing its process"
+    # It may hang as it logs, and nobody else can log then.
+    saying = threading.Thread(target=logger.critical, args=(words, lease.key, why), daemon=True)
+    try:
+        saying.start()
+        saying.join(LAST_WORDS)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)

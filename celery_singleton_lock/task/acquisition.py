@@ -134,13 +134,11 @@ class Acquisition:
                 isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners
             ):
                 if not self._free_left_behind(found):
-                    if self._is_own_earlier_attempt(found):
-                        patience = OWN_RETRY_WAIT
-                    else:
-                        patience, self.has_waited = self._wait, True
+                    patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._wait
                     left = self._asks_since + patience - clock.now()
                     if left <= 0:
                         break
+                    self.has_waited = self.has_waited or not it.is_copy_of(found)
                     it.progress.gives_up = self._owner
                     found = waiter.wait(min(left, trust.seconds_until_over(found.remaining)))
                 else:

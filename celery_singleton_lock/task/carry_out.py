@@ -34,6 +34,11 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
         lost = LockLost(execution.key, "it could not be renewed in time", label=execution.holder.label)
         return refusal.fail_lost(acquisition, lost)
     run: Run | None = None
+
+    def begin() -> Any:
+        following.wake_followers(acquisition, brought)
+        return body()
+
     try:
         found = following.end_of_leader(acquisition, brought) or joining.acquire(acquisition)
         if requeue.was_untold(execution.request) and not _is_known(execution, found):
@@ -41,9 +46,10 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
             found = redelivery.forgotten(execution)
         if isinstance(found, Lease):
             refusal.drop_if_expired(execution, found)
-            following.wake_followers(acquisition, brought)
             run = Run(execution, found)
-            return run.carry_out(body)
+            return run.carry_out(begin)
+        if _is_known(execution, found):
+            following.wake_followers(acquisition, brought)
     except Exception as error:
         if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
             return refusal.fail(acquisition, error)

@@ -74,7 +74,9 @@ class Execution:
         if outcome is None or not self.is_remembered:
             return None
         seconds = self.runtime.settings.done_ttl if seconds is None else seconds
-        return outcome.record_of(self.holder, seconds, is_over=not outcome.needs_settling(self.task, self.request))
+        # A late copy is to find that the message goes on, with the lock that it brought.
+        is_over = self.progress.passes_on is None and not outcome.needs_settling(self.task, self.request)
+        return outcome.record_of(self.holder, seconds, is_over=is_over)
 
 
 def holder_of(task: TaskLike, request: RequestLike, label: str = "") -> Holder:

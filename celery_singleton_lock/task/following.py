@@ -90,8 +90,9 @@ def is_led_by(acquisition: Acquisition, met: Held) -> bool:
 
 
 def wake_followers(acquisition: Acquisition, brought: Queued | None) -> None:
-    """This message, which has waited for the lock of its run, has got it. The end of the run before may have woken this
-    message alone: followers of that run are in line for the same lock, but do not need it to end as that run did.
+    """This message, which has waited for the lock of its run, has got it, or another copy of it has. The end of the run
+    before may have woken this message alone: followers of that run are in line for the same lock, but do not need it to
+    end as that run did.
     """
     it = acquisition.execution
     if brought is None or not (brought.lock.wakes_followers and acquisition.has_waited):
@@ -258,7 +259,8 @@ class Following:
         other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
-        if self._lock.ends_at_start and self._runs_in(self._held(self._execution.key)):
+        # In this order: the end of a run is recorded as its lock is freed.
+        if self._lock.ends_at_start and (self._runs_in(self._held(self._execution.key)) or self._is_over()):
             # A copy of this message has freed the lock as its body started, before this one took it.
             self._brought.give_back()
             return None

@@ -18,7 +18,7 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling
 from celery_singleton_lock.task.celery_types import TaskLike
 from celery_singleton_lock.task.execution import Execution, named
-from celery_singleton_lock.task.outcome import MAX_CONTENT, End, Outcome
+from celery_singleton_lock.task.outcome import MAX_CONTENT, REPLACED, End, Outcome
 
 logger = get_logger(__name__)
 
@@ -90,7 +90,7 @@ def answer(task: TaskLike, record: Record) -> End:
 
     Raises:
         Ignore: nothing is left to do, or the copy was put back, since the first execution may still be storing its
-            result. It is a `GoesOn` if the message was retried, or the copy put back.
+            result. It is a `GoesOn` if the message was retried or replaced, or the copy put back.
         Skipped: the first one was revoked, which was recorded again.
     """
     recorded, age = outcome.read(record)
@@ -101,7 +101,9 @@ def answer(task: TaskLike, record: Record) -> End:
     if is_over or (stored is not None and not is_part):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
-        raise requeue.GoesOn("retried") if recorded.state == states.RETRY else Ignore("already done")
+        if recorded.state == states.RETRY or recorded.content == REPLACED:
+            raise requeue.GoesOn("retried" if recorded.state == states.RETRY else "replaced")
+        raise Ignore("already done")
     if age < SETTLING:
         logger.info("%s is already done; a copy checks later whether its result was stored", named(task))
         requeue.put_back(task, reason="copy", delay=SETTLING - age)

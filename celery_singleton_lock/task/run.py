@@ -135,7 +135,7 @@ class Run:
         it = self._execution
         if it.is_remembered and it.holder.retries > 0:
             before = replace(it.holder, retries=it.holder.retries - 1)
-            record = Outcome(states.RETRY).record_of(before, it.runtime.settings.done_ttl, is_over=True)
+            record = Outcome(states.RETRY).record_of(before, it.runtime.settings.done_ttl)
             with suppress(LockUnavailable):
                 it.runtime.store.refuse(it.key, before, record, limit=it.options.limit)
             self._record_begin()

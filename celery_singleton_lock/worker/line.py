@@ -93,7 +93,7 @@ class Line:
 
     def has_begun(self, key: str, *, wakes: bool) -> None:
         """A copy that was woken has a slot: a wake-up that was left to it may be from its own end, reported later; or
-        from its beginning, if it `wakes` another copy as it takes the lock.
+        from its beginning. If it `wakes` another copy, whoever has the lock, that one may not need the lock.
         """
         with self._mutex.lock:
             limit = self._left.pop(key, None)

@@ -155,8 +155,8 @@ class SingletonRequest(WorkerRequest):
         self.has_begun = True
         super().on_accepted(pid, time_accepted)
         if self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
-            wakes = self._brought is not None and self._brought.wakes_followers
-            line.has_begun(self._waits_for.key, wakes=wakes)
+            takes = self._brought is not None and self._brought.wakes_followers
+            line.has_begun(self._waits_for.key, wakes=takes or self._is_one_of_many)
         if (children := children_of.get(self.app)) is not None:
             key_report.make_room()
             children.assign(pid, self)

@@ -17,6 +17,7 @@ from celery.signals import before_task_publish
 
 from celery_singleton_lock import DuplicateResult, SingletonTask, clock
 from celery_singleton_lock.task.message_identity import SENT_HEADER
+from celery_singleton_lock.task.outcome import OF_USE
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from tests.integration.conftest import LONG, Shop, quick_first, until
 from tests.integration.queued_tasks import PAUSE, define
@@ -263,25 +264,32 @@ class TestMessageGoesOn:
         shop.record.wait_for(ends=2)
         until_can_be_sent(shop)
 
-    def test_while_a_copy_of_an_earlier_attempt_comes(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    @pytest.mark.parametrize(
+        ("name", "state"), [("retrying", states.RETRY), ("replaced", states.IGNORED)], ids=["retried", "replaced"]
+    )
+    def test_while_a_copy_of_an_earlier_attempt_comes(
+        self, shop: Shop, tasks: SimpleNamespace, name: str, state: str
+    ) -> None:
         (worker,) = start(shop)
         noted: dict[str, Any] = {}
 
         def note(headers: dict[str, Any], **_: Any) -> None:
             noted.update(headers)
 
+        task = getattr(tasks, name)
         before_task_publish.connect(note, weak=False)
         try:
-            first = tasks.retrying.delay("report")
+            first = task.delay("report")
         finally:
             before_task_publish.disconnect(note)
-        shop.record.wait_for(ends=1)
-        until(lambda: first.state == states.RETRY)
+        until(lambda: f"[{first.id}] (job='report') freed" in worker.log)
+        with shop.locks() as client:  # A copy may also come when other ends are merely noted.
+            assert [client.ttl(key) > OF_USE for key in client.keys("*:done:*")] == [True]
         ours = {name: noted[name] for name in (QUEUED_HEADER, SENT_HEADER)}
-        shop.app.send_task("queued.retrying", ("report",), task_id=first.id, headers=ours)
-        until(lambda: "already done (RETRY" in worker.log)
+        shop.app.send_task(task.name, ("report",), task_id=first.id, headers=ours)
+        until(lambda: f"already done ({state}" in worker.log)
         clock.sleep(PAUSE / 16)
-        assert not is_sent(tasks.retrying.delay("report"))
+        assert not is_sent(task.delay("report"))
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import signal
 import threading
 import time
@@ -217,3 +219,18 @@ def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -
                 body.strike()
                 time.sleep(LIMIT)
     assert len(killed) == 1
+
+
+def test_process_is_killed_also_if_it_cannot_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its body may hang as it writes to a log that nobody reads, and has the lock of that log."""
+    handler, killed = logging.StreamHandler(), threading.Event()
+    monkeypatch.setattr(abort, "is_child_of_a_pool", lambda: True)
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.set())
+    abort.logger.addHandler(handler)
+    handler.acquire()
+    try:
+        threading.Thread(target=abort._kill_this_child, args=(lease(),), daemon=True).start()
+        assert killed.wait(LIMIT)
+    finally:
+        handler.release()
+        abort.logger.removeHandler(handler)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,7 +15,7 @@ import celery
 import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler, Service
-from celery.signals import before_task_publish
+from celery.signals import beat_embedded_init, before_task_publish
 
 from celery_singleton_lock import InvalidOption, SingletonTask, clock
 from celery_singleton_lock.beat import ExclusiveScheduler, ticks
@@ -21,7 +24,9 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.memory.ledger import MemoryLedger
 from celery_singleton_lock.task.message_identity import SENT_HEADER, fixed
+from tests.patience import LIMIT
 
 
 class Recorder(Scheduler):
@@ -506,15 +511,16 @@ def test_each_app_has_its_own_leader(make: Callable[..., ExclusiveScheduler]) ->
     run(second, lambda: len(Recorder.sent) >= 4)
 
 
-def test_leader_that_is_stopped_as_it_starts_to_lead_resigns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["beat.leader.trust.renewed_at", "beat.leader.Leadership._stop_waiting"])
+def test_leader_that_is_stopped_as_it_starts_to_lead_resigns(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     store = MemoryStore()
     leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
 
-    def stopped() -> None:
+    def stopped(*_: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(leadership, "_stop_waiting", stopped)
+        patch.setattr(f"celery_singleton_lock.{step}", stopped)
         with pytest.raises(SystemExit):
             leadership.lead(0)
     leadership.resign()
@@ -563,6 +569,83 @@ def test_leader_that_is_stopped_twice_as_it_resigns_frees_its_lease_the_second_t
     with pytest.raises(SystemExit):
         leadership.resign()
     assert store.held("k") == []
+
+
+@pytest.mark.parametrize("place", [(MemoryStore, "_live"), (MemoryLedger, "_known")], ids=["store", "ledger"])
+def test_beat_that_is_stopped_twice_ends_also_without_a_lock_server(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, place: tuple[type, str]
+) -> None:
+    """The second signal comes while the store in memory is at work, and its handler uses that store as well."""
+    monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
+    scheduler = make(beat_schedule=every(3600, "a", "b"))
+    scheduler.tick()
+    age(scheduler, 3600)
+    run(scheduler, lambda: Recorder.sent)
+
+    def stop() -> None:
+        with monkeypatch.context() as patch:
+
+            def stopped_again(*_: object, **__: object) -> None:
+                patch.undo()
+                scheduler.close()
+                raise SystemExit
+
+            patch.setattr(*place, stopped_again)
+            with suppress(SystemExit):
+                scheduler.close()
+
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    stopping.join(LIMIT)
+    assert not stopping.is_alive()
+    assert not scheduler._leadership.holds
+
+
+def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second signal comes while the first one's close waits for the lock server. If that was not recorded, the next
+    beat would send it again, and a task without a lock would run twice.
+    """
+    monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
+    first, second = (make(beat_schedule=every(3600, "a", "b")) for _ in range(2))
+    first.tick()
+    age(first, 3600)
+    run(first, lambda: Recorder.sent)
+    ledger = first._claims._ledger
+    with monkeypatch.context() as patch:
+
+        def stopped_again(*_: object, **__: object) -> None:
+            patch.undo()
+            first.close()
+            raise SystemExit
+
+        patch.setattr(ledger, "record", stopped_again)
+        with pytest.raises(SystemExit):
+            first.close()
+    assert first.schedule == {}
+    assert ledger._claims == {}
+    run(second, lambda: len(Recorder.sent) == 2)
+    assert sorted(entries_sent()) == ["a", "b"]
+
+
+def test_beat_in_a_worker_that_is_stopped_twice_frees_its_lease(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service manager may signal all processes, and then the worker signals its beat."""
+    scheduler = make(beat_schedule=every(3600, "a"))
+    scheduler.tick()
+    store, key = scheduler._leadership._store, scheduler._leadership._key
+    service = Service(scheduler.app)
+    service.scheduler = scheduler
+    before = signal.getsignal(signal.SIGTERM)
+    beat_embedded_init.send(sender=service)
+    handler = signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(store, "free", lambda lease: handler(signal.SIGTERM, None))
+    assert store.held(key)
+    with pytest.raises(SystemExit):
+        service.sync()
+    assert store.held(key) == []
 
 
 def test_leader_that_renews_too_late_asks_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockUnavailable
+from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.lease import Lease
@@ -353,6 +353,30 @@ class TestEnds:
         assert line.queued() == []
 
 
+@pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
+def test_copy_may_start_and_retry_just_as_a_follower_takes_the_lock(
+    line: Line, scope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message goes on, but its next attempt knows nothing of this lock."""
+    line.begin(lock_scope=scope)
+    acquire = line.store.acquire
+
+    def late(request: LockRequest) -> Any:
+        if request.key == line.key:
+            monkeypatch.setattr(line.store, "acquire", acquire)
+            line.body = fail(Retry())
+            with pytest.raises(Retry):
+                line.follower()
+        return acquire(request)
+
+    line.lose()
+    monkeypatch.setattr(line.store, "acquire", late)
+    with pytest.raises(requeue.GoesOn, match="retried"):
+        line.follower()
+    assert line.runs == [line.id(0)]
+    assert line.queued() == []
+
+
 class TestLooks:
     def test_limit_of_retries_does_not_limit_the_looks(self, line: Line) -> None:
         line.begin(on_conflict="retry", lock_conflict_retries=1)
@@ -383,6 +407,47 @@ class TestLooks:
         line.deliver_first()
         assert line.runs == [line.first]
         assert woken == ([] if waits == "not" else [key])
+
+    @pytest.mark.parametrize("is_in_line", [False, True])
+    @pytest.mark.parametrize("copy", ["is dropped", "stands by", "has ended"])
+    def test_copy_in_line_of_a_message_that_has_begun_wakes_followers_of_the_run_before(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch, copy: str, is_in_line: bool
+    ) -> None:
+        """Whoever has the lock now has woken this copy, and wakes nobody else before it ends."""
+        line.begin(on_conflict="retry", acks_late=copy == "stands by")
+        key = line.task.lock_key_of()
+        lease = line.store.acquire(LockRequest(key, new_owner(), ttl=100.0, holder=Holder("the one before")))
+        with suppress(requeue.GoesOn):
+            line.deliver_first()
+        line.store.free(lease)
+        woken: list[str] = []
+
+        def deliver_copy() -> None:
+            before = len(woken)
+            if not is_in_line:
+                del line.headers[line.first][PUT_BACK_HEADER]
+            with suppress(Ignore):
+                line.deliver_first()
+            assert (key in woken[before:]) == is_in_line
+
+        monkeypatch.setattr(line.store, "wake", woken.append)
+        line.body = deliver_copy if copy != "has ended" else lambda: None
+        line.deliver_first()
+        if copy == "has ended":
+            deliver_copy()
+        assert line.runs == [line.first]
+
+    def test_lock_is_renewed_while_the_server_is_slow_to_wake_followers(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        line.begin(on_conflict="retry", lock_ttl=1.0)
+        key = line.task.lock_key_of()
+        lease = line.store.acquire(LockRequest(key, new_owner(), ttl=100.0, holder=Holder("the one before")))
+        with suppress(requeue.GoesOn):
+            line.deliver_first()
+        line.store.free(lease)
+        monkeypatch.setattr(line.store, "wake", lambda _: clock.sleep(1.2))
+        assert line.deliver_first() == "ran"
 
     def test_follower_that_takes_the_lock_of_the_run_before_wakes_nobody(
         self, line: Line, monkeypatch: pytest.MonkeyPatch

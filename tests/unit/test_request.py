@@ -224,13 +224,12 @@ class TestLine:
         assert request.has_begun
 
     @pytest.mark.parametrize(
-        ("scope", "follows", "wakes"),
+        ("scope", "wakes"),
         [
-            ("until_executed", False, True),
-            ("until_and_while_executing", False, True),
-            ("until_executed", True, False),
-            ("until_executing", False, False),
-            (None, False, False),
+            ("until_executed", True),
+            ("until_and_while_executing", True),
+            ("until_executing", False),
+            (None, False),
         ],
     )
     def test_line_is_told_whether_a_copy_that_was_woken_wakes_another_one(
@@ -239,13 +238,12 @@ class TestLine:
         receive: Callable[..., SingletonRequest],
         line: Waiting,
         scope: str | None,
-        follows: bool,
         wakes: bool,
     ) -> None:
+        """As it takes the lock."""
         key, task = key_of_text(app.main, "job", "1"), make(app)
         fields = [f"{app.main}-id", task.name, key_of_queue(key), new_owner(), 60.0, 1, scope]
-        leader = [[], [b"other".hex(), "0" * 32, 1.0, None]] if follows else []
-        queued = {} if scope is None else {QUEUED_HEADER: [*fields, *leader]}
+        queued = {} if scope is None else {QUEUED_HEADER: fields}
         request = receive(task, **put_back_for(app, key), **queued)
         request.is_woken = True
         request.on_accepted(1, clock.now())
@@ -300,11 +298,13 @@ class TestLine:
     def test_copy_that_ends_without_the_lock_lets_the_next_one_begin_also_if_the_lock_is_held(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, waits_for: dict[str, Any]
     ) -> None:
-        """The next one needs no lock either."""
+        """The next one needs no lock either. The wake-up of this one's end may come before its start is reported."""
         key = key_of_text(app.main, "job", "1")
         copy = put_back_for(app, key)
         request = receive(**{**copy, PUT_BACK_HEADER: {**copy[PUT_BACK_HEADER], **waits_for}})
         request.is_woken = True
+        request.on_accepted(1, clock.now())
+        assert line.begun == [(key, True)]
         request.on_failure(info(Ignore("already done")))
         assert line.given_back == [key]
         assert line.given_back_if_free == []

@@ -30,6 +30,8 @@ from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL, SCOPES, WHILE_EXECUTING
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import sending
+from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.outcome import OF_USE, Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
 
@@ -394,6 +396,18 @@ class TestNextAttempt:
         running(job, 1)
         self.retry(job, args=(object(),))
         assert QUEUED_HEADER not in sent.headers[-1]
+
+    def test_record_of_an_attempt_is_kept_whole_if_the_next_one_has_its_lock(
+        self, sent: Sent, running: Callable[..., Any]
+    ) -> None:
+        """If a late copy found only that the attempt is over, it would free that lock."""
+        job = sent.task()
+        request = running(job, 1)
+        execution = Execution.of(job, job.lock_of(request, (1,), {}))
+        before = execution.record(Outcome(states.RETRY))
+        self.retry(job)
+        after = execution.record(Outcome(states.RETRY))
+        assert [it and it.content_for for it in (before, after)] == [OF_USE, None]
 
     def test_failed_retry_leaves_the_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()

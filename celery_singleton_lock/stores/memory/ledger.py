@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 
 from celery_singleton_lock import clock
@@ -18,7 +19,7 @@ class MemoryLedger:
         self._gone: dict[str, tuple[int, float]] = {}
         self._claims: dict[str, tuple[str, float]] = {}
         self._secret = secrets.token_hex(16)
-        self._mutex = Mutex()
+        self._mutex = Mutex(threading.RLock)  # A signal's handler that closes beat may have interrupted its close.
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         with self._mutex.lock:

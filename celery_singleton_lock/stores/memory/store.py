@@ -45,7 +45,7 @@ class MemoryStore:
         self._records: dict[tuple[str, str], tuple[bytes, float]] = {}
         #: Owners that were given up, and until when that is remembered.
         self._over: dict[tuple[str, str], float] = {}
-        self._mutex = Mutex()
+        self._mutex = Mutex(threading.RLock)  # A signal's handler that closes beat may have interrupted its close.
         self._waiting: dict[str, deque[_MemoryWakeUp]] = {}
         #: By key: owners that are about to wait, and when they were refused; and those of them since when it was freed.
         self._refused: dict[str, dict[str, float]] = {}
