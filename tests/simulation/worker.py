@@ -34,6 +34,7 @@ NOTICED = (0.05, 1.0)
 class Job:
     """A job of the pool."""
 
+    task_id: str
     args: bytes
     accepted: Callable[..., Any]
     done: Callable[..., Any]
@@ -276,7 +277,7 @@ class Worker:
         **_: Any,
     ) -> Job:
         """Apply a job like billiard's pool."""
-        job = Job(pickle.dumps(args), accept_callback, callback, error_callback)
+        job = Job(args[1], pickle.dumps(args), accept_callback, callback, error_callback)
         self._jobs.append(job)
         self._dispatch()
         return job
@@ -301,7 +302,7 @@ class Worker:
         assert process is not None
         job.accepted(process.pid, 0.0)
         failed, value = _trace(process, job)
-        _report(job, failed, value)
+        self._report(process, job, failed, value)
         self._free_threads += 1
         self.loop.post(self._dispatch)
 
@@ -377,8 +378,13 @@ class Worker:
         if not job.is_over:
             job.is_over = True
             assert self.process is not None
-            _report(job, failed, loads(value, self.process))
+            self._report(self.process, job, failed, loads(value, self.process))
         self._dispatch()
+
+    def _report(self, process: Process, job: Job, failed: bool, value: Any) -> None:
+        value = value if not isinstance(value, bytes) else pickle.loads(value)
+        (job.failed if failed else job.done)(value)
+        self.world.parked.is_over(process, job.task_id)
 
 
 class _State:
@@ -420,11 +426,6 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
     except Exception:  # noqa: BLE001 - as billiard
         failed, value = True, ExceptionInfo()
     return failed, _dumps((value[0], value[1], value[2]) if not failed else value)
-
-
-def _report(job: Job, failed: bool, value: Any) -> None:
-    value = value if not isinstance(value, bytes) else pickle.loads(value)
-    (job.failed if failed else job.done)(value)
 
 
 def _dumps(value: Any) -> bytes:
