@@ -283,6 +283,29 @@ class TestNothingIsSent:
         (held,) = sent.held(job, 1)
         assert 90 < held.remaining <= 100
 
+    def test_message_that_is_not_sent_within_half_a_minute_leaves_the_lock_to_the_next_one(
+        self, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Both are sent, and the lock stays with the one that has it."""
+        job, publish, now = sent.task(), sent.app.send_task, clock.now
+        others: list[Any] = []
+
+        def send_late(*args: Any, **options: Any) -> AsyncResult:
+            monkeypatch.setattr(sent.app, "send_task", publish)
+            others.append(job.delay(1))
+            monkeypatch.setattr(clock, "now", lambda: now() + confirmations.UNCONFIRMED_TTL + 1.0)
+            others.append(job.delay(1))
+            return publish(*args, **options)
+
+        monkeypatch.setattr(sent.app, "send_task", send_late)
+        late = job.delay(1)
+        early, other = others
+        assert (early.id, isinstance(other, DuplicateResult)) == (late.id, False)
+        assert len(sent.headers) == 2
+        sent.confirm()
+        (held,) = sent.held(job, 1)
+        assert held.holder.task_id == other.id
+
     def test_arguments_that_do_not_fit_leave_no_lock(self, sent: Sent) -> None:
         job = sent.task()
         with pytest.raises(TypeError):
