@@ -22,7 +22,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reserva
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Sent
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import TRIES, RedisStore
 from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -214,6 +214,14 @@ class TestServer:
         lease = taken(store)
         client.client_kill_filter(_type="normal", skipme=True)
         assert store.free(lease)
+
+    def test_killed_connections_do_not_use_up_all_tries(self, store: RedisStore, client: Redis) -> None:
+        """A program with many threads has more connections than a call has tries."""
+        with ExitStack() as threads:
+            for _ in range(3 * TRIES):
+                threads.enter_context(store._servers.connection())
+        client.client_kill_filter(_type="normal", skipme=True)
+        taken(store)
 
     def test_fence_grows_over_a_restart_that_kept_nothing(self, own_redis: RedisServer, store: RedisStore) -> None:
         first = taken(store)

@@ -105,10 +105,8 @@ class Answers:
         if header.get("retries") == attempt and "joins" in header:
             task_id, _, _, retries, since, _ = header["joins"]
             self._waits_for(own, attempt, task_id, ("joins", task_id, retries, since))
-        elif (queued := headers.get(QUEUED_HEADER)) is not None and follows(queued) and queued[0] == headers.get("id"):
-            leader = header.get("leader") if header.get("retries") == attempt else None
-            task_id = bytes.fromhex((leader or queued[8])[0]).decode()
-            self._waits_for(own, attempt, task_id, ("follows", queued[8][1]))
+        elif (leader := _leader_in(headers, attempt)) is not None and headers[QUEUED_HEADER][0] == headers.get("id"):
+            self._waits_for(own, attempt, leader, ("follows", headers[QUEUED_HEADER][8][1]))
 
     def _waits_for(self, own: int, attempt: int, task_id: str, group: tuple[Any, ...]) -> None:
         number = number_of(task_id)
@@ -150,17 +148,18 @@ class Answers:
     def _other_of(self, own: int, attempt: int, headers: Mapping[str, Any]) -> _Other | None:
         """The message whose end this copy waits for, as far as it can know.
 
-        If it is an older copy that was delivered again, a later one may have joined another message. This one finds
-        that message only if it has run in the place of the one before.
+        If it is an older copy that was delivered again, a later one may have joined or followed another message. This
+        one finds that message only if it has run in the place of the one before.
         """
-        others = self._others.get((own, attempt), [])
-        if not others or others[-1].group[0] != "joins":
-            return others[-1] if others else None
-        header = headers.get(PUT_BACK_HEADER)
-        if header is None:
-            return None  # This is the original message, delivered again: it has not joined anything yet.
-        joined = number_of(header["joins"][0]) if "joins" in header else None
-        at = max((at for at, other in enumerate(others) if other.number == joined), default=len(others) - 1)
+        others, header = self._others.get((own, attempt), []), headers.get(PUT_BACK_HEADER)
+        if not others or (header is None and others[-1].group[0] == "joins"):
+            return None  # This may be the original message, delivered again: it has not joined anything yet.
+        if others[-1].group[0] == "follows":
+            named = _leader_in(headers, attempt)
+        else:
+            named = header["joins"][0] if header is not None and "joins" in header else None
+        number = number_of(named)
+        at = max((at for at, other in enumerate(others) if other.number == number), default=len(others) - 1)
         while at + 1 < len(others) and others[at + 1].number in self._heirs[others[at].group]:
             at += 1
         return others[at]
@@ -381,6 +380,15 @@ def number_in(state: str, result: Any) -> int | None:
 def _copy_of(number: int, headers: Mapping[str, Any]) -> tuple[int, str]:
     """The same for all deliveries of a copy, and for no other copy."""
     return number, json.dumps(headers.get(PUT_BACK_HEADER), sort_keys=True)
+
+
+def _leader_in(headers: Mapping[str, Any], attempt: int) -> str | None:
+    """The id of the message that a copy follows, as this copy says; None if it follows none."""
+    queued, header = headers.get(QUEUED_HEADER), headers.get(PUT_BACK_HEADER) or {}
+    if queued is None or not follows(queued):
+        return None
+    leader = header.get("leader") if header.get("retries") == attempt else None
+    return bytes.fromhex((leader or queued[8])[0]).decode()
 
 
 def _words_of(message: Message) -> dict[str, str]:

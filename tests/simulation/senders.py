@@ -32,12 +32,12 @@ def begin(world: Any, queued: Queued) -> None:
 
 def _live(number: int, queued: Queued, program: Program) -> None:
     """Send the messages of this program, each call in its own thread."""
-    run = program.world.run
+    run, began = program.world.run, program.world.run.now
     mine = [message for message in program.world.plan.messages if message.number % SENDERS == number]
     for message in sorted(mine, key=lambda message: message.at):
-        if message.at < run.now or f"m{message.number}" in queued.calls:
+        if message.at < began or f"m{message.number}" in queued.calls:
             continue  # Its previous process, which is gone, has sent this one.
-        run.park(message.at - run.now)
+        run.park(max(message.at - run.now, 0.0))
         fakes.Thread(target=_call, args=(program, queued, message), name=f"call{message.number}").start()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import BATCH, Script
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import TRIES, RedisStore
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
 from tests.fuzz.targets.answers import KEY, VALUE, PlayedServer, Player, Wire, as_resp
 
@@ -51,6 +51,13 @@ class Deaf(InTurn):
 
     def answer(self, command: Sequence[bytes]) -> bytes:
         return b"" if command[1] == self.script.sha.encode() else super().answer(command)
+
+
+class Silent(Player):
+    """Never answers."""
+
+    def answer(self, _: Sequence[bytes]) -> bytes:
+        return b""
 
 
 class CountedServer(PlayedServer):
@@ -181,6 +188,43 @@ def test_thread_takes_the_connections_that_are_there(exits: ExitStack) -> None:
         left_last.enter_context(store._nodes.conversation())
     assert store.free(Hold(KEY, new_owner(), ttl=TTL)) == Freeing.NOW
     assert len(store._nodes._conversations) == 2, "the other one is kept as well"
+
+
+class TestUnused:
+    """A server's connections that nobody uses are more than a call has tries, and all break: the server was restarted,
+    or replaced without a word.
+    """
+
+    @pytest.fixture(params=["closed", "silent"])
+    def store(self, exits: ExitStack, request: pytest.FixtureRequest) -> RedisStore:
+        server = played()
+        with ExitStack() as threads:
+            wires = [threads.enter_context(server.connection())._wire._socket for _ in range(3 * TRIES)]
+        for wire in wires:
+            if request.param == "closed":
+                wire.theirs.close()
+            else:
+                wire.player = Silent()
+        store = RedisStore(server, "s")
+        exits.callback(store.close)
+        return store
+
+    def test_call_opens_a_new_one(self, store: RedisStore) -> None:
+        assert isinstance(store.acquire(asked()), Lease)
+
+    def test_renewal_opens_a_new_one(self, store: RedisStore) -> None:
+        (lease,) = leases(1)
+        end = lease.trusted_until
+        with suppress(LockUnavailable):  # A silent server is not asked again at once.
+            store.renew([lease], timeout=1.0)
+        assert store.renew([lease], timeout=1.0) == [True]
+        assert lease.trusted_until > end
+
+    def test_interruption_leaves_the_others_alone(self, store: RedisStore) -> None:
+        server = store._servers
+        with pytest.raises(KeyboardInterrupt), server.connection():
+            raise KeyboardInterrupt
+        assert len(server._free) == 3 * TRIES - 1
 
 
 class TestLate:

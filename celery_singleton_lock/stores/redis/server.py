@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from redis.backoff import NoBackoff
 from redis.connection import Connection as RedisPyConnection
 from redis.connection import ConnectionPool
-from redis.exceptions import ReadOnlyError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
@@ -163,6 +163,7 @@ class Server:
         return self._class(**{**self._options, **options, "retry": Retry(NoBackoff(), 0)})
 
     def close(self) -> None:
+        """Close the connections that nobody uses."""
         with suppress(IndexError):  # Other threads take some meanwhile.
             while True:
                 self._free.pop().close()
@@ -195,6 +196,10 @@ class Server:
             # It is broken; or a failover is under way (its replicas may have left it), and the next connection may find
             # the new master.
             connection.drop()
+            # So are those that nobody uses, if this was a restart, a failover, or a firewall that forgets connections:
+            # one after the other, they would use up all tries of a call.
+            if isinstance(error, (RedisError, OSError)):  # Not if this was interrupted.
+                self.close()
 
     def _give_back(self, connection: Connection) -> None:
         # Half a conversation, whose answer must not be read as that to the next command, ends here.
