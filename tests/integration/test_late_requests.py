@@ -384,6 +384,34 @@ class TestRelease:
         assert found is not None
         assert found.content == b"record"
 
+    def test_is_carried_out_before_a_copy_of_its_message_is_refused(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A copy whose run has lost its lock is refused without asking for the lock."""
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            store.free(lease, record=record)
+        found = store.refuse(KEY, ME, Record(ME.message, b"lost", 60.0))
+        assert isinstance(found, Record)
+        assert found.content == b"record"
+
+    def test_is_carried_out_before_a_waiter_asks_again(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A copy of the message waits in a slot of the same process."""
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)) as waiter:
+            assert isinstance(waiter.ask(), Held)
+            proxy.hold(3)
+            with pytest.raises(LockUnavailable):
+                store.free(lease, record=record)
+            found = waiter.ask()
+        assert isinstance(found, Record)
+        assert found.content == b"record"
+
     def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
         own_redis.pause()
