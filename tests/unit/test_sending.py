@@ -409,6 +409,8 @@ class TestNextAttempt:
         self.retry(job)
         after = execution.record(Outcome(states.RETRY))
         assert [it and it.content_for for it in (before, after)] == [OF_USE, None]
+        # Also if it has sent its retry with throw=False, and returned.
+        assert execution.record(Outcome(states.SUCCESS, b"value", settled=True)) == after
 
     def test_failed_retry_leaves_the_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()
