@@ -74,12 +74,12 @@ class Execution:
         if outcome is None or not self.is_remembered:
             return None
         seconds = self.runtime.settings.done_ttl if seconds is None else seconds
-        if self.progress.passes_on is None:
-            is_over = not outcome.needs_settling(self.task, self.request)
-            return outcome.record_of(self.holder, seconds, is_over=is_over)
-        # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
-        goes_on = Outcome(states.IGNORED, REPLACED) if self.progress.is_replaced else Outcome(states.RETRY)
-        return goes_on.record_of(self.holder, seconds)
+        if self.progress.passes_on is not None:
+            # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
+            outcome = Outcome(states.IGNORED, REPLACED) if self.progress.is_replaced else Outcome(states.RETRY)
+        elif not outcome.needs_settling(self.task, self.request):
+            outcome = outcome._replace(settled=True)
+        return outcome.record_of(self.holder, seconds)
 
 
 def holder_of(task: TaskLike, request: RequestLike, label: str = "") -> Holder:
