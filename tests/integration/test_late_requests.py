@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Server
+from celery_singleton_lock.stores.redis.server import Server, Unread
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.outcome import OF_USE, Outcome
 from celery_singleton_lock.testing import RedisServer
@@ -371,6 +372,20 @@ class TestRelease:
         assert isinstance(found, Record)
         assert found.content == b"record"
         assert is_settled(store)
+
+    def test_question_that_was_sent_ahead_of_it_is_dropped_if_there_is_no_answer(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise the kernel might send it much later."""
+        lease, dropped = taken(store, holder=ME), []
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        monkeypatch.setattr(Unread, "drop", lambda first: dropped.append(first))
+        asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=OTHER))
+        proxy.hold(7)
+        for ask_or_free in (partial(store.free, lease), asked.answer):
+            with pytest.raises(LockUnavailable):
+                ask_or_free()
+        assert len(dropped) == 1
 
     def test_is_carried_out_before_its_record_is_looked_for(
         self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch

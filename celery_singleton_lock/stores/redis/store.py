@@ -108,6 +108,7 @@ class RedisStore:
         except BaseException as error:
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
+            question.drop()  # What is pending for this lock may have kept it from being read.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             call_id = "acquire", request.key, request.owner
             self._end(call_id, question.undone(), request.ttl, at_once=answers)
