@@ -16,7 +16,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike, TaskLock
-from celery_singleton_lock.task.outcome import Outcome, ignores_result
+from celery_singleton_lock.task.outcome import REPLACED, Outcome, ignores_result
 from celery_singleton_lock.task.running import Progress, progress_of
 
 
@@ -74,9 +74,12 @@ class Execution:
         if outcome is None or not self.is_remembered:
             return None
         seconds = self.runtime.settings.done_ttl if seconds is None else seconds
-        # A late copy is to find that the message goes on, with the lock that it brought.
-        is_over = self.progress.passes_on is None and not outcome.needs_settling(self.task, self.request)
-        return outcome.record_of(self.holder, seconds, is_over=is_over)
+        if self.progress.passes_on is not None:
+            # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
+            outcome = Outcome(states.IGNORED, REPLACED) if self.progress.is_replaced else Outcome(states.RETRY)
+        elif not outcome.needs_settling(self.task, self.request):
+            outcome = outcome._replace(settled=True)
+        return outcome.record_of(self.holder, seconds)
 
 
 def holder_of(task: TaskLike, request: RequestLike, label: str = "") -> Holder:

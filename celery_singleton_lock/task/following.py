@@ -259,9 +259,7 @@ class Following:
         other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
-        # In this order: the end of a run is recorded as its lock is freed.
-        if self._lock.ends_at_start and (self._runs_in(self._held(self._execution.key)) or self._is_over()):
-            # A copy of this message has freed the lock as its body started, before this one took it.
+        if self._was_freed():  # Nobody would free it again.
             self._brought.give_back()
             return None
         logger.info("%s runs: message %s, which it followed, has not ended", self._execution, self._leader.task_id)
@@ -285,6 +283,12 @@ class Following:
 
     def _is_this(self, other: Leader) -> bool:
         return other.token == leader.token_of(self._lock.owner)
+
+    def _was_freed(self) -> bool:
+        """Whether a copy of this message had its lock, and has freed it as its body started; or a copy, or the next
+        attempt, as it ended. Its run is recorded in the same step.
+        """
+        return self._store.recorded(self._lock.key, leader.named(self._own.token).message) is not None
 
     def _started(self) -> RunIdentity | None:
         """The leader's run, which may have ended; None if the leader is not known to have started."""

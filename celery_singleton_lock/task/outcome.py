@@ -66,7 +66,8 @@ class Outcome(NamedTuple):
     Attributes:
         state: Celery's.
         content: the return value or exception (see `value_codec`); None if that is not kept.
-        settled: whether all was sent: callbacks, chain, result.
+        settled: whether all was sent: callbacks, chain, result; or nothing has to be, and nothing that goes on has the
+            lock that the message brought.
         mark: distinguishes records of one message that are otherwise the same; '' if that does not matter.
     """
 
@@ -75,13 +76,11 @@ class Outcome(NamedTuple):
     settled: bool = False
     mark: str = ""
 
-    def record_of(self, holder: Holder, seconds: float, *, is_over: bool = False) -> Record:
-        """The record of the holder's message, which says for `seconds` that the message has ended; `is_over`: nothing
-        follows from it that may have to be sent again.
-        """
+    def record_of(self, holder: Holder, seconds: float) -> Record:
+        """The record of the holder's message, which says for `seconds` that the message has ended."""
         of_all = self.state, seconds, self.content is not None, self.settled
         head = _line([*of_all, self.mark]) if self.mark else _head(*of_all)
-        content_for = OF_USE if (is_over or self.settled) and seconds > OF_USE else None
+        content_for = OF_USE if self.settled and seconds > OF_USE else None
         return Record(holder.message, head + (self.content or b""), seconds, content_for)
 
     def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:

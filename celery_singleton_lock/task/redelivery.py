@@ -90,7 +90,8 @@ def answer(task: TaskLike, record: Record) -> End:
 
     Raises:
         Ignore: nothing is left to do, or the copy was put back, since the first execution may still be storing its
-            result. It is a `GoesOn` if the message was retried or replaced, or the copy put back.
+            result. It is a `GoesOn` if the message was retried or replaced, and what goes on has the lock that it
+            brought, or if the copy was put back.
         Skipped: the first one was revoked, which was recorded again.
     """
     recorded, age = outcome.read(record)
@@ -102,7 +103,8 @@ def answer(task: TaskLike, record: Record) -> End:
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
         if recorded.state == states.RETRY or recorded.content == REPLACED:
-            raise requeue.GoesOn("retried" if recorded.state == states.RETRY else "replaced")
+            why = "retried" if recorded.state == states.RETRY else "replaced"
+            raise Ignore(why) if recorded.settled else requeue.GoesOn(why)
         raise Ignore("already done")
     if age < SETTLING:
         logger.info("%s is already done; a copy checks later whether its result was stored", named(task))

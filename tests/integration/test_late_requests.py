@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Server
+from celery_singleton_lock.stores.redis.server import Server, Unread
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.outcome import OF_USE, Outcome
 from celery_singleton_lock.testing import RedisServer
@@ -372,6 +373,20 @@ class TestRelease:
         assert found.content == b"record"
         assert is_settled(store)
 
+    def test_question_that_was_sent_ahead_of_it_is_dropped_if_there_is_no_answer(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise the kernel might send it much later."""
+        lease, dropped = taken(store, holder=ME), []
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        monkeypatch.setattr(Unread, "drop", lambda first: dropped.append(first))
+        asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=OTHER))
+        proxy.hold(7)
+        for ask_or_free in (partial(store.free, lease), asked.answer):
+            with pytest.raises(LockUnavailable):
+                ask_or_free()
+        assert len(dropped) == 1
+
     def test_is_carried_out_before_its_record_is_looked_for(
         self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -382,6 +397,34 @@ class TestRelease:
             store.free(lease, record=record)
         found = store.recorded(KEY, ME.message)
         assert found is not None
+        assert found.content == b"record"
+
+    def test_is_carried_out_before_a_copy_of_its_message_is_refused(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A copy whose run has lost its lock is refused without asking for the lock."""
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            store.free(lease, record=record)
+        found = store.refuse(KEY, ME, Record(ME.message, b"lost", 60.0))
+        assert isinstance(found, Record)
+        assert found.content == b"record"
+
+    def test_is_carried_out_before_a_waiter_asks_again(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A copy of the message waits in a slot of the same process."""
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)) as waiter:
+            assert isinstance(waiter.ask(), Held)
+            proxy.hold(3)
+            with pytest.raises(LockUnavailable):
+                store.free(lease, record=record)
+            found = waiter.ask()
+        assert isinstance(found, Record)
         assert found.content == b"record"
 
     def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: RedisStore) -> None:

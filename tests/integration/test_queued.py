@@ -265,7 +265,9 @@ class TestMessageGoesOn:
         until_can_be_sent(shop)
 
     @pytest.mark.parametrize(
-        ("name", "state"), [("retrying", states.RETRY), ("replaced", states.IGNORED)], ids=["retried", "replaced"]
+        ("name", "state"),
+        [("retrying", states.RETRY), ("replaced", states.IGNORED), ("resent", states.RETRY)],
+        ids=["retried", "replaced", "returned"],
     )
     def test_while_a_copy_of_an_earlier_attempt_comes(
         self, shop: Shop, tasks: SimpleNamespace, name: str, state: str

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from celery import Celery
+from celery.app.task import Context
 
 from celery_singleton_lock import Lease, SingletonTask
 from celery_singleton_lock.holder import Holder, new_owner
@@ -58,6 +61,20 @@ def deliver(task: Any, **request: Any) -> Any:
         return task()
     finally:
         task.pop_request()
+
+
+@contextmanager
+def carried_out(task: Any, request: Context) -> Iterator[None]:
+    """As if a worker were carrying out the request."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr("celery_singleton_lock.task.sending.current_worker_task", lambda: task)
+    monkeypatch.setattr("celery_singleton_lock.task.singleton_task.current_worker_task", lambda: task)
+    task.request_stack.push(request)
+    try:
+        yield
+    finally:
+        task.request_stack.pop()
+        monkeypatch.undo()
 
 
 def hold(task: Any, *args: Any, **kwargs: Any) -> Lease:

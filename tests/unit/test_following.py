@@ -23,8 +23,10 @@ from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import Leader
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_in
+from celery_singleton_lock.task.queued import Queued
+from celery_singleton_lock.task.running import progress_of
 from tests.patience import LIMIT
-from tests.unit.deliveries import deliver, make
+from tests.unit.deliveries import carried_out, deliver, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
 
@@ -371,9 +373,63 @@ def test_copy_may_start_and_retry_just_as_a_follower_takes_the_lock(
 
     line.lose()
     monkeypatch.setattr(line.store, "acquire", late)
-    with pytest.raises(requeue.GoesOn, match="retried"):
+    with pytest.raises(Ignore, match="retried"):
         line.follower()
     assert line.runs == [line.id(0)]
+    assert line.queued() == []
+
+
+@pytest.mark.parametrize("next_attempt", ["waits", "has ended"])
+def test_copy_may_retry_with_the_lock_just_as_a_follower_takes_it(
+    line: Line, next_attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt has the lock, and frees it as it ends; afterwards nobody would."""
+    line.begin(lock_scope="until_executed")
+    acquire, original = line.store.acquire, dict(line.headers[line.id(0)])
+
+    def retry() -> None:
+        with carried_out(line.task, line.task.request):
+            line.task.retry(countdown=0)
+
+    def late(request: LockRequest) -> Any:
+        if request.key == line.key:
+            monkeypatch.setattr(line.store, "acquire", acquire)
+            line.body = retry
+            with pytest.raises(Retry):
+                line.follower()
+            line.body = lambda: "ran"
+            if next_attempt == "has ended":
+                assert line.follower(retries=1) == "ran"
+                assert line.queued() == []
+            line.headers[line.id(0)] = original
+        return acquire(request)
+
+    line.lose()
+    monkeypatch.setattr(line.store, "acquire", late)
+    with pytest.raises(requeue.GoesOn, match="retried"):
+        line.follower()
+    assert line.queued() == ([line.id(0)] if next_attempt == "waits" else [])
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_copy_frees_the_lock_that_its_message_has_not_passed_on(
+    line: Line, is_replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes on has another lock; the first worker has died before it could free this one."""
+
+    def body() -> None:
+        progress_of(line.task.request).is_replaced = is_replaced
+        raise Ignore if is_replaced else Retry
+
+    line.begin(followers=0)
+    line.body = body
+    with monkeypatch.context() as dies:
+        dies.setattr(Queued, "_free", lambda _: fail(SystemExit())())
+        with pytest.raises(SystemExit):
+            line.deliver_first()
+    assert line.queued() == [line.first]
+    with pytest.raises(Ignore):
+        line.deliver_first()
     assert line.queued() == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -34,6 +34,7 @@ from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import OF_USE, Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
+from tests.unit.deliveries import carried_out
 
 QUEUED = tuple(scope for scope in SCOPES if scope != WHILE_EXECUTING)
 
@@ -431,6 +432,8 @@ class TestNextAttempt:
         self.retry(job)
         after = execution.record(Outcome(states.RETRY))
         assert [it and it.content_for for it in (before, after)] == [OF_USE, None]
+        # Also if it has sent its retry with throw=False, and returned.
+        assert execution.record(Outcome(states.SUCCESS, b"value", settled=True)) == after
 
     def test_failed_retry_leaves_the_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         job = sent.task()
@@ -479,20 +482,6 @@ class TestNextAttempt:
         silence(sent, monkeypatch)
         with pytest.raises(LockUnavailable):
             job.delay(2)
-
-
-@contextmanager
-def carried_out(task: Any, request: Context) -> Iterator[None]:
-    """As if a worker were carrying out the request."""
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr("celery_singleton_lock.task.sending.current_worker_task", lambda: task)
-    monkeypatch.setattr("celery_singleton_lock.task.singleton_task.current_worker_task", lambda: task)
-    task.request_stack.push(request)
-    try:
-        yield
-    finally:
-        task.request_stack.pop()
-        monkeypatch.undo()
 
 
 def silence(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,7 @@ class RedisStore:
         except BaseException as error:
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
+            question.drop()  # What is pending for this lock may have kept it from being read.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             call_id = "acquire", request.key, request.owner
             self._end(call_id, question.undone(), request.ttl, at_once=answers)
@@ -170,7 +171,7 @@ class RedisStore:
             answer = self._run_end(self._replicated(lock_commands.refuse(key, holder, record, slots=slots), record))
             return lock_answers.parse_refusal(answer, record.message)
 
-        return self._patiently(lambda: lock_answers.with_all_slots(limit, ask))
+        return self._patiently(partial(self._in_order, key, partial(lock_answers.with_all_slots, limit, ask)))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         unsaid = {key for what, key, _ in self._pending.ids() if what == "free"} if self._pending else ()
@@ -191,9 +192,10 @@ class RedisStore:
     def waiter(self, request: LockRequest) -> Waiter:
         question = Question(self._run, replace(request, waiting=True), self._replicas)
         key, place = request.key, new_owner()
+        attempt = partial(self._in_order, key, question.try_once)
 
         def ask() -> Lease | Held | Record:
-            return self._patiently(question.try_once, PATIENCE)
+            return self._patiently(attempt, PATIENCE)
 
         def look(last: Held) -> Lease | Held | Record:
             began, failed = clock.now(), None
@@ -203,22 +205,22 @@ class RedisStore:
                     return now
             except (RedisError, OSError) as error:
                 failed = error
-            return self._patiently(question.try_once, PATIENCE - (clock.now() - began), failed=failed)
+            return self._patiently(attempt, PATIENCE - (clock.now() - began), failed=failed)
 
         def confirmed(lease: Lease, sent_at: float, answer: Any) -> bool:
             lease.begin(sent_at)
             return lock_commands.renewed_at_all(answer) and trust.came_in_time(sent_at, request.ttl)
 
         def confirm(lease: Lease) -> bool:
-            def attempt() -> bool:
+            def renew() -> bool:
                 return confirmed(lease, clock.now(), self._servers.run(lock_commands.renew([lease])))
 
             try:
                 sent = wake_up.confirmation()
             except (RedisError, OSError) as error:
                 # Others, such as a slot that has moved, may not meet the next try.
-                return self._patiently(attempt, failed=error if isinstance(error, _TRANSIENT) else None)
-            return self._patiently(attempt) if sent is None else confirmed(lease, *sent)
+                return self._patiently(renew, failed=error if isinstance(error, _TRANSIENT) else None)
+            return self._patiently(renew) if sent is None else confirmed(lease, *sent)
 
         def leave(free: bool) -> None:
             self._end(("waiter", key, place), question.undone(place, free=free), request.ttl, at_once=True)
@@ -309,7 +311,7 @@ class RedisStore:
 
     def _in_order(self, key: str, ask: Callable[[], T]) -> T:
         """Ask about a lock, once the server has what it has not answered: a copy of a message that has ended in this
-        process finds that out.
+        process finds that out, whatever it asks.
         """
         if self._pending:
             self._pending.send(key)
