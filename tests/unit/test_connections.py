@@ -16,7 +16,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands, repeater
-from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock import commands, conversation
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import BATCH, Script
@@ -225,6 +225,20 @@ class TestUnused:
         with pytest.raises(KeyboardInterrupt), server.connection():
             raise KeyboardInterrupt
         assert len(server._free) == 3 * TRIES - 1
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_thread_waits_for_the_last_answer_to_a_release(
+    exits: ExitStack, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """The connection may break after the release, and nobody else may use the store."""
+    store = redlock(exits, [played(), played(), played() if is_answered else CountedServer(Deaf(lock_commands.FREE))])
+    started: list[repeater.Repeater] = []
+    monkeypatch.setattr(repeater.Repeater, "start", lambda it: started.append(it))
+    assert store.free(Hold(KEY, new_owner(), ttl=TTL)) == Freeing.NOW
+    assert started == ([] if is_answered else [store._nodes._repeater])
+    monkeypatch.setattr(conversation, "_UNUSED", -1.0)
+    assert store._nodes._repeat() is not is_answered
 
 
 class TestLate:

@@ -78,9 +78,6 @@ class Conversation:
         self._unanswered: list[deque[_Request]] = [deque() for _ in nodes]
         #: The number of the last round.
         self._round = 0
-        #: Whether a round ended before it was decided, or a node had to be asked twice, since the last time that there
-        #: was nothing to wait for.
-        self._is_late = False
         self._unused_since = 0.0
         self._selector = selectors.DefaultSelector()
         #: The events of each connection that the selector waits for.
@@ -164,7 +161,6 @@ class Conversation:
             if not is_decided and enough(each):
                 is_decided, until = True, min(until, clock.now() + linger)
             if (left := until - clock.now()) <= 0:
-                self._is_late = self._is_late or not is_decided
                 break
             self._hear(left)
         # As they are now: nobody waits for a later answer.
@@ -187,8 +183,6 @@ class Conversation:
         """Take note of what has arrived meanwhile, and of connections that are gone."""
         while self._hear(0.0):
             pass
-        if not any(self._unanswered):
-            self._is_late = False
 
     def put_away(self) -> bool:
         """Put it aside for now; whether a node `is_behind`."""
@@ -208,12 +202,11 @@ class Conversation:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a node has left a call that is to be repeated unanswered for longer than the others."""
-        return any(
-            request.until > clock.now() and (self._is_late or request.number < self._round)
-            for unanswered in self._unanswered
-            for request in unanswered
-        )
+        """Whether a node has not answered a call that is to be repeated. Even if only that answer is under way: if the
+        connection breaks, nobody else would notice.
+        """
+        now = clock.now()
+        return any(request.until > now for unanswered in self._unanswered for request in unanswered)
 
     def close(self) -> None:
         """Close all connections; what is pending is left to others."""
@@ -293,7 +286,6 @@ class Conversation:
                 if isinstance(answer, NoScriptError):
                     # Even if nobody waits for it any more: it may end a hold.
                     self._send(index, request, packed(request.call.by_text))
-                    self._is_late = True
                     if all(it.call.keys for it in self._unanswered[index]):
                         self._load(index)  # It has forgotten the others, too.
                     if self._connections[index] is None:
