@@ -15,10 +15,13 @@ from typing import Any
 
 from celery import states
 
+from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.task.leader import token_of
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
-from tests.simulation import apps, trouble
+from celery_singleton_lock.worker.line import MAX_PAUSE
+from tests.simulation import apps, holds, trouble
+from tests.simulation.parked import Copy
 from tests.simulation.plan import Message
 from tests.simulation.queued import AT_ONCE, HARMLESS, Claim, follows
 from tests.simulation.world import Running
@@ -321,7 +324,8 @@ class Answers:
                 continue
             if self._runs(other.number):
                 continue  # It runs again: its process was gone before anybody knew of the end of an attempt.
-            if other.group[0] == "follows" and self.world.parked.is_behind(copy, ended_at):
+            is_behind = self.world.parked.is_behind(copy, ended_at) or self._has_missed_it(copy, other, ended_at)
+            if other.group[0] == "follows" and is_behind:
                 self._behind_at[own] = self.run.now
             # One after the other: each wakes the next.
             since = max(ended_at, copy.at, trouble_ends, self._passed_on_at.get(other.number, 0.0))
@@ -331,6 +335,16 @@ class Answers:
                     f"for {self.run.now - since:.1f} s: message {own} is in line, and message {other.number}, as which "
                     "it is to end, has ended"
                 )
+
+    def _has_missed_it(self, copy: Copy, other: _Other, ended_at: float) -> bool:
+        """Whether its process may not have listened as the other message ended, because of a fault, and a third one has
+        the lock by now: then the copy is woken when that one has ended.
+        """
+        if not trouble.was_there(self.world, ended_at - MAX_PAUSE, but=NO_DELAY):
+            return False
+        values = holds.on_most(self.world.servers)
+        held = [values[run] for slot in range(copy.limit) if (run := keyspace.run_key(copy.key, slot)) in values]
+        return len(held) == copy.limit and {*map(holds.task_id_in, held)}.isdisjoint(("", f"m{other.number}"))
 
     @property
     def _more(self) -> float:

@@ -62,3 +62,8 @@ def pid_in(value: bytes) -> int:
     """The process that holds a lock; 0 for a reservation, and for a hold that a node got back."""
     fields = json.loads(value[32:]) if value[32:].startswith(b"[") else [""] * 8
     return int(fields[7].split("/")[1]) if fields[7] else 0
+
+
+def task_id_in(value: bytes) -> str:
+    """The message that holds a lock; empty for a reservation, and for a hold that a node got back."""
+    return str(json.loads(value[32:])[1] or "") if value[32:].startswith(b"[") else ""

@@ -5,7 +5,6 @@ The checker follows each lock on the server by its owner, which the message name
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -435,11 +434,11 @@ class Queued:
 
     def _is_provisional(self, key: str, stem: str, ends_at: float, value: bytes) -> None:
         """Check that the lock of a message that was never sent ends soon, or at once if its sender knows that."""
-        task_id = json.loads(value[32:])[1] if value[32:].startswith(b"[") else ""
+        task_id = holds.task_id_in(value)
         if (key, stem) not in self._unsent:
             self._unsent[key, stem] = self.run.now
             self.run.at(ends_at + NEARLY, lambda: None)  # This triggers a check at that time.
-        call, since = self.calls.get(str(task_id)), self._unsent[key, stem]
+        call, since = self.calls.get(task_id), self._unsent[key, stem]
         # A sender without an answer asks again.
         longest = UNCONFIRMED_TTL + (trouble.GIVEN_UP if self._is_excused(since - 1.0) else 0.0)
         if ends_at > since + longest + NEARLY:
