@@ -140,8 +140,8 @@ class Following:
                 if (other := self._heir()) is None and self._is_over():
                     return None
                 other = other or self._lead()
-            if other is None:
-                return None
+            if not isinstance(other, Leader):
+                return other
             self._leader = other
         return None
 
@@ -230,8 +230,13 @@ class Following:
         heir = self._recorded_heir()
         return None if heir is None or self._is_this(heir) else heir
 
-    def _lead(self) -> Leader | None:
-        """Take the lock of the leader, which is gone; the message to follow instead, if another one has the lock."""
+    def _lead(self) -> Leader | End | NotYet | None:
+        """Take the lock of the leader, which is gone.
+
+        Returns:
+            The message to follow instead, if another one has the lock; how the leader has ended, or that it goes on, if
+            it is not gone after all; None if this message is to run.
+        """
         met = self._brought.lead(self._execution.holder.label)
         if met is not None and self._leader.has(met) and self._lasts_for_its_time(met):
             # Otherwise all followers would run: none of them could see that another one does.
@@ -239,9 +244,9 @@ class Following:
             met = self._brought.lead(self._execution.holder.label)
         return self._confirm() if met is None else Leader.of(met)
 
-    def _go_on_leading(self) -> Leader | None:
-        """This message has the lock, maybe by an answer that was lost, so that the others do not know; the message to
-        follow instead, as for `_lead`.
+    def _go_on_leading(self) -> Leader | End | NotYet | None:
+        """This message has the lock, maybe by an answer that was lost, so that the others do not know; otherwise as
+        `_lead`.
         """
         self._brought.leads()
         heir = self._recorded_heir()
@@ -251,10 +256,13 @@ class Following:
             return None
         return self._confirm()
 
-    def _confirm(self) -> Leader | None:
-        """This message has taken the lock: record it in the leader's place; the message to follow instead, if any."""
+    def _confirm(self) -> Leader | End | NotYet | None:
+        """This message has taken the lock: record it in the leader's place; otherwise as `_lead`."""
         if self._leader.run is None and (run := self._started()) is not None:  # As this message took its lock.
             return self._give_back(self._leader._replace(run=run))
+        if not isinstance(answer := self._look_at_run(), _Gone):  # Its process had died, and it was delivered again.
+            self._give_back(self._leader)
+            return answer
         said = self._store.refuse(self._lock.key, self._leader.heirs_name, self._names_heir(self._leader, self._own))
         other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):

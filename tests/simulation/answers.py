@@ -260,8 +260,19 @@ class Answers:
         waits = claim is not None and claim.over_at is None and self._is_there(claim)
         # With this scope, the lock may expire before its message has begun.
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
-        if waits or runs:
+        if waits or (runs and not self._came_again_too_late(other.number, headers)):
             self.run.fail(f"message {body.number} runs, and message {other.number}, which it follows, is not over")
+
+    def _came_again_too_late(self, number: int, headers: Mapping[str, Any]) -> bool:
+        """Whether a message whose process had died was delivered again, and took the lock of its run after a follower
+        had taken its place: the follower looks for that run once it has the lock that it brought, and then runs. Fences
+        are times of the server, and the last one of that lock is the follower's.
+        """
+        (server,) = self.world.servers
+        key = keyspace.shared_fence_key(keyspace.shared(headers[QUEUED_HEADER][2]))
+        taken = int(dict(server.living_values()).get(key, 0))
+        running = [body for bodies in self.world.bodies.running.values() for body in bodies if body.number == number]
+        return self.world.bodies.begun[number] > 1 and all(body.fence > taken for body in running)
 
     def _last_ended(self, number: int) -> tuple[Running, float] | None:
         """The last body of a message that has ended, and when."""

@@ -157,6 +157,8 @@ class Checker:
         self.queued: Queued | None = None
         self._calm_at = world.plan.calm_at
         self._nothing_left_since: float | None = None
+        # The last held-back requests arrive when it is calm, and their locks end after that, if nothing else happens.
+        world.run.at(self._calm_at + AFTERWARDS + world.plan.ttl + 0.01, lambda: None)
         world.run.on_result = [self._stored]  # type: ignore[attr-defined]
 
     def _stored(self, task_id: str, state: str, result: Any) -> None:

@@ -379,6 +379,40 @@ def test_copy_may_start_and_retry_just_as_a_follower_takes_the_lock(
     assert line.queued() == []
 
 
+@pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("copy", ["runs", "has ended"])
+def test_leader_that_died_may_come_again_just_as_a_follower_takes_its_lock(
+    line: Line, scope: str, copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The follower knows the leader's run, and has found nobody under its lock."""
+    line.begin(lock_scope=scope, acks_late=True)
+    line.body = fail(SystemExit())
+    with pytest.raises(SystemExit):
+        line.deliver_first()
+    acquire, began, goes_on = line.store.acquire, threading.Event(), threading.Event()
+    running = threading.Thread(target=line.deliver_first)
+
+    def late(request: LockRequest) -> Any:
+        if request.key == line.key:
+            monkeypatch.setattr(line.store, "acquire", acquire)
+            running.start()
+            assert began.wait(LIMIT)
+            if copy == "has ended":
+                goes_on.set()
+                running.join()
+        return acquire(request)
+
+    line.body = lambda: began.set() or goes_on.wait(LIMIT)
+    monkeypatch.setattr(line.store, "acquire", late)
+    if copy == "runs":
+        line.is_put_back()
+        goes_on.set()
+        running.join()
+    assert line.follower() is True
+    assert line.runs == [line.first, line.first]
+    assert line.queued() == []
+
+
 @pytest.mark.parametrize("next_attempt", ["waits", "has ended"])
 def test_copy_may_retry_with_the_lock_just_as_a_follower_takes_it(
     line: Line, next_attempt: str, monkeypatch: pytest.MonkeyPatch
