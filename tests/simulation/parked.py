@@ -256,6 +256,14 @@ class Parked:
         """The pool of a main process has carried out a delivery of the message, and maybe stored nothing."""
         self._leaves(process, task_id)
 
+    def is_lost(self, request: Any) -> None:
+        """A main process has noticed that the child that carried out this delivery is gone. If the copy was woken, and
+        may end without the lock, the process wakes the next one, whoever has the lock: maybe the copy had it by then.
+        """
+        key, _, _ = _place_of(request)
+        if key and request.is_woken and _is_one_of_many(request):
+            self._left_at[key] = self.run.now
+
     def _leaves(self, process: Process, task_id: str, *, stays: str = "") -> None:
         """A message that was in line in this process, or in that of its parent, has ended, runs, or waits for another
         lock or for its time. It does not leave if it goes back to the line of the lock `stays`.
@@ -405,6 +413,11 @@ def _looks_first(request: Any) -> bool:
     """Whether the copy has joined or follows another message."""
     header = request.message.headers.get(PUT_BACK_HEADER) or {}
     return "joins" in header or "leader" in header
+
+
+def _is_one_of_many(request: Any) -> bool:
+    """Whether the copy is in line with others that end without the lock."""
+    return _looks_first(request) or "arrived" in (request.message.headers.get(PUT_BACK_HEADER) or {})
 
 
 def _number_of(request: Any) -> int | str:

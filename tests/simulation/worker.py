@@ -325,6 +325,7 @@ class Worker:
             job = child.job
             if job is not None and not job.is_over:
                 job.is_over = True
+                self.world.parked.is_lost(job.failed.__self__)
                 try:
                     raise WorkerLostError("Worker exited prematurely")
                 except WorkerLostError:
