@@ -276,7 +276,9 @@ class SingletonRequest(WorkerRequest):
             self._waits_for = requeue.Waits(key, place.limit)
             # Now and then such a copy checks whether the task that it joined has ended, or a newer message has come.
             looks = requeue.joined_by(self.context) is not None or requeue.arrived(self.context) is not None
-            if line.park(self, key, place) and not looks:
+            # A follower may have taken the lock for which this copy of it waits, and its process has died.
+            may_have_it = self.delivery_info["redelivered"] and requeue.followed_by(self.context) is not None
+            if line.park(self, key, place) and not (looks or may_have_it):
                 longest = min(HELD, longest_delay(self.app.conf))
                 self._held_until = datetime.fromtimestamp(clock.wall() + longest, timezone.utc)
         if self.expires is not None and self.eta - self.expires > EXPIRED:

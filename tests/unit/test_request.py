@@ -49,14 +49,20 @@ _numbers = itertools.count()
 def receive(app: Celery) -> Callable[..., SingletonRequest]:
     """Makes a request for a task from a message, as the consumer does."""
 
-    def receive(task: Any = None, *args: Any, embed: Any = {}, **headers: Any) -> SingletonRequest:  # noqa: B006
+    def receive(
+        task: Any = None,
+        *args: Any,
+        embed: Any = {},  # noqa: B006
+        redelivered: bool = False,
+        **headers: Any,
+    ) -> SingletonRequest:
         task = task or make(app)
         name, identity = task.name, f"{app.main}-id"
         made = Message(
             body=([list(args), {}, embed]),
             headers={"id": identity, "task": name, "retries": 0, "lang": "py", **headers},
             properties={"delivery_info": {OWNER: "forged"}, "correlation_id": identity},
-            delivery_info={"exchange": "", "routing_key": "celery", OWNER: "forged"},
+            delivery_info={"exchange": "", "routing_key": "celery", "redelivered": redelivered, OWNER: "forged"},
             content_type="application/json",
             content_encoding="utf-8",
         )
@@ -192,6 +198,16 @@ class TestLine:
         assert began + longest <= receive(**copy).eta.timestamp() <= clock.wall() + longest
         line.is_woken = False
         assert receive(**copy).eta == soon
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_follower_that_comes_again_looks_soon(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, redelivered: bool
+    ) -> None:
+        """It may have the lock for which it waits: its process died after it had taken it."""
+        soon = datetime.fromtimestamp(clock.wall() + 1, timezone.utc)
+        copy = {**put_back_for(app, key_of_text(app.main, "job", "1")), "eta": soon.isoformat()}
+        copy[PUT_BACK_HEADER]["leader"] = [b"other".hex(), "0" * 32, 1.0, None]
+        assert (receive(redelivered=redelivered, **copy).eta == soon) is redelivered
 
     @pytest.mark.parametrize("is_woken", [True, False])
     def test_expiring_copy_ends_at_once(
