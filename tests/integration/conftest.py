@@ -87,6 +87,20 @@ def redelivering(shop: Shop) -> Iterator[None]:
         thread.join()
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that the test's own thread starts, and not those of threads that earlier tests have left behind."""
+    here, start, started = threading.current_thread(), threading.Thread.start, list[threading.Thread]()
+
+    def noted(thread: threading.Thread) -> None:
+        if threading.current_thread() is here:
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    return started
+
+
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitMQ]:
     """A server that tests share; each test has its own queues."""

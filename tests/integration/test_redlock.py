@@ -377,16 +377,8 @@ class TestReach:
             store.free(lease)
 
     def test_no_threads_and_few_connections(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+        self, nodes: Nodes, store: RedlockStore, started: list[threading.Thread]
     ) -> None:
-        here, start, started = threading.current_thread(), threading.Thread.start, list[threading.Thread]()
-
-        def noted(thread: threading.Thread) -> None:
-            if threading.current_thread() is here:  # Not those of other tests, which may start more.
-                started.append(thread)
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", noted)
         nodes.servers[0].pause()
         for _ in range(50):
             store.free(taken(store))
