@@ -154,7 +154,7 @@ class Newest:
             for other, (place, at) in self._order[job].items()
             if place > own and at > in_line and not self._found_it_free(other, job, at)
         ]
-        newer = [at for at in newer if not self._is_behind_holder(job, at)]
+        newer = [at for at in newer if not self._is_behind_holder(job, at) and not self._is_passed_over(copy, at)]
         is_kept = self._is_kept(copy.request.task.name, copy.request.context.retries or 0)
         return min(newer) if newer and not is_kept else None
 
@@ -169,6 +169,13 @@ class Newest:
         own, _ = self._order[job][number]
         newer = (f"m{other}" for other, (place, _) in self._order[job].items() if place > own)
         return any(self.world.parked.first_places.get(task_id, copy.since) < copy.since for task_id in newer)
+
+    def _is_passed_over(self, copy: Any, at: float) -> bool:
+        """Whether the wake-up of a message that came then went to a copy of another process, which took it in place of
+        this one: it may be the newest, and go on waiting. This one ends at its own time, or with the next wake-up.
+        """
+        soon = AT_ONCE + 20 * self.world.plan.latency
+        return bool(self.world.parked.was_passed_over(copy, at, at + soon))
 
     def _found_it_free(self, number: int, job: str, at: float) -> bool:
         """Whether a message got the lock as it came, since the hold before had run out: nobody is woken by that, so the

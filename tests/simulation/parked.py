@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
 from celery_singleton_lock.stores.redis.script import ms
-from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
+from celery_singleton_lock.stores.redis.wake_ups import LOOKED, MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.stores.wake_ups import Freed
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.worker.line import MAX_PAUSE
@@ -107,6 +107,9 @@ class Parked:
         #: By key: when a wake-up last took a longer way: a process passed it on, or it went to a copy that looks
         #: whether another message has ended before it asks for the lock or passes it on.
         self.detour_at: dict[str, float] = {}
+        #: By key: which processes took wake-ups that were for an older place elsewhere, and when: such a wake-up had
+        #: been passed on as often as there are others, and the process with that place had not taken it.
+        self._taken_by: dict[str, list[tuple[Process, float]]] = defaultdict(list)
         #: By key: when a copy was started whose message had ended, or when the last wake-up went to a busy worker.
         self._in_vain_at: dict[str, float] = {}
         #: By key: when a main process died that was in line for it, or had been woken for it.
@@ -134,6 +137,8 @@ class Parked:
         def answered(freed: Any) -> None:
             self._woken_by[process, freed.key] = freed, self.run.now
             self.run.note("is woken", f"{freed.key} passed on {freed.passed_on}")
+            if freed.place is None and max(freed.places, MAX_PASSED_ON) <= freed.passed_on < LOOKED:
+                self._taken_by[freed.key].append((process, self.run.now))
             if freed.passed_on >= MAX_PASSED_ON and not self._has_room(worker):
                 self._in_vain_at[freed.key] = self.run.now
             answer(freed)
@@ -208,6 +213,14 @@ class Parked:
         return any(
             other.key == copy.key and other.may_be_before(copy) and at >= since and other.process.alive
             for other, at in self._under_way.values()
+        )
+
+    def was_passed_over(self, copy: Copy, since: float, until: float) -> bool:
+        """Whether another process took a wake-up then although it knew of an older place, since nobody else took it:
+        the process of this copy was busy, or slow to listen again.
+        """
+        return any(
+            process is not copy.process and since <= at <= until for process, at in self._taken_by.get(copy.key, ())
         )
 
     @property
