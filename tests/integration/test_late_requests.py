@@ -346,6 +346,19 @@ class TestLeave:
         assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
 
+@pytest.fixture
+def hold_back_release(store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch) -> Callable[[Lease], None]:
+    """Holds a release back, with the record of its message's end; no thread repeats it."""
+
+    def hold_back(lease: Lease) -> None:
+        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            store.free(lease, record=Record(ME.message, b"record", 60.0))
+
+    return hold_back
+
+
 class TestRelease:
     def test_is_repeated_until_it_is_answered(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct, holder=ME)
@@ -359,14 +372,10 @@ class TestRelease:
 
     @pytest.mark.parametrize("ahead", [False, True])
     def test_is_carried_out_before_the_next_question(
-        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch, ahead: bool
+        self, store: RedisStore, hold_back_release: Callable[[Lease], None], ahead: bool
     ) -> None:
         """A copy of the message may ask as soon as the server answers again, and must find how it has ended."""
-        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
-        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
-        proxy.hold(3)
-        with pytest.raises(LockUnavailable):
-            store.free(lease, record=record)
+        hold_back_release(taken(store, holder=ME))
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)
         found = store.ask(request).answer() if ahead else store.acquire(request)
         assert isinstance(found, Record)
@@ -388,41 +397,30 @@ class TestRelease:
         assert len(dropped) == 1
 
     def test_is_carried_out_before_its_record_is_looked_for(
-        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+        self, store: RedisStore, hold_back_release: Callable[[Lease], None]
     ) -> None:
-        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
-        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
-        proxy.hold(3)
-        with pytest.raises(LockUnavailable):
-            store.free(lease, record=record)
+        hold_back_release(taken(store, holder=ME))
         found = store.recorded(KEY, ME.message)
         assert found is not None
         assert found.content == b"record"
 
     def test_is_carried_out_before_a_copy_of_its_message_is_refused(
-        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+        self, store: RedisStore, hold_back_release: Callable[[Lease], None]
     ) -> None:
         """A copy whose run has lost its lock is refused without asking for the lock."""
-        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
-        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
-        proxy.hold(3)
-        with pytest.raises(LockUnavailable):
-            store.free(lease, record=record)
+        hold_back_release(taken(store, holder=ME))
         found = store.refuse(KEY, ME, Record(ME.message, b"lost", 60.0))
         assert isinstance(found, Record)
         assert found.content == b"record"
 
     def test_is_carried_out_before_a_waiter_asks_again(
-        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+        self, store: RedisStore, hold_back_release: Callable[[Lease], None]
     ) -> None:
         """A copy of the message waits in a slot of the same process."""
-        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
-        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        lease = taken(store, holder=ME)
         with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)) as waiter:
             assert isinstance(waiter.ask(), Held)
-            proxy.hold(3)
-            with pytest.raises(LockUnavailable):
-                store.free(lease, record=record)
+            hold_back_release(lease)
             found = waiter.ask()
         assert isinstance(found, Record)
         assert found.content == b"record"

@@ -98,6 +98,35 @@ class Line:
         return [held.holder.task_id for held in self.store.held(self.key)]
 
 
+class Meanwhile:
+    """A copy that is carried out just as a follower asks for the queue lock. Its body runs until `end`, or has ended by
+    then if it `has_ended`.
+    """
+
+    def __init__(
+        self, line: Line, deliver: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, *, has_ended: bool
+    ) -> None:
+        acquire, began = line.store.acquire, threading.Event()
+        self._goes_on = threading.Event()
+        self._running = threading.Thread(target=deliver)
+
+        def late(request: LockRequest) -> Any:
+            if request.key == line.key:
+                monkeypatch.setattr(line.store, "acquire", acquire)
+                self._running.start()
+                assert began.wait(LIMIT)
+                if has_ended:
+                    self.end()
+            return acquire(request)
+
+        line.body = lambda: began.set() or self._goes_on.wait(LIMIT)
+        monkeypatch.setattr(line.store, "acquire", late)
+
+    def end(self) -> None:
+        self._goes_on.set()
+        self._running.join()
+
+
 @pytest.fixture
 def line(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Line:
     return Line(app, monkeypatch)
@@ -327,30 +356,15 @@ class TestEnds:
     ) -> None:
         """The copy has led, and has freed the lock as its body started: nobody would free it again."""
         line.begin(lock_scope=scope)
-        acquire, began, goes_on = line.store.acquire, threading.Event(), threading.Event()
-        running = threading.Thread(target=line.follower)
-
-        def late(request: LockRequest) -> Any:
-            if request.key == line.key:
-                monkeypatch.setattr(line.store, "acquire", acquire)
-                running.start()
-                assert began.wait(LIMIT)
-                if copy == "has ended":
-                    goes_on.set()
-                    running.join()
-            return acquire(request)
-
-        line.body = lambda: began.set() or goes_on.wait(LIMIT)
         line.lose()
-        monkeypatch.setattr(line.store, "acquire", late)
+        meanwhile = Meanwhile(line, line.follower, monkeypatch, has_ended=copy == "has ended")
         if copy == "runs":
             with pytest.raises(requeue.GoesOn):
                 line.follower()
         else:
             assert line.follower() is True
         assert line.queued() == ([line.id(0)] if copy == "runs" and scope == "until_executed" else [])
-        goes_on.set()
-        running.join()
+        meanwhile.end()
         assert line.runs == [line.id(0)]
         assert line.queued() == []
 
@@ -389,25 +403,10 @@ def test_leader_that_died_may_come_again_just_as_a_follower_takes_its_lock(
     line.body = fail(SystemExit())
     with pytest.raises(SystemExit):
         line.deliver_first()
-    acquire, began, goes_on = line.store.acquire, threading.Event(), threading.Event()
-    running = threading.Thread(target=line.deliver_first)
-
-    def late(request: LockRequest) -> Any:
-        if request.key == line.key:
-            monkeypatch.setattr(line.store, "acquire", acquire)
-            running.start()
-            assert began.wait(LIMIT)
-            if copy == "has ended":
-                goes_on.set()
-                running.join()
-        return acquire(request)
-
-    line.body = lambda: began.set() or goes_on.wait(LIMIT)
-    monkeypatch.setattr(line.store, "acquire", late)
+    meanwhile = Meanwhile(line, line.deliver_first, monkeypatch, has_ended=copy == "has ended")
     if copy == "runs":
         line.is_put_back()
-        goes_on.set()
-        running.join()
+        meanwhile.end()
     assert line.follower() is True
     assert line.runs == [line.first, line.first]
     assert line.queued() == []

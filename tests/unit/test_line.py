@@ -314,14 +314,19 @@ def test_copies_of_a_lost_connection_keep_nobody_waiting(worker: Worker) -> None
     assert again not in lost
 
 
-def left_to_one(worker: Worker) -> Request:
-    """The first of two copies, which was woken and has no slot yet; another wake-up was left to it."""
+def woken_of_two(worker: Worker) -> Request:
+    """The first of two copies, which was woken and has no slot yet."""
     worker.begins_at_once = False
     one = worker.park("one", 1.0)
     worker.park("two", 2.0)
     worker.frees()
     worker.begins("one")
-    asked = worker.wake_ups.waited
+    return one
+
+
+def left_to_one(worker: Worker) -> Request:
+    """The same, and another wake-up was left to it."""
+    one, asked = woken_of_two(worker), worker.wake_ups.waited
     worker.frees()
     until(lambda: worker.wake_ups.waited > asked + 2)
     return one
@@ -329,12 +334,7 @@ def left_to_one(worker: Worker) -> Request:
 
 def test_lock_whose_wake_up_was_left_to_a_copy_is_looked_at_again_once_that_has_a_slot(worker: Worker) -> None:
     """It may already have run, and its end may have woken this process, before the pool reports its start."""
-    worker.begins_at_once = False
-    one = worker.park("one", 1.0)
-    worker.park("two", 2.0)
-    worker.frees()
-    worker.begins("one")
-    asked = worker.wake_ups.waited
+    one, asked = woken_of_two(worker), worker.wake_ups.waited
     worker.line.has_begun("key", wakes=False)
     worker.frees()
     until(lambda: worker.wake_ups.waited > asked + 2)
