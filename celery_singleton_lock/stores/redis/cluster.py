@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
-from celery_singleton_lock.stores.redis.connection import Connection, TooFewReplicas
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -94,7 +94,7 @@ class Cluster:
         """The answers of a master to some commands, or of the master that has the key now, if it has moved."""
         try:
             answers = self._server(address).command_each(commands)
-        except (ConnectionError, TimeoutError, OSError):
+        except NO_ANSWER:
             self._forget()
             raise
         for index, command in enumerate(commands):
@@ -114,7 +114,7 @@ class Cluster:
         except MovedError as moved:
             self._learn(moved, address)
             raise
-        except (ConnectionError, TimeoutError, OSError):
+        except NO_ANSWER:
             self._forget()
             raise
 
@@ -132,7 +132,7 @@ class Cluster:
                 address, asking = self._learn(moved, address), False
             except AskError as moving:
                 address, asking = (moving.host or address[0], moving.port), True
-            except (ConnectionError, TimeoutError, TooFewReplicas, OSError):
+            except (*NO_ANSWER, TooFewReplicas):
                 self._forget()
                 raise
         raise ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")

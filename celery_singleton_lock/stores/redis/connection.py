@@ -31,6 +31,9 @@ from celery_singleton_lock.stores.redis._redis_py import error_of, socket_of
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready, Sent
 from celery_singleton_lock.stores.redis.wire import Wire
 
+#: Errors in place of an answer: the server may carry the command out, or have done so.
+NO_ANSWER = (ConnectionError, TimeoutError, OSError)
+
 _NOTHING = object()
 
 _ASKING: Sequence[Command] = (("ASKING",),)

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
-from redis.exceptions import ConnectionError, TimeoutError
 
 from celery_singleton_lock import clock, forks
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call, Ready, batches
 
@@ -26,9 +26,6 @@ MOST = 10_000
 
 #: Calls in one round trip.
 BATCH = 50
-
-#: Errors in place of an answer, of a master of a cluster.
-_NO_ANSWER = (ConnectionError, TimeoutError, OSError)
 
 #: Identifies a call: what it ends, the key of the lock, and the owner.
 CallId = tuple[str, str, str]
@@ -95,7 +92,7 @@ class PendingCalls:
         """
         for batch in batches([it for it in self._due() if it[0][1] == key], BATCH):
             for answer in self._send(batch):
-                if isinstance(answer, _NO_ANSWER):
+                if isinstance(answer, NO_ANSWER):
                     raise answer
 
     def _repeat(self) -> bool:

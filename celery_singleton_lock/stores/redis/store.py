@@ -35,7 +35,7 @@ from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Pendin
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands, stencil
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.connection import TooFewReplicas
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import CallId, PendingCalls
@@ -413,7 +413,7 @@ class RedisStore:
 
 
 #: Errors after which the same command may succeed. READONLY: a failover is under way, reconnect.
-_TRANSIENT = (ConnectionError, TimeoutError, ReadOnlyError, OSError)
+_TRANSIENT = (*NO_ANSWER, ReadOnlyError)
 
 #: Errors that end when a slot has moved, or a replica has taken over.
 _RESHAPING = (ClusterDownError, TryAgainError)

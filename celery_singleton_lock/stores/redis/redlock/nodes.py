@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from redis.exceptions import ConnectionError, RedisError, TimeoutError
+from redis.exceptions import ConnectionError, RedisError
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.repeater import Repeater
@@ -247,6 +248,6 @@ def errors_of(answers: Answers) -> dict[int, str]:
 
 def _failed(node: Node, error: Exception) -> str:
     """The words of an error; a node that did not answer is left alone for a while."""
-    if isinstance(error, (ConnectionError, TimeoutError, OSError)):
+    if isinstance(error, NO_ANSWER):
         node.failed(error)
     return words_of(error)
