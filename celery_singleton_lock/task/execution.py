@@ -69,17 +69,16 @@ class Execution:
         """Somebody else's hold, to be freed."""
         return found.hold(self.key, ttl=self.options.ttl, limit=self.options.limit)
 
-    def record(self, outcome: Outcome | None, seconds: float | None = None) -> Record | None:
-        """The record to keep for `seconds`, if `outcome` is the message's end."""
+    def record(self, outcome: Outcome | None) -> Record | None:
+        """The record to keep if `outcome` is the message's end."""
         if outcome is None or not self.is_remembered:
             return None
-        seconds = self.runtime.settings.done_ttl if seconds is None else seconds
         if self.progress.passes_on is not None:
             # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
             outcome = Outcome(states.IGNORED, REPLACED) if self.progress.is_replaced else Outcome(states.RETRY)
         elif not outcome.needs_settling(self.task, self.request):
             outcome = outcome._replace(settled=True)
-        return outcome.record_of(self.holder, seconds)
+        return outcome.record_of(self.holder, self.runtime.settings.done_ttl)
 
 
 def holder_of(task: TaskLike, request: RequestLike, label: str = "") -> Holder:

@@ -36,9 +36,6 @@ from celery_singleton_lock.task.outcome import End, Outcome
 
 logger = get_logger(__name__)
 
-#: Seconds for which a message's refusal stays on record if no broker can deliver the message again later.
-BRIEFLY = 60.0
-
 
 def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
     """End as a copy of what runs, or ran, elsewhere; as refused for another task; or as another task has ended."""
@@ -199,7 +196,7 @@ def _record_end(acquisition: Acquisition, ended: Outcome | None) -> Held | Recor
 
 def _record_at_store(acquisition: Acquisition, ended: Outcome | None) -> Held | Record | None:
     it, store = acquisition.execution, acquisition.execution.runtime.store
-    record = it.record(ended, _seconds(it))
+    record = it.record(ended)
     if ended is None or record is None:
         return None
     copy = store.refuse(it.key, it.holder, record, limit=it.options.limit)
@@ -209,14 +206,8 @@ def _record_at_store(acquisition: Acquisition, ended: Outcome | None) -> Held | 
         if isinstance(copy, Held) and acquisition.is_own(copy):
             raise LockUnavailable(store.server, "the hold of a message that ends could not be freed")
     if copy is None:
-        settling.settle_after(it, ended, record.seconds)
+        settling.settle_after(it, ended)
     return copy
-
-
-def _seconds(execution: Execution) -> float:
-    """How long the record stays: if a message was acknowledged as it came, all its copies are on their way already."""
-    ttl = execution.runtime.settings.done_ttl
-    return ttl if _may_have_copies(execution) else min(ttl, BRIEFLY)
 
 
 def _may_have_copies(execution: Execution) -> bool:

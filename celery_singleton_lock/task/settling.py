@@ -30,15 +30,15 @@ logger = get_logger(__name__)
 MOST_TRIES = 20
 
 
-def settle_after(execution: Execution, ended: Outcome, seconds: float | None = None) -> None:
-    """Have the record, which lives for `seconds`, say that all was sent, once it was."""
+def settle_after(execution: Execution, ended: Outcome) -> None:
+    """Have the record say that all was sent, once it was."""
     task, request, writer = execution.task, execution.request, execution.runtime.record_writer
     if not ended.needs_settling(task, request):
         return
     # A copy that has joined this one may look later: when its result is forgotten, or Celery has stored RETRY over it.
     policy = execution.options.on_conflict
     content = ended.content if policy == JOIN or callable(policy) else None
-    if (record := execution.record(Outcome(ended.state, content, settled=True), seconds)) is None:
+    if (record := execution.record(Outcome(ended.state, content, settled=True))) is None:
         return
     # At once if there is no result backend to ask instead.
     replace = writer.replace if outcome.backend_knows(task, request) else writer.replace_now

@@ -16,7 +16,7 @@ from celery_singleton_lock import Aborted, LockConflict, LockLost, LockUnavailab
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.task import refusal, requeue
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import holder_of
@@ -423,6 +423,23 @@ def test_copy_stores_an_end_that_could_not_be_stored_before(app: Celery, monkeyp
     runtime.record_writer.write()
     _trace(task)
     assert app.AsyncResult(id_for(task)).state == "REVOKED"
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_refusal_is_remembered_as_long_as_a_run(app: Celery, *, acks_late: bool) -> None:
+    """A broker may also deliver again what it should know to be acknowledged: if the acknowledgement was lost."""
+    task, runs = make(app, lambda: 1, on_conflict="skip", acks_late=acks_late)
+    store, held = Runtime.of(app).store, hold(task)
+    with pytest.raises(Ignore):
+        deliver(task)
+    store.free(held)
+    task.push_request(id=id_for(task), retries=0)
+    holder = holder_of(task, task.request)
+    task.pop_request()
+    found = store.acquire(LockRequest(task.lock_key_of(), "c" * 32, ttl=60.0, holder=holder, once=True))
+    assert isinstance(found, Record)
+    assert found.seconds == pytest.approx(Runtime.of(app).settings.done_ttl, abs=60.0)
+    assert runs == []
 
 
 def _trace(task: Any) -> None:
