@@ -238,11 +238,13 @@ class Following:
             it is not gone after all; None if this message is to run.
         """
         met = self._brought.lead(self._execution.holder.label)
-        if met is not None and self._leader.has(met) and self._lasts_for_its_time(met):
+        if isinstance(met, Held) and self._leader.has(met) and self._lasts_for_its_time(met):
             # Otherwise all followers would run: none of them could see that another one does.
             self._store.free(met.hold(self._lock.key, ttl=self._lock.seconds, limit=self._lock.limit))
             met = self._brought.lead(self._execution.holder.label)
-        return self._confirm() if met is None else Leader.of(met)
+        if met is None:
+            return self._confirm()
+        return Leader.of(met) if isinstance(met, Held) else None
 
     def _go_on_leading(self) -> Leader | End | NotYet | None:
         """This message has the lock, maybe by an answer that was lost, so that the others do not know; otherwise as
@@ -267,9 +269,6 @@ class Following:
         other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
-        if self._was_freed():  # Nobody would free it again.
-            self._brought.give_back()
-            return None
         logger.info("%s runs: message %s, which it followed, has not ended", self._execution, self._leader.task_id)
         return None
 
@@ -291,12 +290,6 @@ class Following:
 
     def _is_this(self, other: Leader) -> bool:
         return other.token == leader.token_of(self._lock.owner)
-
-    def _was_freed(self) -> bool:
-        """Whether a copy of this message had its lock, and has freed it as its body started; or a copy, or the next
-        attempt, as it ended. Its run is recorded in the same step.
-        """
-        return self._store.recorded(self._lock.key, leader.named(self._own.token).message) is not None
 
     def _started(self) -> RunIdentity | None:
         """The leader's run, which may have ended; None if the leader is not known to have started."""

@@ -10,6 +10,7 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 
 from celery.exceptions import Reject
@@ -17,6 +18,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Freeing, Held, Record
@@ -65,16 +67,20 @@ class Queued:
         self.is_own = True
         self._keep_early()
 
-    def lead(self, label: str) -> Held | None:
-        """Take the lock that the message did not have when it was sent; the holder, if that is another message.
+    def lead(self, label: str) -> Held | Record | None:
+        """Take the lock that the message did not have when it was sent.
+
+        Returns:
+            The holder, if that is another message; the record of the run, if a copy of this message, or its next
+            attempt, has had the lock and freed it: nobody would free it again.
 
         Raises:
             LockUnavailable: no answer; if it got the lock, it finds that when it comes again, or the lock expires.
         """
         lock = self.lock
-        holder = holder_of_message(self._task.request.id, label)
-        found = self._runtime.store.acquire(lock.request(holder))
-        if isinstance(found, Held):
+        holder = replace(holder_of_message(self._task.request.id, label), record=self._own_name.record)
+        found = self._runtime.store.acquire(replace(lock.request(holder), once=True))
+        if isinstance(found, (Held, Record)):
             return found
         self.leads()
         if self._lease is None and lock.ends_at_end:
@@ -188,7 +194,12 @@ class Queued:
         if joined is None:
             return None
         content = task.name, self.key, joined._replace(since=0.0)
-        return leader.record(leader.named(leader.token_of(self.lock.owner)), content, settings.done_ttl)
+        return leader.record(self._own_name, content, settings.done_ttl)
+
+    @property
+    def _own_name(self) -> Holder:
+        """The name under which the message's run is recorded."""
+        return leader.named(leader.token_of(self.lock.owner))
 
 
 def brought_by(task: TaskLike, request: RequestLike) -> Queued | None:

@@ -444,6 +444,42 @@ def test_copy_may_retry_with_the_lock_just_as_a_follower_takes_it(
     assert line.queued() == ([line.id(0)] if next_attempt == "waits" else [])
 
 
+@pytest.mark.parametrize("call", ["recorded", "refuse"])
+def test_copy_that_gets_no_answer_keeps_no_lock_that_was_freed(
+    line: Line, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message has retried, and the next attempt has ended, just as the copy asks for the lock."""
+    line.begin(lock_scope="until_executed")
+    acquire, original, away = line.store.acquire, dict(line.headers[line.id(0)]), pytest.MonkeyPatch()
+
+    def retry() -> None:
+        with carried_out(line.task, line.task.request):
+            line.task.retry(countdown=0)
+
+    def late(request: LockRequest) -> Any:
+        if request.key != line.key:
+            return acquire(request)
+        monkeypatch.setattr(line.store, "acquire", acquire)
+        line.body = retry
+        with pytest.raises(Retry):
+            line.follower()
+        line.body = lambda: "ran"
+        assert line.follower(retries=1) == "ran"
+        line.headers[line.id(0)] = original
+        found = acquire(request)
+        lose_answer(away, line, call)
+        return found
+
+    line.lose()
+    monkeypatch.setattr(line.store, "acquire", late)
+    with pytest.raises(requeue.GoesOn):
+        line.follower()
+    away.undo()
+    with pytest.raises(requeue.GoesOn, match="retried"):
+        line.follower()
+    assert line.queued() == []
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_copy_frees_the_lock_that_its_message_has_not_passed_on(
     line: Line, is_replaced: bool, monkeypatch: pytest.MonkeyPatch

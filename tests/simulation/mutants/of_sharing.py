@@ -176,7 +176,7 @@ MUTANTS = (
     ),
     _following(
         "a follower that runs in a leader's place takes no lock",
-        old="        met = self._brought.lead(self._execution.holder.label)\n        if met is not None and",
+        old="        met = self._brought.lead(self._execution.holder.label)\n        if isinstance(met, Held) and",
         new="        met = None\n        if met is not None and",
         breaks="none is sent beside a follower that runs in a leader's place",
     ),
