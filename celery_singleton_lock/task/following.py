@@ -143,7 +143,8 @@ class Following:
             if not isinstance(other, Leader):
                 return other
             self._leader = other
-        return None
+        answer = self.look_at_leader()  # It may have come again just now: then its follower gave the lock back.
+        return None if isinstance(answer, _Gone) else answer
 
     def look_at_leader(self) -> End | NotYet | _Gone:
         """How the leader has ended, that it goes on, or that it is gone."""

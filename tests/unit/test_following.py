@@ -480,6 +480,54 @@ def test_copy_that_gets_no_answer_keeps_no_lock_that_was_freed(
     assert line.queued() == []
 
 
+@pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("copy", ["runs", "has ended"])
+def test_leader_that_died_may_come_again_as_a_follower_meets_another_one(
+    line: Line, scope: str, copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has the leader's lock, and gives it back."""
+
+    def dies() -> None:
+        line.is_put_back(0)
+        line.is_put_back(1)
+        raise SystemExit
+
+    line.begin(followers=2, lock_scope=scope, acks_late=True)
+    line.body = dies
+    with pytest.raises(SystemExit):
+        line.deliver_first()
+    acquire = line.store.acquire
+
+    def meets(request: LockRequest) -> Any:
+        if request.key != line.key:
+            return acquire(request)
+        met = []
+
+        def leads(other: LockRequest) -> Any:
+            found = acquire(other)
+            if other.key == line.key:
+                met.append(acquire(request))
+            return found
+
+        monkeypatch.setattr(line.store, "acquire", leads)
+        meanwhile.append(Meanwhile(line, line.deliver_first, monkeypatch, has_ended=copy == "has ended"))
+        if copy == "runs":
+            line.is_put_back(0)
+        else:
+            assert line.follower(0) is True
+        monkeypatch.setattr(line.store, "acquire", acquire)
+        return met.pop()
+
+    meanwhile: list[Meanwhile] = []
+    monkeypatch.setattr(line.store, "acquire", meets)
+    if copy == "runs":
+        line.is_put_back(1)
+        meanwhile[0].end()
+    assert line.follower(1) is True
+    assert line.runs == [line.first, line.first]
+    assert line.queued() == []
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_copy_frees_the_lock_that_its_message_has_not_passed_on(
     line: Line, is_replaced: bool, monkeypatch: pytest.MonkeyPatch
