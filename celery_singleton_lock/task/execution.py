@@ -73,7 +73,7 @@ class Execution:
         """The record to keep if `outcome` is the message's end."""
         if outcome is None or not self.is_remembered:
             return None
-        if self.progress.passes_on is not None:
+        if self.progress.goes_on:
             # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
             outcome = Outcome(states.IGNORED, REPLACED) if self.progress.is_replaced else Outcome(states.RETRY)
         elif not outcome.needs_settling(self.task, self.request):

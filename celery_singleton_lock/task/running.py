@@ -28,7 +28,9 @@ class Progress:
             or in a queue, where the request may still be carried out for a moment.
         is_begun: whether the lock that this message brought with it has ended as its body began.
         is_replaced: whether another task has its id now.
-        passes_on: that lock, as the message's next attempt has it, if it was sent.
+        is_retried: whether its retry was sent with that lock.
+        passes_on: that lock, as what was sent under the message's id has it: its next attempt, its replacement, or a
+            new message that its body has sent.
         settle: makes the record say that all was sent; None if there is nothing to say.
     """
 
@@ -38,8 +40,14 @@ class Progress:
     gives_up: str | None = None
     is_begun: bool = False
     is_replaced: bool = False
+    is_retried: bool = False
     passes_on: Hold | None = None
     settle: Callable[[], None] | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the message goes on, with the lock that it brought."""
+        return self.is_retried or (self.is_replaced and self.passes_on is not None)
 
 
 _of_request: WeakKeyDictionary[RequestLike, Progress] = WeakKeyDictionary()

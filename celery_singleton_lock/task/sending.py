@@ -115,7 +115,9 @@ def send(
         lock = replace(lock, owner=before.lock.owner, limit=before.lock.limit, follows=follows)
         result = publish(**_with_lock(task, named, lock))
         if before.request is not None:
-            progress_of(before.request).passes_on = lock.confirmed()
+            progress = progress_of(before.request)
+            progress.passes_on = lock.confirmed()
+            progress.is_retried |= (named.get("retries") or 0) > (before.request.retries or 0)
     else:
         asking = Asking(runtime.store, lock.request(holder_of_message(task_id, label)))
         try:

@@ -528,6 +528,24 @@ def test_leader_that_died_may_come_again_as_a_follower_meets_another_one(
     assert line.queued() == []
 
 
+def test_copy_reports_the_end_of_a_body_that_has_sent_its_own_id_again(line: Line) -> None:
+    """The worker has died before it could store the value. What was sent again is another message."""
+
+    def body() -> str:
+        with carried_out(line.task, line.task.request):
+            line.task.apply_async(task_id=line.first)
+        return "ran"
+
+    line.begin(followers=0)
+    original = dict(line.headers[line.first])
+    line.body = body
+    assert line.deliver_first() == "ran"
+    assert line.queued() == [line.first]
+    line.headers[line.first] = original
+    assert line.deliver_first() == "ran"
+    assert line.runs == [line.first]
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_copy_frees_the_lock_that_its_message_has_not_passed_on(
     line: Line, is_replaced: bool, monkeypatch: pytest.MonkeyPatch
