@@ -546,6 +546,17 @@ def test_copy_reports_the_end_of_a_body_that_has_sent_its_own_id_again(line: Lin
     assert line.runs == [line.first]
 
 
+def test_message_that_a_handler_sends_under_the_same_id_takes_the_lock_anew(line: Line) -> None:
+    line.begin(followers=0)
+    line.task.push_request(id=line.first, headers=line.headers[line.first], called_directly=False, is_eager=False)
+    assert line.task() == "ran"
+    assert line.queued() == []
+    with carried_out(line.task, line.task.request):
+        line.task.apply_async(task_id=line.first)
+    line.task.pop_request()
+    assert line.queued() == [line.first]
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_copy_frees_the_lock_that_its_message_has_not_passed_on(
     line: Line, is_replaced: bool, monkeypatch: pytest.MonkeyPatch
