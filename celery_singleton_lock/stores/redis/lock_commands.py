@@ -73,7 +73,7 @@ class AcquireArgs(NamedTuple):
     limit: int = 1
     given_up: str = ""
     over_ms: int = 0
-    wake_ms: int = 0
+    wake_ms: int = ms(WAKE_TTL)
     woken: int = 0
     arrives_as: str = ""
     arrived: int | str = ""
@@ -133,7 +133,7 @@ def acquire(
 def hand_over(request: LockRequest, place: str) -> Call:
     """As `acquire`, to be carried out when the waiter at this place is woken; its lease must be confirmed."""
     keys, args = question(replace(request, waiting=True, given_up=()), place)
-    args = args._replace(ttl_ms=ms(min(request.ttl, HAND_OVER_TTL)), wake_ms=ms(WAKE_TTL), woken=1)
+    args = args._replace(ttl_ms=ms(min(request.ttl, HAND_OVER_TTL)), woken=1)
     return Call(HAND_OVER, keys, without_defaults(args))
 
 
@@ -167,7 +167,6 @@ def question(
         limit=request.limit,
         given_up="".join(given_up),
         over_ms=over_ms(request.ttl) if late or given_up else 0,
-        wake_ms=ms(WAKE_TTL) if given_up or request.in_line or arrival else 0,
         woken=int(request.in_line),
         arrives_as=holder.arrives_as if arrival else "",
         arrived=arrival.number or "" if arrival else "",

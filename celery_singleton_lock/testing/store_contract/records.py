@@ -11,7 +11,16 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockStore, Record
-from celery_singleton_lock.testing.store_contract.asking import KEY, ME, SHORT, ask, is_free, taken
+from celery_singleton_lock.testing.store_contract.asking import (
+    KEY,
+    ME,
+    SHORT,
+    ask,
+    is_free,
+    request,
+    taken,
+    waited_for,
+)
 
 RECORD = Record(ME.message, b"record\n\x00\xff", 60.0)
 
@@ -49,6 +58,15 @@ class RecordContract:
         store.remember(KEY, RECORD)
         assert isinstance(ask(store, owner, holder=ME, once=True), Record)
         assert is_free(store)
+
+    def test_repeated_acquire_that_finds_a_record_frees_the_lock_for_those_that_wait(self, store: LockStore) -> None:
+        owner = new_owner()
+        taken(store, owner, holder=ME)
+        with store.waiter(request(waiting=True)) as waiter:
+            assert isinstance(waiter.ask(), Held)
+            store.remember(KEY, RECORD)
+            assert isinstance(ask(store, owner, holder=ME, once=True, waiting=True), Record)
+            assert isinstance(waited_for(waiter), Lease)
 
     def test_copy_that_does_not_ask_for_the_record_takes_the_lock(self, store: LockStore) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
