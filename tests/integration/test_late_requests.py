@@ -425,6 +425,23 @@ class TestRelease:
         assert isinstance(found, Record)
         assert found.content == b"record"
 
+    def test_is_carried_out_before_a_waiter_that_was_woken_has_the_lock(
+        self, store: RedisStore, own_redis: RedisServer, direct: RedisStore, hold_back_release: Callable[[Lease], None]
+    ) -> None:
+        """The lease ended meanwhile, and another message has had the lock: its end wakes the copy."""
+        lease, found = taken(store, holder=ME), list[Lease | Held | Record]()
+        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)) as waiter:
+            assert isinstance(waiter.ask(), Held)
+            waiting = threading.Thread(target=lambda: found.append(waiter.wait(TTL)))
+            waiting.start()
+            with own_redis.client() as client:
+                until(lambda: client.info("clients")["blocked_clients"] == 1)
+            hold_back_release(lease)
+            direct.free(lease)
+            waiting.join()
+        assert isinstance(found[0], Record)
+        assert found[0].content == b"record"
+
     def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
         own_redis.pause()

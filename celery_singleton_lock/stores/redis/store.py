@@ -209,6 +209,8 @@ class RedisStore:
 
         def confirmed(lease: Lease, sent_at: float, answer: Any) -> bool:
             lease.begin(sent_at)
+            if self._pending:  # Its message may have ended in this process, as asking will show.
+                return False
             return lock_commands.renewed_at_all(answer) and trust.came_in_time(sent_at, request.ttl)
 
         def confirm(lease: Lease) -> bool:
