@@ -111,13 +111,13 @@ def send(
     runtime = Runtime.of(task.app)
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
     if before.lock is not None and before.lock.key == key:
-        follows = before.lock.follows if before.is_same_attempt(named) else None
+        follows = None if before.has_run(named) else before.lock.follows
         lock = replace(lock, owner=before.lock.owner, limit=before.lock.limit, follows=follows)
+        if before.request is None and lock.ends_at_start and follows is None:
+            with suppress(LockUnavailable):  # It may have ended as the body began, whose process has died.
+                runtime.store.acquire(lock.request(holder_of_message(task_id, label)))
         result = publish(**_with_lock(task, named, lock))
-        if before.request is not None:
-            progress = progress_of(before.request)
-            progress.passes_on = lock.confirmed()
-            progress.is_retried |= (named.get("retries") or 0) > (before.request.retries or 0)
+        before.pass_on(lock, named)
     else:
         asking = Asking(runtime.store, lock.request(holder_of_message(task_id, label)))
         try:
@@ -162,9 +162,18 @@ class _Before(NamedTuple):
         request = sender.request
         return cls(True, request, None if progress_of(request).is_begun else lock or lock_of(sender, request))
 
-    def is_same_attempt(self, named: Mapping[str, Any]) -> bool:
-        """Whether this message is sent as another copy of that one."""
-        return self.request is not None and (named.get("retries") or 0) == (self.request.retries or 0)
+    def has_run(self, named: Mapping[str, Any]) -> bool:
+        """Whether its body sends this message as its next attempt. The child may have died before it had begun if a
+        worker's main process sends that.
+        """
+        return self.request is not None and (named.get("retries") or 0) != (self.request.retries or 0)
+
+    def pass_on(self, lock: QueueLock, named: Mapping[str, Any]) -> None:
+        """This message was sent with its lock."""
+        if self.request is not None:
+            progress = progress_of(self.request)
+            progress.passes_on = lock.confirmed()
+            progress.is_retried |= (named.get("retries") or 0) > (self.request.retries or 0)
 
 
 _NOTHING = _Before(False)

@@ -455,6 +455,33 @@ class TestNextAttempt:
         assert not isinstance(again, DuplicateResult)
         assert sent.headers[1][QUEUED_HEADER][:4] == sent.headers[0][QUEUED_HEADER][:4]
 
+    @pytest.mark.parametrize("is_held", [False, True])
+    def test_retry_that_the_main_process_sends_has_a_lock_that_ended_as_the_body_began(
+        self, sent: Sent, is_held: bool
+    ) -> None:
+        """The child has died in its body. If another message was sent meanwhile, that one has the lock."""
+        job = sent.task(lock_scope="until_executing")
+        result = job.delay(1)
+        request = Context(id=result.id, args=(1,), kwargs={}, headers=sent.headers[0], retries=0)
+        sent.store.free(sent.lock(sent.headers[0]).hold())
+        if is_held:
+            job.apply_async((1,), task_id="another")
+        job.signature_from_request(request, retries=1).apply_async()
+        assert [held.holder.task_id for held in sent.held(job, 1)] == ["another" if is_held else result.id]
+        sent.confirm()
+        assert all(held.remaining > 90 for held in sent.held(job, 1))
+
+    def test_follower_that_the_main_process_sends_still_follows(self, sent: Sent) -> None:
+        """Its child may have died as it looked for its leader."""
+        job = sent.task()
+        job.delay(1)
+        result = job.apply_async((1,), link=job.si(2))
+        request = Context(id=result.id, args=(1,), kwargs={}, headers=sent.headers[-1], retries=0)
+        follows = sent.lock(sent.headers[-1]).follows
+        assert follows is not None
+        job.signature_from_request(request, retries=1).apply_async()
+        assert sent.lock(sent.headers[-1]).follows == follows
+
     @pytest.mark.parametrize("scope", QUEUED)
     def test_copy_that_is_sent_before_its_body_has_begun_keeps_the_lock(
         self, sent: Sent, running: Callable[..., Any], scope: str
