@@ -32,7 +32,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import delivery, key_report, outcome, requeue
+from celery_singleton_lock.task import delivery, key_report, message_identity, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
@@ -232,6 +232,10 @@ class SingletonRequest(WorkerRequest):
         # A greenlet is gone by now, whatever it was doing; the end of a child is reported.
         if self.acknowledged and self.app not in children_of:
             self._end_brought()
+
+    def on_sending_again(self) -> None:
+        # No task sends it, so it would count as a new message.
+        self.context.headers = {**cleaned.headers(self.context), **message_identity.passed_on(self.context)}
 
     def on_sent_again(self) -> None:
         self._goes_on = True

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
-from celery import Celery
+from celery import VERSION, Celery
+from celery.app.task import Context
 from celery.exceptions import Ignore
 from celery.signals import task_revoked
 from celery.worker import state
@@ -34,6 +35,7 @@ from celery_singleton_lock.stores.wake_ups import Place
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of
+from celery_singleton_lock.task.message_identity import SENT_HEADER, sending_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
@@ -144,6 +146,21 @@ def test_message_that_may_have_begun_does_not_expire_here(
     header = {"retries": 0, "unavailable": 1, **({"redelivered": True} if is_copy else {})}
     request = receive(**{PUT_BACK_HEADER: header}, expires="2020-01-01T00:00:00+00:00")
     assert request.revoked() is not is_copy
+
+
+@pytest.mark.skipif(VERSION < (5, 7), reason="older versions do not send it again")
+@pytest.mark.parametrize("header", [{}, {SENT_HEADER: "a" * 32}])
+def test_retry_of_a_message_whose_child_was_lost_belongs_to_the_same_sending(
+    app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch, header: dict[str, str]
+) -> None:
+    """Otherwise its body would run again when the message itself comes again, since its acknowledgement was lost."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(app, "send_task", lambda *_, **options: sent.append(options))
+    request = receive(headers=header)
+    assert request._retry_worker_lost(WorkerLostError(), info(WorkerLostError()))
+    (again,) = sent
+    next_attempt = Context(id=again["task_id"], headers=again["headers"], root_id=again["root_id"])
+    assert sending_of(next_attempt) == sending_of(request.context)
 
 
 @pytest.mark.parametrize("eta", [None, "2100-01-01T00:00:00+00:00"])
