@@ -16,7 +16,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike, TaskLock
-from celery_singleton_lock.task.outcome import REPLACED, Outcome, ignores_result
+from celery_singleton_lock.task.outcome import PASSED_ON, REPLACED, Outcome, ignores_result
 from celery_singleton_lock.task.running import Progress, progress_of
 
 
@@ -78,6 +78,8 @@ class Execution:
             outcome = Outcome(states.IGNORED, REPLACED) if self.progress.is_replaced else Outcome(states.RETRY)
         elif not outcome.needs_settling(self.task, self.request):
             outcome = outcome._replace(settled=True)
+        if self.progress.passes_on is not None and not self.progress.goes_on:
+            outcome = outcome._replace(mark=PASSED_ON)
         return outcome.record_of(self.holder, self.runtime.settings.done_ttl)
 
 

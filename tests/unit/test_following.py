@@ -529,7 +529,7 @@ def test_leader_that_died_may_come_again_as_a_follower_meets_another_one(
 
 
 def test_copy_reports_the_end_of_a_body_that_has_sent_its_own_id_again(line: Line) -> None:
-    """The worker has died before it could store the value. What was sent again is another message."""
+    """The worker has died before it could store the value. What was sent again is another message, and has the lock."""
 
     def body() -> str:
         with carried_out(line.task, line.task.request):
@@ -541,9 +541,13 @@ def test_copy_reports_the_end_of_a_body_that_has_sent_its_own_id_again(line: Lin
     line.body = body
     assert line.deliver_first() == "ran"
     assert line.queued() == [line.first]
-    line.headers[line.first] = original
+    line.headers[line.first], again = original, line.headers[line.first]
     assert line.deliver_first() == "ran"
     assert line.runs == [line.first]
+    assert line.queued() == [line.first]
+    line.body, line.headers[line.first] = lambda: "ran again", again
+    assert line.deliver_first() == "ran again"
+    assert line.queued() == []
 
 
 def test_message_that_a_handler_sends_under_the_same_id_takes_the_lock_anew(line: Line) -> None:
