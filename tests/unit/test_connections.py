@@ -16,7 +16,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands, repeater
-from celery_singleton_lock.stores.redis.redlock import commands, conversation
+from celery_singleton_lock.stores.redis.redlock import commands, conversation, node
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import BATCH, Script
@@ -58,6 +58,15 @@ class Silent(Player):
 
     def answer(self, _: Sequence[bytes]) -> bytes:
         return b""
+
+
+class Replaced(Player):
+    """A master that became a replica: it does not write any more, and answers what it only reads."""
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        if command[1] == lock_commands.RECORDED.sha.encode():
+            return as_resp([1])
+        return as_resp(Exception("READONLY You can't write against a read only replica."))
 
 
 class CountedServer(PlayedServer):
@@ -225,6 +234,52 @@ class TestUnused:
         with pytest.raises(KeyboardInterrupt), server.connection():
             raise KeyboardInterrupt
         assert len(server._free) == 3 * TRIES - 1
+
+
+class TestReplaced:
+    """The connections to a server are open, but it is no longer the master; a new connection finds the new one."""
+
+    @pytest.fixture
+    def server(self, exits: ExitStack) -> CountedServer:
+        server = played({lock_commands.RECORDED: [[2, RECORD.content.decode(), 500]]})
+        exits.callback(server.close)
+        with ExitStack() as threads:
+            for _ in range(3):
+                threads.enter_context(server.connection())._wire._socket.player = Replaced()
+        return server
+
+    def test_renewal_finds_the_new_one(self, server: CountedServer) -> None:
+        """A child of a pool may use the store for nothing else."""
+        store, held = RedisStore(server, "s"), leases(1)
+        with pytest.raises(LockUnavailable, match="ReadOnlyError"):
+            store.renew(held, timeout=1.0)
+        assert store.renew(held, timeout=1.0) == [True]
+
+    def test_end_of_a_message_finds_the_new_one(self, server: CountedServer) -> None:
+        store = RedisStore(server, "s")
+        store._pending.add(("free", KEY, "x"), lock_commands.free(Hold.of_nobody(KEY), record=RECORD), seconds=TTL)
+        assert [store._pending._repeat() for _ in range(2)] == [True, False]
+
+    def test_old_one_is_not_asked_about_what_it_was_not_told(self, server: CountedServer) -> None:
+        store = RedisStore(server, "s")
+        store._pending.add(("free", KEY, "x"), lock_commands.free(Hold.of_nobody(KEY), record=RECORD), seconds=TTL)
+        found = store.recorded(KEY, RECORD.message)
+        assert found is not None
+        assert found.content == RECORD.content
+        assert not store._pending
+
+    def test_node_of_a_redlock_is_connected_to_anew(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        servers = [played() for _ in range(3)]
+        store = redlock(exits, servers)
+        with store._nodes.conversation() as conversation:
+            connection = conversation._connections[0]
+            assert connection is not None
+            connection._wire._socket.player = Replaced()
+        for seconds in (0.0, node.PAUSE):
+            monkeypatch.setattr(clock, "now", lambda now=clock.now, more=seconds: now() + more)
+            assert store.free(Hold(KEY, new_owner(), ttl=TTL)) == Freeing.NOW
+        assert [server.opened for server in servers] == [2, 1, 1]
+        assert not store._nodes.each[0].has_pending
 
 
 @pytest.mark.parametrize("is_answered", [False, True])

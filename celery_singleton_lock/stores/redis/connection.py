@@ -21,6 +21,7 @@ from redis.exceptions import (
     ConnectionError,
     InvalidResponse,
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError,
@@ -203,12 +204,17 @@ class Connection:
         """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
 
         Another round trip waits for the replicas, for all calls at once.
+
+        Raises:
+            ReadOnlyError: this server is no longer the master, so another connection is to carry them all out.
         """
         answers = self.answers([call.by_digest for call in calls])
         if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
             known = self.answers([calls[place].by_text for place in unknown])
             for place, answer in zip(unknown, known, strict=True):
                 answers[place] = answer
+        if any(isinstance(answer, ReadOnlyError) for answer in answers):
+            raise ReadOnlyError("it is a replica by now")
         understood = [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
         if places := [place for place, call in enumerate(calls) if call.replicas is not None]:
             acknowledged = self.ask(calls[places[0]].and_wait)

@@ -16,7 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ConnectionError, InvalidResponse, NoScriptError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import (
+    ConnectionError,
+    InvalidResponse,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger
@@ -292,6 +300,10 @@ class Conversation:
                         return
                 else:
                     self._note(index, request, self._understood(index, request, answer))
+                if isinstance(answer, ReadOnlyError):
+                    # The next connection may find the server that has taken its place.
+                    self._nodes[index].failed(answer)
+                    raise ConnectionError("it is a replica by now")
         except (RedisError, OSError) as error:
             self._break_off(index, error)
 
