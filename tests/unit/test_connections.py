@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -179,6 +181,20 @@ class TestAnswers:
         renewed = [lease.trusted_until > end for lease, end in zip(held, ends, strict=True)]
         assert renewed == [False] * BATCH + [True]
         assert not server._free, "the next answers on that connection may belong to another question"
+
+    @pytest.mark.parametrize("answer", [Exception("OOM no"), Exception("READONLY no"), 7])
+    def test_error_keeps_no_lease_alive(self, exits: ExitStack, answer: Any) -> None:
+        """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
+        store = RedisStore(played({lock_commands.RENEW: [answer]}), "s")
+        exits.callback(store.close)
+        held = leases(1)
+        gone = weakref.ref(held[0])
+        gc.disable()
+        exits.callback(gc.enable)
+        with suppress(LockUnavailable):
+            store.renew(held, timeout=1.0)
+        held.clear()
+        assert gone() is None
 
     def test_request_for_more_slots_costs_no_connection(self, exits: ExitStack) -> None:
         servers = [played({lock_commands.REFUSE: [[5, 3]]}) for _ in range(3)]

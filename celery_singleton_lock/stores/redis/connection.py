@@ -228,7 +228,7 @@ class Connection:
             return call.understood(answer)
         except InvalidResponse as error:
             self._is_understood = False
-            return error
+            return error.with_traceback(None)
 
     def _run(self, call: Call | Ready, command: Sent, asking: bool) -> Any:
         if call.replicas is None:
@@ -247,7 +247,7 @@ class Connection:
         try:
             return self.read()
         except ResponseError as error:
-            return error
+            return error.with_traceback(None)
 
     def arrived(self) -> Iterator[Any]:
         """The answers that are there, errors among them, without waiting for more; in non-blocking mode.
