@@ -71,6 +71,17 @@ class Replaced(Player):
         return as_resp(Exception("READONLY You can't write against a read only replica."))
 
 
+class Master(Player):
+    """Carries everything out; so many replicas follow it."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        self.replicas = replicas
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        return as_resp(self.replicas if command[0] == b"WAIT" else 1)
+
+
 class CountedServer(PlayedServer):
     """Counts its connections; there are no new ones while it `is_away`."""
 
@@ -274,6 +285,16 @@ class TestReplaced:
     def test_end_of_a_message_finds_the_new_one(self, server: CountedServer) -> None:
         store = RedisStore(server, "s")
         store._pending.add(("free", KEY, "x"), lock_commands.free(Hold.of_nobody(KEY), record=RECORD), seconds=TTL)
+        assert [store._pending._repeat() for _ in range(2)] == [True, False]
+
+    def test_end_of_a_message_is_not_left_with_one_that_does_not_know_it_yet(self, exits: ExitStack) -> None:
+        """No replica would keep what that one is told."""
+        server = CountedServer(Master(replicas=1))
+        exits.callback(server.close)
+        with server.connection() as connection:
+            connection._wire._socket.player = Master(replicas=0)
+        store, call = RedisStore(server, "s", replicas=1), lock_commands.free(Hold.of_nobody(KEY), record=RECORD)
+        store._pending.add(("free", KEY, "x"), call._replace(replicas=(1, 0.1)), seconds=TTL)
         assert [store._pending._repeat() for _ in range(2)] == [True, False]
 
     def test_old_one_is_not_asked_about_what_it_was_not_told(self, server: CountedServer) -> None:

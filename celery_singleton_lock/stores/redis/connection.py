@@ -88,8 +88,8 @@ class Connection:
         self.unanswered = 0
         #: Digests of scripts that were run here by their text, as their user has noted.
         self.ran: set[str] = set()
-        #: Whether each answer so far fitted what was asked.
-        self._is_understood = True
+        #: Whether each answer so far fitted what was asked, and came from a master that enough replicas follow.
+        self._is_of_use = True
         #: Pushed bytes that the socket has not taken yet.
         self._unsent = bytearray()
 
@@ -221,13 +221,15 @@ class Connection:
             for place in places:
                 if not isinstance(understood[place], Exception):
                     understood[place] = _if_enough(calls[place], understood[place], acknowledged)
+            # Others may follow another master by now, which the next connection may find.
+            self._is_of_use &= not any(isinstance(answer, TooFewReplicas) for answer in understood)
         return understood
 
     def _understood(self, call: Call, answer: Any) -> Any:
         try:
             return call.understood(answer)
         except InvalidResponse as error:
-            self._is_understood = False
+            self._is_of_use = False
             return error.with_traceback(None)
 
     def _run(self, call: Call | Ready, command: Sent, asking: bool) -> Any:
@@ -278,7 +280,7 @@ class Connection:
     @property
     def is_between(self) -> bool:
         """Whether all that was sent is answered, and nothing has come that was not asked for."""
-        return self._is_understood and not self.unanswered and not self._reader.has_data()
+        return self._is_of_use and not self.unanswered and not self._reader.has_data()
 
     def close(self) -> None:
         """End it, whatever is still under way."""
