@@ -333,6 +333,33 @@ def test_thread_waits_for_the_last_answer_to_a_release(
     assert store._nodes._repeat() is not is_answered
 
 
+class TestHalfOpen:
+    """A firewall has forgotten the connections to the nodes of a Redlock: there is no answer, and no error."""
+
+    @pytest.fixture
+    def store(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> RedlockStore:
+        store = redlock(exits, [played() for _ in range(3)])
+        with store._nodes.conversation() as talk:
+            for each in talk._connections:
+                assert each is not None
+                each._wire._socket.player = Silent()
+        monkeypatch.setattr(conversation, "MUTE_FOR", 0.0)
+        return store
+
+    def test_call_opens_new_ones(self, store: RedlockStore) -> None:
+        assert isinstance(store.acquire(asked(ttl=1.0)), Lease)
+
+    def test_release_is_repeated_if_the_store_is_not_used_again(
+        self, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(conversation, "MUTE_FOR", TTL)
+        with pytest.raises(LockUnavailable):
+            store.free(Hold(KEY, new_owner(), ttl=1.0))
+        monkeypatch.setattr(conversation, "MUTE_FOR", 0.0)
+        monkeypatch.setattr(conversation, "_UNUSED", -1.0)
+        assert not store._nodes._repeat()
+
+
 class TestLate:
     """The next attempts name to a node those that it has not answered, which costs a key each."""
 
