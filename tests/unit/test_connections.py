@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from redis.connection import ConnectionPool
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
@@ -18,10 +19,12 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands, repeater
+from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.redlock import commands, conversation, node
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import BATCH, Script
+from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import TRIES, RedisStore
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
 from tests.fuzz.targets.answers import KEY, VALUE, PlayedServer, Player, Wire, as_resp
@@ -331,6 +334,55 @@ def test_thread_waits_for_the_last_answer_to_a_release(
     assert started == ([] if is_answered else [store._nodes._repeater])
     monkeypatch.setattr(conversation, "_UNUSED", -1.0)
     assert store._nodes._repeat() is not is_answered
+
+
+class OfCluster(InTurn):
+    """Has all slots as far as it knows; or `has_lost` the other nodes."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__({})
+        self.host, self.has_lost = host, False
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        if command[0] == b"CLUSTER":
+            return as_resp([[0, 16383, [self.host, 1]]])
+        return as_resp(Exception("CLUSTERDOWN The cluster is down")) if self.has_lost else super().answer(command)
+
+
+class PlayedCluster(Cluster):
+    def __init__(self, *players: OfCluster) -> None:
+        self.played = {(it.host, 1): PlayedServer(it) for it in players}
+        super().__init__([*self.played], lambda host, port: ConnectionPool())
+
+    def _server(self, address: tuple[str, int]) -> Server:
+        return self._servers.setdefault(address, self.played[address])
+
+
+class TestLost:
+    """A master of a cluster has lost the other nodes, which have replaced it; clients reach them all."""
+
+    @pytest.fixture
+    def store(self, exits: ExitStack) -> RedisStore:
+        old, new = OfCluster("old"), OfCluster("new")
+        store = RedisStore(PlayedCluster(old, new), "s")
+        exits.callback(store.close)
+        assert store.free(Hold(KEY, new_owner(), ttl=TTL))
+        old.has_lost = True
+        return store
+
+    def test_question_finds_the_new_one(self, store: RedisStore) -> None:
+        assert isinstance(store.acquire(asked()), Lease)
+
+    def test_renewal_finds_the_new_one(self, store: RedisStore) -> None:
+        with pytest.raises(LockUnavailable):
+            store.renew(leases(1), timeout=1.0)
+        assert store.renew(leases(1), timeout=1.0) == [True]
+
+    def test_waiter_finds_the_new_one(self, store: RedisStore) -> None:
+        wake_up = RedisWakeUp(KEY, lambda: store._servers.server_of(KEY), "s")
+        assert wake_up.wait(0.01) is None
+        assert store._servers.server_of(KEY)._address == ("new", 1)
+        wake_up.__exit__(None, None, None)
 
 
 class TestHalfOpen:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, RedisError, ResponseError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas
@@ -61,6 +61,8 @@ class Cluster:
             except (RedisError, OSError) as error:
                 self._forget()
                 given = [error] * len(indexes)
+            if any(isinstance(answer, ClusterDownError) for answer in given):
+                self._doubt(address)
             answers.update(zip(indexes, given, strict=True))
         for index, call in enumerate(calls):
             if isinstance(answers[index], AskError):  # Or a MovedError, which is one.
@@ -114,6 +116,9 @@ class Cluster:
         except MovedError as moved:
             self._learn(moved, address)
             raise
+        except ClusterDownError:
+            self._doubt(address)
+            raise
         except NO_ANSWER:
             self._forget()
             raise
@@ -132,6 +137,9 @@ class Cluster:
                 address, asking = self._learn(moved, address), False
             except AskError as moving:
                 address, asking = (moving.host or address[0], moving.port), True
+            except ClusterDownError:
+                self._doubt(address)
+                raise
             except (*NO_ANSWER, TooFewReplicas):
                 self._forget()
                 raise
@@ -167,6 +175,11 @@ class Cluster:
     def _forget(self) -> None:
         """Read the map anew before the next call."""
         self._slots = {}
+
+    def _doubt(self, address: Address) -> None:
+        """Read the map anew, from this node last: it has lost the others, which may have replaced it by now."""
+        self._known = (*(each for each in self._known if each != address), address)
+        self._forget()
 
     def _read_map(self) -> dict[int, Address]:
         error: Exception | None = None
