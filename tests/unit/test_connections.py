@@ -378,6 +378,14 @@ class TestLost:
             store.renew(leases(1), timeout=1.0)
         assert store.renew(leases(1), timeout=1.0) == [True]
 
+    def test_new_one_is_not_asked_about_what_it_was_not_told(self, store: RedisStore) -> None:
+        """What is pending for the lock goes there first, although the old one has answered that."""
+        store._pending.add(("free", KEY, "x"), lock_commands.free(Hold.of_nobody(KEY), record=RECORD), seconds=TTL)
+        store.acquire(asked())
+        names = {script.sha.encode(): script.name for script in (lock_commands.FREE, lock_commands.ACQUIRE)}
+        new = store._servers.played["new", 1]._player.asked
+        assert [names[command[1]] for command in new if command[0] == b"EVALSHA"] == ["lock/free", "lock/acquire"]
+
     def test_waiter_finds_the_new_one(self, store: RedisStore) -> None:
         wake_up = RedisWakeUp(KEY, lambda: store._servers.server_of(KEY), "s")
         assert wake_up.wait(0.01) is None
