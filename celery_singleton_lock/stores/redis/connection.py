@@ -20,6 +20,7 @@ from redis.connection import Connection as RedisPyConnection
 from redis.exceptions import (
     ConnectionError,
     InvalidResponse,
+    MasterDownError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
@@ -54,6 +55,15 @@ def packed(command: Sent) -> bytes:
     parts: Any = tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
     packed: bytes = hiredis.pack_command(parts)
     return packed
+
+
+def may_be_replaced(error: object) -> bool:
+    """Whether a server's error says that another one may be the master by now, which only a new connection would find:
+    this one is a replica, or has lost its replicas.
+    """
+    if not isinstance(error, ResponseError):
+        return False
+    return isinstance(error, (ReadOnlyError, MasterDownError)) or str(error).startswith("NOREPLICAS")
 
 
 class TooFewReplicas(RedisError):
@@ -206,15 +216,15 @@ class Connection:
         Another round trip waits for the replicas, for all calls at once.
 
         Raises:
-            ReadOnlyError: this server is no longer the master, so another connection is to carry them all out.
+            ReadOnlyError: this server may no longer be the master, so another connection is to carry them all out.
         """
         answers = self.answers([call.by_digest for call in calls])
         if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
             known = self.answers([calls[place].by_text for place in unknown])
             for place, answer in zip(unknown, known, strict=True):
                 answers[place] = answer
-        if any(isinstance(answer, ReadOnlyError) for answer in answers):
-            raise ReadOnlyError("it is a replica by now")
+        if refused := [answer for answer in answers if may_be_replaced(answer)]:
+            raise ReadOnlyError(str(refused[0]))
         understood = [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
         if places := [place for place, call in enumerate(calls) if call.replicas is not None]:
             acknowledged = self.ask(calls[places[0]].and_wait)

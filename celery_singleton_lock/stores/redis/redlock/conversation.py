@@ -20,7 +20,6 @@ from redis.exceptions import (
     ConnectionError,
     InvalidResponse,
     NoScriptError,
-    ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError,
@@ -28,7 +27,7 @@ from redis.exceptions import (
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger
-from celery_singleton_lock.stores.redis.connection import Connection, packed
+from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced, packed
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.script import Call
@@ -307,10 +306,10 @@ class Conversation:
                         return
                 else:
                     self._note(index, request, self._understood(index, request, answer))
-                if isinstance(answer, ReadOnlyError):
+                if may_be_replaced(answer):
                     # The next connection may find the server that has taken its place.
                     self._nodes[index].failed(answer)
-                    raise ConnectionError("it is a replica by now")
+                    raise ConnectionError("it may be the master no more")
         except (RedisError, OSError) as error:
             self._break_off(index, error)
 
