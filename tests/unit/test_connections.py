@@ -354,15 +354,15 @@ def test_thread_waits_for_the_last_answer_to_a_release(
 
 
 class OfCluster(InTurn):
-    """Has all slots as far as it knows; or `has_lost` the other nodes."""
+    """Has all slots as far as it knows; or `has_lost` the other nodes, or `has_left` the cluster."""
 
     def __init__(self, host: str) -> None:
         super().__init__({})
-        self.host, self.has_lost = host, False
+        self.host, self.has_lost, self.has_left = host, False, False
 
     def answer(self, command: Sequence[bytes]) -> bytes:
         if command[0] == b"CLUSTER":
-            return as_resp([[0, 16383, [self.host, 1]]])
+            return as_resp([] if self.has_left else [[0, 16383, [self.host, 1]]])
         return as_resp(Exception("CLUSTERDOWN The cluster is down")) if self.has_lost else super().answer(command)
 
 
@@ -373,6 +373,15 @@ class PlayedCluster(Cluster):
 
     def _server(self, address: tuple[str, int]) -> Server:
         return self._servers.setdefault(address, self.played[address])
+
+
+def test_node_that_has_left_the_cluster_is_not_asked_for_the_map(exits: ExitStack) -> None:
+    """It may still be the first one in the URL."""
+    removed, there = OfCluster("removed"), OfCluster("there")
+    removed.has_left = True
+    store = RedisStore(PlayedCluster(removed, there), "s")
+    exits.callback(store.close)
+    assert isinstance(store.acquire(asked()), Lease)
 
 
 class TestLost:

@@ -189,6 +189,9 @@ class Cluster:
             except (RedisError, OSError) as failed:
                 error = failed
                 continue
+            if not ranges:
+                error = ConnectionError("the node has left the cluster")
+                continue
             everybody = [_named(node, address) for _, _, *nodes in ranges for node in nodes]
             self._known = tuple(dict.fromkeys((*everybody, *self._known)))
             return {
