@@ -69,6 +69,20 @@ class TestSentNow:
         assert self.sent == [self.calls["mine"]]
         assert pending.ids() == [("free", "other", "x")]
 
+    def test_signal_handler_adds_a_call_while_they_are_looked_at(self, pending: PendingCalls) -> None:
+        class Moment(float):
+            def __lt__(_, now: float) -> bool:
+                if "new" not in self.calls:
+                    self.calls["new"] = lock_commands.abandon(Hold("new", "x", ttl=5.0))
+                    pending.add(("free", "new", "x"), self.calls["new"], seconds=60.0)
+                return False
+
+        (id_of_mine, mine), _ = pending._calls.items()
+        pending._calls[id_of_mine] = mine._replace(until=Moment())
+        pending.send("mine")
+        assert self.sent == [self.calls["mine"]]
+        assert [key for _, key, _ in pending.ids()] == ["other", "new"]
+
     @pytest.mark.parametrize(
         "error",
         [

@@ -124,7 +124,8 @@ class PendingCalls:
     def _due(self) -> list[tuple[CallId, _Pending]]:
         with self._mutex:
             now = clock.now()
-            for call_id in [call_id for call_id, it in self._calls.items() if now > it.until]:
+            # Of a copy: a signal's handler may add one meanwhile.
+            for call_id in [call_id for call_id, it in list(self._calls.items()) if now > it.until]:
                 del self._calls[call_id]
                 logger.warning(
                     "%s: a release or the end of a message was never answered, and is given up (a lock has "
