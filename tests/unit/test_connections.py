@@ -101,6 +101,28 @@ class CountedServer(PlayedServer):
         return super().open(step)
 
 
+class OfCluster(InTurn):
+    """Has all slots as far as it knows; or `has_lost` the other nodes, or `has_left` the cluster."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__({})
+        self.host, self.has_lost, self.has_left = host, False, False
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        if command[0] == b"CLUSTER":
+            return as_resp([] if self.has_left else [[0, 16383, [self.host, 1]]])
+        return as_resp(Exception("CLUSTERDOWN The cluster is down")) if self.has_lost else super().answer(command)
+
+
+class PlayedCluster(Cluster):
+    def __init__(self, *players: OfCluster) -> None:
+        self.played = {(it.host, 1): PlayedServer(it) for it in players}
+        super().__init__([*self.played], lambda host, port: ConnectionPool())
+
+    def _server(self, address: tuple[str, int]) -> Server:
+        return self._servers.setdefault(address, self.played[address])
+
+
 def played(answers: dict[Script, Sequence[Any]] | None = None) -> CountedServer:
     return CountedServer(InTurn(answers or {}))
 
@@ -187,6 +209,18 @@ def test_closing_while_a_thread_takes_the_last_one_is_not_an_error(exits: ExitSt
     store.close()
 
 
+def assert_keeps_no_lease_alive(exits: ExitStack, store: RedisStore) -> None:
+    """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
+    held = leases(1)
+    gone = weakref.ref(held[0])
+    gc.disable()
+    exits.callback(gc.enable)
+    with suppress(LockUnavailable):
+        store.renew(held, timeout=1.0)
+    held.clear()
+    assert gone() is None
+
+
 class TestAnswers:
     def test_invalid_answer_does_not_affect_the_other_answers(self, exits: ExitStack) -> None:
         server = played({lock_commands.RENEW: [7]})
@@ -202,17 +236,17 @@ class TestAnswers:
 
     @pytest.mark.parametrize("answer", [Exception("OOM no"), Exception("READONLY no"), 7])
     def test_error_keeps_no_lease_alive(self, exits: ExitStack, answer: Any) -> None:
-        """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
         store = RedisStore(played({lock_commands.RENEW: [answer]}), "s")
         exits.callback(store.close)
-        held = leases(1)
-        gone = weakref.ref(held[0])
-        gc.disable()
-        exits.callback(gc.enable)
-        with suppress(LockUnavailable):
-            store.renew(held, timeout=1.0)
-        held.clear()
-        assert gone() is None
+        assert_keeps_no_lease_alive(exits, store)
+
+    def test_silence_in_a_cluster_keeps_no_lease_alive(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        node = OfCluster("node")
+        store = RedisStore(PlayedCluster(node), "s")
+        exits.callback(store.close)
+        assert store.free(Hold(KEY, new_owner(), ttl=TTL))
+        monkeypatch.setattr(node, "answer", lambda command: b"")
+        assert_keeps_no_lease_alive(exits, store)
 
     def test_request_for_more_slots_costs_no_connection(self, exits: ExitStack) -> None:
         servers = [played({lock_commands.REFUSE: [[5, 3]]}) for _ in range(3)]
@@ -351,28 +385,6 @@ def test_thread_waits_for_the_last_answer_to_a_release(
     assert started == ([] if is_answered else [store._nodes._repeater])
     monkeypatch.setattr(conversation, "_UNUSED", -1.0)
     assert store._nodes._repeat() is not is_answered
-
-
-class OfCluster(InTurn):
-    """Has all slots as far as it knows; or `has_lost` the other nodes, or `has_left` the cluster."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__({})
-        self.host, self.has_lost, self.has_left = host, False, False
-
-    def answer(self, command: Sequence[bytes]) -> bytes:
-        if command[0] == b"CLUSTER":
-            return as_resp([] if self.has_left else [[0, 16383, [self.host, 1]]])
-        return as_resp(Exception("CLUSTERDOWN The cluster is down")) if self.has_lost else super().answer(command)
-
-
-class PlayedCluster(Cluster):
-    def __init__(self, *players: OfCluster) -> None:
-        self.played = {(it.host, 1): PlayedServer(it) for it in players}
-        super().__init__([*self.played], lambda host, port: ConnectionPool())
-
-    def _server(self, address: tuple[str, int]) -> Server:
-        return self._servers.setdefault(address, self.played[address])
 
 
 def test_node_that_has_left_the_cluster_is_not_asked_for_the_map(exits: ExitStack) -> None:
