@@ -301,6 +301,18 @@ def test_oldest_of_many_processes_is_woken(store: Store, server: RedisServer, bl
         assert [process.places[KEY] for process in processes if process.heard] == [FIRST]
 
 
+def test_wake_up_takes_the_place_of_no_other(store: Store, server: RedisServer) -> None:
+    """Of those for a semaphore, each is for another waiter; nobody blocks at this moment."""
+    leases = [taken(store, limit=3) for _ in range(3)]
+    asked = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("waiter"), waiting=True, limit=3)
+    assert isinstance(store.acquire(asked), Held)
+    for lease in leases:
+        assert store.free(lease)
+    store.wake(KEY)
+    with server.client() as client:
+        assert client.llen(keyspace.wake_key(KEY)) == 3
+
+
 def test_old_place_of_the_process_itself_hides_no_other(store: Store, server: RedisServer) -> None:
     """Its first copy has begun since it took that place."""
     taken(store)

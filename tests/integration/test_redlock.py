@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -191,6 +191,22 @@ class TestReach:
             assert clock.now() - began < 10.0, "no round has waited for it"
             store.close()
 
+    def test_connections_that_a_firewall_has_forgotten_are_replaced(self, nodes: Nodes) -> None:
+        with ExitStack() as exits:
+            ways = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]
+            store = open_url(";".join(f"redis://127.0.0.1:{way.port}" for way in ways), BELIEVED)
+            exits.callback(store.close)
+            assert store.free(taken(store))
+            for way in ways:
+                way.forsake()
+            began = clock.now()
+            with suppress(LockUnavailable):
+                store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("first")))
+            clock.sleep(max(began + conversation.MUTE_FOR - clock.now(), 0.0))
+            assert isinstance(
+                store.acquire(LockRequest(f"{KEY}:2", new_owner(), ttl=TTL, holder=Holder("second"))), Lease
+            )
+
     def test_refusal_waits_for_the_majority_that_agrees(self, nodes: Nodes) -> None:
         urls = nodes.url.split(";")
         with LossyProxy(nodes.servers[4].port) as slow:
@@ -205,8 +221,11 @@ class TestReach:
             assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
             store.close()
 
-    def test_silence_does_not_take_back_a_refusal(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_silence_does_not_take_back_a_refusal(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The refusal may belong to another copy, which looks like this one."""
+        monkeypatch.setattr(conversation, "MUTE_FOR", LONG)  # The nodes are to get all that is sent.
         record, key = Record(ME.message, b"refused", 60.0), keyspace.done_key(KEY, ME.message)
         clients = [server.client() for server in nodes.servers]
         assert store.refuse(KEY, ME, record) is None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from redis.connection import ConnectionPool
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
@@ -16,10 +19,12 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands, repeater
-from celery_singleton_lock.stores.redis.redlock import commands, conversation
+from celery_singleton_lock.stores.redis.cluster import Cluster
+from celery_singleton_lock.stores.redis.redlock import commands, conversation, node
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import BATCH, Script
+from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import TRIES, RedisStore
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
 from tests.fuzz.targets.answers import KEY, VALUE, PlayedServer, Player, Wire, as_resp
@@ -60,6 +65,30 @@ class Silent(Player):
         return b""
 
 
+class Replaced(Player):
+    """A master that was replaced: it does not write any more, and answers what it only reads."""
+
+    def __init__(self, refusal: str) -> None:
+        super().__init__()
+        self.refusal = refusal
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        if command[1] == lock_commands.RECORDED.sha.encode():
+            return as_resp([1])
+        return as_resp(Exception(self.refusal))
+
+
+class Master(Player):
+    """Carries everything out; so many replicas follow it."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        self.replicas = replicas
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        return as_resp(self.replicas if command[0] == b"WAIT" else 1)
+
+
 class CountedServer(PlayedServer):
     """Counts its connections; there are no new ones while it `is_away`."""
 
@@ -70,6 +99,28 @@ class CountedServer(PlayedServer):
             raise TimeoutError
         self.opened += 1
         return super().open(step)
+
+
+class OfCluster(InTurn):
+    """Has all slots as far as it knows; or `has_lost` the other nodes, or `has_left` the cluster."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__({})
+        self.host, self.has_lost, self.has_left = host, False, False
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        if command[0] == b"CLUSTER":
+            return as_resp([] if self.has_left else [[0, 16383, [self.host, 1]]])
+        return as_resp(Exception("CLUSTERDOWN The cluster is down")) if self.has_lost else super().answer(command)
+
+
+class PlayedCluster(Cluster):
+    def __init__(self, *players: OfCluster) -> None:
+        self.played = {(it.host, 1): PlayedServer(it) for it in players}
+        super().__init__([*self.played], lambda host, port: ConnectionPool())
+
+    def _server(self, address: tuple[str, int]) -> Server:
+        return self._servers.setdefault(address, self.played[address])
 
 
 def played(answers: dict[Script, Sequence[Any]] | None = None) -> CountedServer:
@@ -158,6 +209,18 @@ def test_closing_while_a_thread_takes_the_last_one_is_not_an_error(exits: ExitSt
     store.close()
 
 
+def assert_keeps_no_lease_alive(exits: ExitStack, store: RedisStore) -> None:
+    """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
+    held = leases(1)
+    gone = weakref.ref(held[0])
+    gc.disable()
+    exits.callback(gc.enable)
+    with suppress(LockUnavailable):
+        store.renew(held, timeout=1.0)
+    held.clear()
+    assert gone() is None
+
+
 class TestAnswers:
     def test_invalid_answer_does_not_affect_the_other_answers(self, exits: ExitStack) -> None:
         server = played({lock_commands.RENEW: [7]})
@@ -170,6 +233,20 @@ class TestAnswers:
         renewed = [lease.trusted_until > end for lease, end in zip(held, ends, strict=True)]
         assert renewed == [False] * BATCH + [True]
         assert not server._free, "the next answers on that connection may belong to another question"
+
+    @pytest.mark.parametrize("answer", [Exception("OOM no"), Exception("READONLY no"), 7])
+    def test_error_keeps_no_lease_alive(self, exits: ExitStack, answer: Any) -> None:
+        store = RedisStore(played({lock_commands.RENEW: [answer]}), "s")
+        exits.callback(store.close)
+        assert_keeps_no_lease_alive(exits, store)
+
+    def test_silence_in_a_cluster_keeps_no_lease_alive(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        node = OfCluster("node")
+        store = RedisStore(PlayedCluster(node), "s")
+        exits.callback(store.close)
+        assert store.free(Hold(KEY, new_owner(), ttl=TTL))
+        monkeypatch.setattr(node, "answer", lambda command: b"")
+        assert_keeps_no_lease_alive(exits, store)
 
     def test_request_for_more_slots_costs_no_connection(self, exits: ExitStack) -> None:
         servers = [played({lock_commands.REFUSE: [[5, 3]]}) for _ in range(3)]
@@ -227,6 +304,75 @@ class TestUnused:
         assert len(server._free) == 3 * TRIES - 1
 
 
+class TestReplaced:
+    """The connections to a server are open, but it is no longer the master; a new connection finds the new one."""
+
+    @pytest.fixture(params=["READONLY It is a replica", "MASTERDOWN Link is down", "NOREPLICAS Not enough of them"])
+    def refusal(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def server(self, exits: ExitStack, refusal: str) -> CountedServer:
+        server = played({lock_commands.RECORDED: [[2, RECORD.content.decode(), 500]]})
+        exits.callback(server.close)
+        with ExitStack() as threads:
+            for _ in range(3):
+                threads.enter_context(server.connection())._wire._socket.player = Replaced(refusal)
+        return server
+
+    def test_renewal_finds_the_new_one(self, server: CountedServer) -> None:
+        """A child of a pool may use the store for nothing else."""
+        store, held = RedisStore(server, "s"), leases(1)
+        with pytest.raises(LockUnavailable, match="ReadOnlyError"):
+            store.renew(held, timeout=1.0)
+        assert store.renew(held, timeout=1.0) == [True]
+
+    def test_question_finds_the_new_one(self, server: CountedServer) -> None:
+        """Maybe not at once: too few replicas may also be a matter of minutes."""
+        store = RedisStore(server, "s")
+        with suppress(LockUnavailable):
+            store.refuse(KEY, Holder("id"), RECORD)
+        assert store.refuse(KEY, Holder("id"), RECORD) is None
+
+    def test_end_of_a_message_finds_the_new_one(self, server: CountedServer) -> None:
+        store = RedisStore(server, "s")
+        store._pending.add(("free", KEY, "x"), lock_commands.free(Hold.of_nobody(KEY), record=RECORD), seconds=TTL)
+        assert [store._pending._repeat() for _ in range(2)] == [True, False]
+
+    def test_end_of_a_message_is_not_left_with_one_that_does_not_know_it_yet(self, exits: ExitStack) -> None:
+        """No replica would keep what that one is told."""
+        server = CountedServer(Master(replicas=1))
+        exits.callback(server.close)
+        with server.connection() as connection:
+            connection._wire._socket.player = Master(replicas=0)
+        store, call = RedisStore(server, "s", replicas=1), lock_commands.free(Hold.of_nobody(KEY), record=RECORD)
+        store._pending.add(("free", KEY, "x"), call._replace(replicas=(1, 0.1)), seconds=TTL)
+        assert [store._pending._repeat() for _ in range(2)] == [True, False]
+
+    def test_old_one_is_not_asked_about_what_it_was_not_told(self, server: CountedServer) -> None:
+        store = RedisStore(server, "s")
+        store._pending.add(("free", KEY, "x"), lock_commands.free(Hold.of_nobody(KEY), record=RECORD), seconds=TTL)
+        found = store.recorded(KEY, RECORD.message)
+        assert found is not None
+        assert found.content == RECORD.content
+        assert not store._pending
+
+    def test_node_of_a_redlock_is_connected_to_anew(
+        self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch, refusal: str
+    ) -> None:
+        servers = [played() for _ in range(3)]
+        store = redlock(exits, servers)
+        with store._nodes.conversation() as conversation:
+            connection = conversation._connections[0]
+            assert connection is not None
+            connection._wire._socket.player = Replaced(refusal)
+        for seconds in (0.0, node.PAUSE):
+            monkeypatch.setattr(clock, "now", lambda now=clock.now, more=seconds: now() + more)
+            assert store.free(Hold(KEY, new_owner(), ttl=TTL)) == Freeing.NOW
+        assert [server.opened for server in servers] == [2, 1, 1]
+        assert not store._nodes.each[0].has_pending
+
+
 @pytest.mark.parametrize("is_answered", [False, True])
 def test_thread_waits_for_the_last_answer_to_a_release(
     exits: ExitStack, monkeypatch: pytest.MonkeyPatch, is_answered: bool
@@ -239,6 +385,77 @@ def test_thread_waits_for_the_last_answer_to_a_release(
     assert started == ([] if is_answered else [store._nodes._repeater])
     monkeypatch.setattr(conversation, "_UNUSED", -1.0)
     assert store._nodes._repeat() is not is_answered
+
+
+def test_node_that_has_left_the_cluster_is_not_asked_for_the_map(exits: ExitStack) -> None:
+    """It may still be the first one in the URL."""
+    removed, there = OfCluster("removed"), OfCluster("there")
+    removed.has_left = True
+    store = RedisStore(PlayedCluster(removed, there), "s")
+    exits.callback(store.close)
+    assert isinstance(store.acquire(asked()), Lease)
+
+
+class TestLost:
+    """A master of a cluster has lost the other nodes, which have replaced it; clients reach them all."""
+
+    @pytest.fixture
+    def store(self, exits: ExitStack) -> RedisStore:
+        old, new = OfCluster("old"), OfCluster("new")
+        store = RedisStore(PlayedCluster(old, new), "s")
+        exits.callback(store.close)
+        assert store.free(Hold(KEY, new_owner(), ttl=TTL))
+        old.has_lost = True
+        return store
+
+    def test_question_finds_the_new_one(self, store: RedisStore) -> None:
+        assert isinstance(store.acquire(asked()), Lease)
+
+    def test_renewal_finds_the_new_one(self, store: RedisStore) -> None:
+        with pytest.raises(LockUnavailable):
+            store.renew(leases(1), timeout=1.0)
+        assert store.renew(leases(1), timeout=1.0) == [True]
+
+    def test_new_one_is_not_asked_about_what_it_was_not_told(self, store: RedisStore) -> None:
+        """What is pending for the lock goes there first, although the old one has answered that."""
+        store._pending.add(("free", KEY, "x"), lock_commands.free(Hold.of_nobody(KEY), record=RECORD), seconds=TTL)
+        store.acquire(asked())
+        names = {script.sha.encode(): script.name for script in (lock_commands.FREE, lock_commands.ACQUIRE)}
+        new = store._servers.played["new", 1]._player.asked
+        assert [names[command[1]] for command in new if command[0] == b"EVALSHA"] == ["lock/free", "lock/acquire"]
+
+    def test_waiter_finds_the_new_one(self, store: RedisStore) -> None:
+        wake_up = RedisWakeUp(KEY, lambda: store._servers.server_of(KEY), "s")
+        assert wake_up.wait(0.01) is None
+        assert store._servers.server_of(KEY)._address == ("new", 1)
+        wake_up.__exit__(None, None, None)
+
+
+class TestHalfOpen:
+    """A firewall has forgotten the connections to the nodes of a Redlock: there is no answer, and no error."""
+
+    @pytest.fixture
+    def store(self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> RedlockStore:
+        store = redlock(exits, [played() for _ in range(3)])
+        with store._nodes.conversation() as talk:
+            for each in talk._connections:
+                assert each is not None
+                each._wire._socket.player = Silent()
+        monkeypatch.setattr(conversation, "MUTE_FOR", 0.0)
+        return store
+
+    def test_call_opens_new_ones(self, store: RedlockStore) -> None:
+        assert isinstance(store.acquire(asked(ttl=1.0)), Lease)
+
+    def test_release_is_repeated_if_the_store_is_not_used_again(
+        self, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(conversation, "MUTE_FOR", TTL)
+        with pytest.raises(LockUnavailable):
+            store.free(Hold(KEY, new_owner(), ttl=1.0))
+        monkeypatch.setattr(conversation, "MUTE_FOR", 0.0)
+        monkeypatch.setattr(conversation, "_UNUSED", -1.0)
+        assert not store._nodes._repeat()
 
 
 class TestLate:

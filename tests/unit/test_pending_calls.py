@@ -6,11 +6,12 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ClusterDownError, ConnectionError, ReadOnlyError, ResponseError, TryAgainError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call
@@ -68,10 +69,34 @@ class TestSentNow:
         assert self.sent == [self.calls["mine"]]
         assert pending.ids() == [("free", "other", "x")]
 
-    def test_silence_is_an_error(self, pending: PendingCalls) -> None:
-        """Of one master of a cluster; the error is in place of the answer."""
-        self.answer = ConnectionError("cut")
-        with pytest.raises(ConnectionError):
+    def test_signal_handler_adds_a_call_while_they_are_looked_at(self, pending: PendingCalls) -> None:
+        class Moment(float):
+            def __lt__(_, now: float) -> bool:
+                if "new" not in self.calls:
+                    self.calls["new"] = lock_commands.abandon(Hold("new", "x", ttl=5.0))
+                    pending.add(("free", "new", "x"), self.calls["new"], seconds=60.0)
+                return False
+
+        (id_of_mine, mine), _ = pending._calls.items()
+        pending._calls[id_of_mine] = mine._replace(until=Moment())
+        pending.send("mine")
+        assert self.sent == [self.calls["mine"]]
+        assert [key for _, key, _ in pending.ids()] == ["other", "new"]
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            ConnectionError("cut"),
+            ClusterDownError("down"),
+            TryAgainError(),
+            ReadOnlyError(),
+            TooFewReplicas(1, "0 of 1"),
+        ],
+    )
+    def test_what_another_server_may_not_know_is_an_error(self, pending: PendingCalls, error: Exception) -> None:
+        """Of one master of a cluster, for example; the error is in place of the answer."""
+        self.answer = error
+        with pytest.raises(type(error)):
             pending.send("mine")
         assert len(pending.ids()) == 2
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, RedisError, ResponseError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas
@@ -54,20 +54,22 @@ class Cluster:
             try:
                 by_address.setdefault(self._address_of(call.keys[0]), []).append(index)
             except (RedisError, OSError) as error:
-                answers[index] = error
+                answers[index] = _alone(error)
         for address, indexes in by_address.items():
             try:
                 given = self._server(address).run_each([calls[index] for index in indexes], step=step)
             except (RedisError, OSError) as error:
                 self._forget()
-                given = [error] * len(indexes)
+                given = [_alone(error)] * len(indexes)
+            if any(isinstance(answer, ClusterDownError) for answer in given):
+                self._doubt(address)
             answers.update(zip(indexes, given, strict=True))
         for index, call in enumerate(calls):
             if isinstance(answers[index], AskError):  # Or a MovedError, which is one.
                 try:
                     answers[index] = self.run(call, step=step)
                 except (RedisError, OSError) as error:
-                    answers[index] = error
+                    answers[index] = _alone(error)
         return [answers[index] for index in range(len(calls))]
 
     def server_of(self, key: str) -> ClusterPart:
@@ -114,6 +116,9 @@ class Cluster:
         except MovedError as moved:
             self._learn(moved, address)
             raise
+        except ClusterDownError:
+            self._doubt(address)
+            raise
         except NO_ANSWER:
             self._forget()
             raise
@@ -132,6 +137,9 @@ class Cluster:
                 address, asking = self._learn(moved, address), False
             except AskError as moving:
                 address, asking = (moving.host or address[0], moving.port), True
+            except ClusterDownError:
+                self._doubt(address)
+                raise
             except (*NO_ANSWER, TooFewReplicas):
                 self._forget()
                 raise
@@ -168,6 +176,11 @@ class Cluster:
         """Read the map anew before the next call."""
         self._slots = {}
 
+    def _doubt(self, address: Address) -> None:
+        """Read the map anew, from this node last: it has lost the others, which may have replaced it by now."""
+        self._known = (*(each for each in self._known if each != address), address)
+        self._forget()
+
     def _read_map(self) -> dict[int, Address]:
         error: Exception | None = None
         for address in self._known:
@@ -175,6 +188,9 @@ class Cluster:
                 ranges = self._server(address).command("CLUSTER", "SLOTS")
             except (RedisError, OSError) as failed:
                 error = failed
+                continue
+            if not ranges:
+                error = ConnectionError("the node has left the cluster")
                 continue
             everybody = [_named(node, address) for _, _, *nodes in ranges for node in nodes]
             self._known = tuple(dict.fromkeys((*everybody, *self._known)))
@@ -210,6 +226,12 @@ class ClusterPart:
 
     def connection(self) -> AbstractContextManager[Connection]:
         return self._cluster.connection_to(self._address)
+
+
+def _alone(error: RedisError | OSError) -> RedisError | OSError:
+    """The error, which takes the place of an answer, without the frames that refer to it; see `Connection.read`."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _ask(command: Command, server: Server, asking: bool) -> Any:

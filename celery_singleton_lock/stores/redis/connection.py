@@ -20,7 +20,9 @@ from redis.connection import Connection as RedisPyConnection
 from redis.exceptions import (
     ConnectionError,
     InvalidResponse,
+    MasterDownError,
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError,
@@ -55,6 +57,15 @@ def packed(command: Sent) -> bytes:
     return packed
 
 
+def may_be_replaced(error: object) -> bool:
+    """Whether a server's error says that another one may be the master by now, which only a new connection would find:
+    this one is a replica, or has lost its replicas.
+    """
+    if not isinstance(error, ResponseError):
+        return False
+    return isinstance(error, (ReadOnlyError, MasterDownError)) or str(error).startswith("NOREPLICAS")
+
+
 class TooFewReplicas(RedisError):
     """A script was run, and too few replicas have its writes.
 
@@ -87,8 +98,8 @@ class Connection:
         self.unanswered = 0
         #: Digests of scripts that were run here by their text, as their user has noted.
         self.ran: set[str] = set()
-        #: Whether each answer so far fitted what was asked.
-        self._is_understood = True
+        #: Whether each answer so far fitted what was asked, and came from a master that enough replicas follow.
+        self._is_of_use = True
         #: Pushed bytes that the socket has not taken yet.
         self._unsent = bytearray()
 
@@ -203,26 +214,33 @@ class Connection:
         """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
 
         Another round trip waits for the replicas, for all calls at once.
+
+        Raises:
+            ReadOnlyError: this server may no longer be the master, so another connection is to carry them all out.
         """
         answers = self.answers([call.by_digest for call in calls])
         if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
             known = self.answers([calls[place].by_text for place in unknown])
             for place, answer in zip(unknown, known, strict=True):
                 answers[place] = answer
+        if refused := [answer for answer in answers if may_be_replaced(answer)]:
+            raise ReadOnlyError(str(refused[0]))
         understood = [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
         if places := [place for place, call in enumerate(calls) if call.replicas is not None]:
             acknowledged = self.ask(calls[places[0]].and_wait)
             for place in places:
                 if not isinstance(understood[place], Exception):
                     understood[place] = _if_enough(calls[place], understood[place], acknowledged)
+            # Others may follow another master by now, which the next connection may find.
+            self._is_of_use &= not any(isinstance(answer, TooFewReplicas) for answer in understood)
         return understood
 
     def _understood(self, call: Call, answer: Any) -> Any:
         try:
             return call.understood(answer)
         except InvalidResponse as error:
-            self._is_understood = False
-            return error
+            self._is_of_use = False
+            return error.with_traceback(None)
 
     def _run(self, call: Call | Ready, command: Sent, asking: bool) -> Any:
         if call.replicas is None:
@@ -241,7 +259,7 @@ class Connection:
         try:
             return self.read()
         except ResponseError as error:
-            return error
+            return error.with_traceback(None)
 
     def arrived(self) -> Iterator[Any]:
         """The answers that are there, errors among them, without waiting for more; in non-blocking mode.
@@ -272,7 +290,7 @@ class Connection:
     @property
     def is_between(self) -> bool:
         """Whether all that was sent is answered, and nothing has come that was not asked for."""
-        return self._is_understood and not self.unanswered and not self._reader.has_data()
+        return self._is_of_use and not self.unanswered and not self._reader.has_data()
 
     def close(self) -> None:
         """End it, whatever is still under way."""

@@ -328,7 +328,7 @@ def superseded(holds: Sequence[Hold], answer: Any) -> list[str | None]:
 
 
 def wake(key: str, *, limit: int = 0) -> Call:
-    """Wake a waiter; there are never more wake-ups than may hold the lock.
+    """Wake a waiter; if there are as many wake-ups as may hold the lock, there will be no more than before.
 
     Without a limit, a wake-up that was taken from the list is passed on: there are no more than before.
     """

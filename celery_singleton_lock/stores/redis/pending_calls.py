@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
+from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, TooFewReplicas
 from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call, Ready, batches
 
@@ -26,6 +27,10 @@ MOST = 10_000
 
 #: Calls in one round trip.
 BATCH = 50
+
+#: Errors after which another server may answer the next question, and not know what is pending. Others, such as a lack
+#: of memory, meet that question as well.
+_ELSEWHERE = (*NO_ANSWER, TooFewReplicas, ReadOnlyError, ClusterDownError, TryAgainError)
 
 #: Identifies a call: what it ends, the key of the lock, and the owner.
 CallId = tuple[str, str, str]
@@ -88,11 +93,11 @@ class PendingCalls:
         """Send those of a lock again, now: what is asked next comes after them.
 
         Raises:
-            RedisError, OSError: no answer.
+            RedisError, OSError: no answer, or an error after which another server may answer what is asked next.
         """
         for batch in batches([it for it in self._due() if it[0][1] == key], BATCH):
             for answer in self._send(batch):
-                if isinstance(answer, NO_ANSWER):
+                if isinstance(answer, _ELSEWHERE):
                     raise answer
 
     def _repeat(self) -> bool:
@@ -119,7 +124,8 @@ class PendingCalls:
     def _due(self) -> list[tuple[CallId, _Pending]]:
         with self._mutex:
             now = clock.now()
-            for call_id in [call_id for call_id, it in self._calls.items() if now > it.until]:
+            # Of a copy: a signal's handler may add one meanwhile.
+            for call_id in [call_id for call_id, it in list(self._calls.items()) if now > it.until]:
                 del self._calls[call_id]
                 logger.warning(
                     "%s: a release or the end of a message was never answered, and is given up (a lock has "

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from redis.backoff import NoBackoff
 from redis.connection import Connection as RedisPyConnection
 from redis.connection import ConnectionPool
-from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis._redis_py import names_of_library
-from celery_singleton_lock.stores.redis.connection import Connection
+from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
@@ -190,7 +190,7 @@ class Server:
         return connection
 
     def _give_back_after(self, error: BaseException, connection: Connection) -> None:
-        if isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError):
+        if isinstance(error, ResponseError) and not may_be_replaced(error):
             self._give_back(connection)
         else:
             # It is broken; or a failover is under way (its replicas may have left it), and the next connection may find

@@ -37,8 +37,8 @@ MUTANTS = (
     _mutant(
         "a wake-up of a Redlock is lost",
         f"{_SCRIPTS}/wake.lua",
-        "redis.pcall('RPUSH', KEYS[1], 1)\n",
-        "",
+        "redis.pcall('RPUSH', KEYS[1], 1)",
+        "0",
         "the end of a hold wakes a waiter",
     ),
     _put_back(

@@ -13,23 +13,32 @@ import selectors
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from redis.exceptions import ConnectionError, InvalidResponse, NoScriptError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import (
+    ConnectionError,
+    InvalidResponse,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger
-from celery_singleton_lock.stores.redis.connection import Connection, packed
+from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced, packed
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT
 
 #: Rounds without an answer after which a node counts as silent: it is sent what is pending, and asked for nothing.
 SILENT = 32
 
-#: Unanswered requests, and bytes that its socket has not taken, at which the connection is given up.
-MUTE, MAX_UNSENT = 1000, 8_000_000
+#: Unanswered requests, seconds that one of them has waited, and bytes that its socket has not taken, at which the
+#: connection is given up. A firewall may have forgotten it without a word: a new one would work.
+MUTE, MUTE_FOR, MAX_UNSENT = 1000, STEP_TIMEOUT, 8_000_000
 
 #: The least seconds for a step of connecting to a node, whatever is left of the time for all.
 _LEAST = 0.02
@@ -56,6 +65,7 @@ class _Request:
         answers: where the answer goes, as long as somebody waits for it; None if nobody does.
         settled: the nodes that have answered it, whether or not somebody waits; None if nobody wants to know.
         until: until when it is to be repeated if it is not answered, by `clock.now()`; 0 if it is not repeated.
+        sent_at: when it was first sent.
     """
 
     call: Call
@@ -63,6 +73,7 @@ class _Request:
     answers: dict[int, Any] | None
     until: float
     settled: set[int] | None = None
+    sent_at: float = field(default_factory=clock.now)
 
 
 class Conversation:
@@ -180,9 +191,12 @@ class Conversation:
             self._send(index, _Request(call, self._round, None, until), command)
 
     def collect(self) -> None:
-        """Take note of what has arrived meanwhile, and of connections that are gone."""
+        """Take note of what has arrived meanwhile, and of connections that are gone, or useless."""
         while self._hear(0.0):
             pass
+        for index, unanswered in enumerate(self._unanswered):
+            if unanswered and clock.now() - unanswered[0].sent_at > MUTE_FOR:
+                self._break_off(index, TimeoutError("it has not answered for long"))
 
     def put_away(self) -> bool:
         """Put it aside for now; whether a node `is_behind`."""
@@ -292,6 +306,10 @@ class Conversation:
                         return
                 else:
                     self._note(index, request, self._understood(index, request, answer))
+                if may_be_replaced(answer):
+                    # The next connection may find the server that has taken its place.
+                    self._nodes[index].failed(answer)
+                    raise ConnectionError("it may be the master no more")
         except (RedisError, OSError) as error:
             self._break_off(index, error)
 
