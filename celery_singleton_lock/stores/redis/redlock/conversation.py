@@ -309,7 +309,7 @@ class Conversation:
                 if may_be_replaced(answer):
                     # The next connection may find the server that has taken its place.
                     self._nodes[index].failed(answer)
-                    raise ConnectionError("it may be the master no more")
+                    raise ConnectionError("it may no longer be the master")
         except (RedisError, OSError) as error:
             self._break_off(index, error)
 
