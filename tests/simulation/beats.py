@@ -211,7 +211,8 @@ class BeatsChecker:
         """From when each tick must be sent in time: a beat leads, or all may send, and no dead beat has a claim."""
         latest = self._calm_from_all + self.plan.ttl + FOLLOWS
         is_led = self.plan.mode == "leader"
-        return (min(max(self._calm_from_all, self._not_led_at), latest) if is_led else latest) + CLAIMED
+        # What was due meanwhile is sent as soon as a claim has ended, and may be followed at once by the next tick.
+        return (min(max(self._calm_from_all, self._not_led_at), latest) if is_led else latest) + CLAIMED + LATE
 
     def look_at_the_end(self) -> None:
         """Check, when everything has been well for a while."""

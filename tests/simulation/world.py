@@ -158,8 +158,8 @@ class Bodies:
     #: By number of the message: how often its body began, and how often it ended well.
     begun: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
     succeeded: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
-    #: Locks that are kept for a retry: the message, its next attempt, and until when at least.
-    kept: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+    #: Locks that are kept for a retry: the attempt before it, and until when at least.
+    kept: dict[str, tuple[Running, float]] = field(default_factory=dict)
     #: Locks that must rest (`lock_at_least_for`): the message that had the lock last, and until when.
     rests: dict[str, tuple[int, float]] = field(default_factory=dict)
     #: By number of the message: the name under which lock servers note that it has ended well.
@@ -237,7 +237,7 @@ class Bodies:
             keeps = task.lock_retain_on_retry and lease.held and (number, mine.attempt + 1) not in self.ended
             # With this policy nothing is kept from newer messages: their own checker looks at that.
             if keeps and task.on_conflict != "replace":
-                self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
+                self.kept[lock] = mine, run.now + lease.ttl / 2
             raise task.retry(countdown=float(words.get("countdown", "0.5")))
         at_least_for = task.lock_options(task.request).at_least_for
         if at_least_for and lease.held:
@@ -280,11 +280,18 @@ class Bodies:
             return
         if self.world.run.now < rests_until - NOTICES / 5:
             self.world.run.fail(f"{mine.key}: message {mine.number} runs too soon after message {last}")
-        number, attempt, until = self.kept.get(mine.key, (mine.number, 0, 0.0))
-        if (mine.number == number and mine.attempt >= attempt) or f"m{number}" in self.world.revoked:
+        before, until = self.kept.get(mine.key, (mine, 0.0))
+        is_next = mine.number == before.number and mine.attempt > before.attempt
+        if is_next or f"m{before.number}" in self.world.revoked:
             self.kept.pop(mine.key, None)
-        elif self.world.run.now < until:
-            self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {number}")
+        elif self.world.run.now < until and not self._may_be_kept_too_late(before):
+            self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {before.number}")
+
+    def _may_be_kept_too_late(self, before: Running) -> bool:
+        """Whether the request to keep the lock may have come to the server after the lease was over."""
+        host, (_, ended_at) = before.process.host, self.ended[before.number, before.attempt]
+        is_over = before.lease.trusted_until < host.clock(self.world.run.now)
+        return is_over and trouble.cut_off(self.world, host, ended_at)
 
     def _ends(self, process: Process, lease: Any) -> None:
         """A body ends in this process, which may now be killed."""
