@@ -99,12 +99,15 @@ class Conversation:
 
         Args:
             step: seconds that each step of connecting to a node may take.
-            seconds: for all nodes. Those that failed before come last.
+            seconds: for all nodes. Those that failed before come last. Those that failed a moment ago are left out as
+                long as the others are a majority.
         """
         until = clock.now() + seconds
         self.collect()
         missing = [index for index, connection in enumerate(self._connections) if connection is None]
-        missing = [index for index in missing if not self._nodes[index].is_avoided]
+        others = [index for index in missing if not self._nodes[index].is_avoided]
+        if len(others) + self.reaches > len(self._nodes) // 2:
+            missing = others
         missing.sort(key=lambda index: self._nodes[index].has_failed)
         for place, index in enumerate(missing):
             # Each has its share of the time, and what those before it have left.
