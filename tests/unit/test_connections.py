@@ -462,8 +462,8 @@ class TestHalfOpen:
 def test_nodes_that_failed_a_moment_ago_are_asked_if_the_others_are_no_majority(exits: ExitStack, failed: int) -> None:
     servers = [played() for _ in range(3)]
     store = redlock(exits, servers)
-    for node in store._nodes.each[:failed]:
-        node.failed(ConnectionError("it hung"))
+    for each in store._nodes.each[:failed]:
+        each.failed(ConnectionError("it hung"))
     assert isinstance(store.acquire(asked()), Lease)
     assert [server.opened for server in servers] == ([0, 1, 1] if failed == 1 else [1, 1, 1])
 
