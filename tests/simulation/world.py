@@ -284,14 +284,14 @@ class Bodies:
         is_next = mine.number == before.number and mine.attempt > before.attempt
         if is_next or f"m{before.number}" in self.world.revoked:
             self.kept.pop(mine.key, None)
-        elif self.world.run.now < until and not self._may_be_kept_too_late(before):
+        elif self.world.run.now < until and not self._may_be_lost(before):
             self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {before.number}")
 
-    def _may_be_kept_too_late(self, before: Running) -> bool:
-        """Whether the request to keep the lock may have come to the server after the lease was over."""
-        host, (_, ended_at) = before.process.host, self.ended[before.number, before.attempt]
-        is_over = before.lease.trusted_until < host.clock(self.world.run.now)
-        return is_over and trouble.cut_off(self.world, host, ended_at)
+    def _may_be_lost(self, before: Running) -> bool:
+        """Whether the request to keep the lock may have come after the lease was over; or the next attempt may have got
+        the lock without hearing of it, and so has freed it.
+        """
+        return trouble.was_there(self.world, since=self.ended[before.number, before.attempt][1])
 
     def _ends(self, process: Process, lease: Any) -> None:
         """A body ends in this process, which may now be killed."""
