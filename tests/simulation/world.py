@@ -374,12 +374,15 @@ class Bodies:
         return silent_until + self._frozen_until(at)
 
     def _frozen_until(self, at: float) -> list[float]:
-        """Until when processes are frozen that may have ended a body at that time, while no lock server was there."""
+        """Until when processes are frozen that may have ended a body at that time, while no lock server was there, or
+        the release was on a long way.
+        """
         faults = self.world.plan.faults
         away = [fault for fault in faults if fault.kind in (*trouble.OF_SERVERS, "failed over") and fault.at <= at]
-        back_at = max((fault.at + fault.seconds for fault in away), default=at) + NOTICES
-        frozen = [fault for fault in faults if fault.kind in trouble.OF_WORKERS and at <= fault.at <= back_at]
-        return [fault.at + fault.seconds for fault in frozen] if back_at > at + NOTICES else []
+        back_at = max((fault.at + fault.seconds for fault in away), default=at)
+        heard_at = back_at + NOTICES if back_at > at else at + SOME * self.world.plan.latency
+        frozen = [fault for fault in faults if fault.kind in trouble.OF_WORKERS and at <= fault.at <= heard_at]
+        return [fault.at + fault.seconds for fault in frozen]
 
     def _is_just_told(self, mine: Running) -> bool:
         """Whether the attempt has just ended, with its lease over: the record may come after the grant."""
