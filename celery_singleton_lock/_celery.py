@@ -223,7 +223,9 @@ def active_requests() -> list[Any]:
     Promise: `celery inspect locks` lists what runs; the main process renews for what runs, and for nothing else.
     Touches: celery.worker.state.active_requests
     """
-    return list(worker_state.active_requests)
+    while True:
+        with suppress(RuntimeError):  # A thread of the pool has begun with one meanwhile.
+            return list(worker_state.active_requests)
 
 
 def is_active(request: WorkerRequest) -> bool:
