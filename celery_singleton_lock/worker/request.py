@@ -206,6 +206,7 @@ class SingletonRequest(WorkerRequest):
         except NotImplementedError:  # This pool cannot end a task: it runs on.
             self._is_cancelled = False
             raise
+        self._end_with_greenlet()
 
     def acknowledge(self) -> None:
         """As Celery's, except for a message that is to run elsewhere: Celery takes a killed greenlet for a success."""
@@ -229,7 +230,10 @@ class SingletonRequest(WorkerRequest):
         if self.was_terminated:
             return
         super().terminate(*args, **kwargs)
-        # A greenlet is gone by now, whatever it was doing; the end of a child is reported.
+        self._end_with_greenlet()
+
+    def _end_with_greenlet(self) -> None:
+        """A greenlet that was killed is gone by now, whatever it was doing; the end of a child is reported."""
         if self.acknowledged and self.app not in children_of:
             self._end_brought()
 
@@ -353,6 +357,8 @@ class SingletonRequest(WorkerRequest):
     def _record_end(self, error: BaseException, settled: bool) -> None:
         seconds = Runtime.of(self.app).settings.done_ttl
         if (ended := self._outcome(error)) is None:
+            if self._is_dropped:
+                self._end_brought()
             return
         self._end_brought()
         if not seconds or (isinstance(error, _LOST) and self.success_was_stored):
@@ -408,6 +414,11 @@ class SingletonRequest(WorkerRequest):
     def _is_over(self) -> bool:
         """Whether the message will not be delivered again, and is not retried."""
         return not (self._goes_on or self.was_cancelled) and bool(self.acknowledged)
+
+    @property
+    def _is_dropped(self) -> bool:
+        """Whether it was cancelled, by a cold shutdown, say, and nobody delivers it again."""
+        return self.was_cancelled and not (self._goes_on or self.task.acks_late)
 
     def _options(self) -> Options | None:
         """How the execution locks; None if it takes no lock."""

@@ -39,7 +39,7 @@ from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
-from celery_singleton_lock.worker.request import HELD, SingletonRequest
+from celery_singleton_lock.worker.request import HELD, SingletonRequest, children_of
 from tests.patience import until
 
 _numbers = itertools.count()
@@ -613,6 +613,29 @@ def test_cancelled_message_is_not_acknowledged(
     request.cancel(None)
     request.acknowledge()
     assert acknowledged == [True] * (not late)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize("late", [True, False])
+def test_cancelled_message_that_is_not_delivered_again_frees_what_it_brought(
+    app: Celery, receive: Callable[..., SingletonRequest], late: bool, pool: str
+) -> None:
+    """By a cold shutdown, say. Its process may have had no time to make the lock last no longer than itself."""
+    store, task = Runtime.of(app).store, make(app, acks_late=late)
+    key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+    if pool == "prefork":
+        children_of[app] = SimpleNamespace(assign=lambda *_: None, forget=lambda *_: True)
+    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request.on_accepted(1, time.monotonic())
+    request.cancel(SimpleNamespace(terminate_job=lambda *_: None))
+    if pool == "prefork":
+        assert store.held(key)  # It may have ended, and go on as a copy: its process will report that.
+        request.on_failure(info(Terminated(15)))
+    if late:
+        assert store.held(key)
+    else:
+        until(lambda: not store.held(key), "the lock is free")
 
 
 def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(
