@@ -32,6 +32,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import delivery, key_report, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
@@ -240,6 +241,12 @@ class SingletonRequest(WorkerRequest):
     def on_sent_again(self) -> None:
         self._goes_on = True
 
+    def has_ended(self) -> bool:
+        hold = self.hold()
+        with suppress(LockUnavailable):
+            return hold is not None and self._recorded(hold) is not None
+        return False
+
     def revoked(self) -> bool:
         revoked = super().revoked()
         if revoked:
@@ -322,11 +329,15 @@ class SingletonRequest(WorkerRequest):
         if not (is_part and self.task.acks_late and self.success_was_stored) or (hold := self.hold()) is None:
             return False
         try:
-            found = Runtime.of(self.app).store.recorded(hold.key, holder_of(self.task, self.context).message)
+            found = self._recorded(hold)
         except LockUnavailable as error:
             logger.warning("%s: it is not known whether its chord has counted it: %s", self, error)
             return False
         return found is not None and not outcome.read(found)[0].settled
+
+    def _recorded(self, hold: Hold) -> Record | None:
+        """The record of its end, if it has ended; raises `LockUnavailable`."""
+        return Runtime.of(self.app).store.recorded(hold.key, holder_of(self.task, self.context).message)
 
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; a child that still cleans up frees it itself, or dies and is noticed."""

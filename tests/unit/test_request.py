@@ -36,6 +36,7 @@ from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
@@ -636,6 +637,25 @@ def test_cancelled_message_that_is_not_delivered_again_frees_what_it_brought(
         assert store.held(key)
     else:
         until(lambda: not store.held(key), "the lock is free")
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_cancelled_message_that_has_ended_is_not_stored_as_one_that_goes_on(
+    app: Celery, receive: Callable[..., SingletonRequest], has_ended: bool
+) -> None:
+    """Its child has ended it, and Celery has not read that yet; the copy that comes is dropped."""
+    request = receive(make(app, acks_late=True))
+    request.on_accepted(1, time.monotonic())
+    holds = begin(request)
+    app.backend.store_result(request.id, ValueError("as told"), "FAILURE")
+    if has_ended:
+        ended = Outcome("FAILURE", settled=True).record_of(holder_of(request.task, request.context), 60)
+        Runtime.of(app).store.remember(holds.key, ended)
+    request.cancel(SimpleNamespace(terminate_job=lambda *_: None))
+    assert app.backend.get_state(request.id) == ("FAILURE" if has_ended else "RETRY")
+    request.on_failure(info(Terminated(15)))
+    assert app.backend.get_state(request.id) == ("FAILURE" if has_ended else "RETRY")
+    assert request not in state.active_requests
 
 
 def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(
