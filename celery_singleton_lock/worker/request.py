@@ -242,10 +242,14 @@ class SingletonRequest(WorkerRequest):
         self._goes_on = True
 
     def has_ended(self) -> bool:
-        hold = self.hold()
-        with suppress(LockUnavailable):
-            return hold is not None and self._recorded(hold) is not None
-        return False
+        hold, watch = self.hold(), Runtime.of(self.app).heartbeat.server_watch
+        if hold is None or watch.is_silent:  # The consumer waits for the answer: once, and not for each message.
+            return False
+        try:
+            return self._recorded(hold) is not None
+        except LockUnavailable as error:
+            watch.failed(error, hold.key)
+            return False
 
     def revoked(self) -> bool:
         revoked = super().revoked()

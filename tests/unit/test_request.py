@@ -23,7 +23,7 @@ from celery.worker.state import revoked
 from kombu.exceptions import EncodeError
 from kombu.message import Message
 
-from celery_singleton_lock import SingletonTask, clock
+from celery_singleton_lock import LockUnavailable, SingletonTask, clock
 from celery_singleton_lock._celery import WorkerRequest
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
@@ -656,6 +656,24 @@ def test_cancelled_message_that_has_ended_is_not_stored_as_one_that_goes_on(
     request.on_failure(info(Terminated(15)))
     assert app.backend.get_state(request.id) == ("FAILURE" if has_ended else "RETRY")
     assert request not in state.active_requests
+
+
+def test_silent_lock_server_is_asked_once_whether_cancelled_messages_have_ended(
+    app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(key: str, message: str) -> None:
+        asked.append(key)
+        raise LockUnavailable("test", "told to fail")
+
+    store = Runtime.of(app).store
+    monkeypatch.setattr(store, "recorded", ask)
+    requests = [receive(make(app, acks_late=True)) for _ in range(2)]
+    for request in requests:
+        begin(request)
+        assert not request.has_ended()
+    assert len(asked) == 1
 
 
 def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(
