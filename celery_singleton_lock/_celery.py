@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         def revoked(self) -> bool: ...
         def info(self, safe: bool = False) -> dict[str, Any]: ...
         def send_event(self, type: str, **fields: Any) -> None: ...
+        def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None: ...
         def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool: ...
 
     class ScheduleEntry:
@@ -137,11 +138,14 @@ class WorkerRequest(ReceivedRequest):
 
     Promise: a message that goes on is not recorded as ended, and so not dropped when it comes again. Since 5.7 Celery
     sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result was stored before
-    (`_success_was_stored`); what runs as the connection is lost is cancelled. A run can be terminated by its id also
-    where copies of it wait in the same worker: Celery knows the newest delivery of an id, and none once that has ended.
+    (`_success_was_stored`); what runs as the connection is lost, or as the worker ends, is cancelled. RETRY is not
+    stored over the end of a message that Celery has not read yet (`_announce_cancelled`), since no copy of it runs. A
+    run can be terminated by its id also where copies of it wait in the same worker: Celery knows the newest delivery of
+    an id, and none once that has ended.
     Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._success_was_stored,
     celery.worker.request.Request._already_cancelled, celery.worker.request.Request._already_revoked,
-    celery.worker.request.Request._context, celery.worker.request.Request.request_dict, celery.worker.state.requests
+    celery.worker.request.Request._announce_cancelled, celery.worker.request.Request._context,
+    celery.worker.request.Request.request_dict, celery.worker.state.requests
     """
 
     @property
@@ -199,6 +203,16 @@ class WorkerRequest(ReceivedRequest):
     def on_sending_again(self) -> None:
         """Its child was lost, and Celery is about to send it as a retry."""
 
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended, although its process has not reported that."""
+        return False
+
+    def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
+        if self.has_ended():
+            self._already_cancelled = True  # Its process is being killed, which is not its end.
+        else:
+            super()._announce_cancelled(*args, **kwargs)
+
     def on_sent_again(self) -> None:
         """Its child was lost, and Celery has sent it as a retry."""
 
@@ -227,7 +241,9 @@ def active_requests() -> list[Any]:
     Promise: `celery inspect locks` lists what runs; the main process renews for what runs, and for nothing else.
     Touches: celery.worker.state.active_requests
     """
-    return list(worker_state.active_requests)
+    while True:
+        with suppress(RuntimeError):  # A thread of the pool has begun with one meanwhile.
+            return list(worker_state.active_requests)
 
 
 def is_active(request: WorkerRequest) -> bool:

@@ -72,6 +72,11 @@ class ServerWatch:
         self._report = report
         self._leases[1:] = [leases]
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server does not answer, as far as is known."""
+        return self._outage.is_under_way
+
     def failed(self, error: LockUnavailable, key: str) -> None:
         """Note that the server did not answer a question about the lock with this key."""
         self._outage.failed(error)

@@ -99,6 +99,12 @@ class Queued:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            self._end(error)
+        except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         if not self.is_own:
@@ -126,10 +132,9 @@ class Queued:
             return
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
-        self._progress.is_begun = True
-        if self._free() in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (
-            why := replacing.started(self._runtime.store, self.lock)
-        ):
+        freed = self._free()
+        self._progress.is_begun = True  # Only now: an interruption before leaves it to the end.
+        if freed in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (why := replacing.started(self._runtime.store, self.lock)):
             on_conflict.supersede(self._task, why, None)
 
     def _going_on(self, error: Exception | None) -> Hold | None:

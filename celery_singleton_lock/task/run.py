@@ -73,23 +73,41 @@ class Run:
             ended = outcome.succeeded(it.task, it.request, value)
             return value
         except BaseException as error:
-            self.superseded = self._superseded(error)
-            self.was_lost = self.superseded is None and not lease.held and _is_failure(error)
-            if self.superseded is not None:
-                ended = outcome.superseded(it.task, it.request, self.superseded)
-            elif not self.was_lost:  # A waiting copy may do what that left undone.
-                ended, reservation = outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
+            # What interrupts from now on, a soft time limit say, comes once, and too late: the body has ended.
+            try:
+                ended, reservation = self._end_of(error)
+            except Exception:  # noqa: BLE001
+                ended, reservation = self._end_of(error)
             raise
         finally:
             try:
-                it.runtime.heartbeat.stop(lease)
-                it.runtime.stop_listener.forget(lease.owner)
-                self._body.end()
-            finally:
-                it.progress.body = None  # Its retry may refer to the request.
-                with suppress(ValueError):
-                    this_thread.owners.remove(lease.owner)
-                self._free(ended, reservation)
+                self._clean_up(ended, reservation)
+            except Exception:  # noqa: BLE001
+                lease.ending = True  # It may be free by now.
+                self._clean_up(ended, reservation)
+
+    def _end_of(self, error: BaseException) -> tuple[Outcome | None, Reservation | None]:
+        """The end of a body that raised `error`, and the reservation that takes the place of its lock."""
+        it, lease = self._execution, self._lease
+        self.superseded = self._superseded(error)
+        self.was_lost = self.superseded is None and not lease.held and _is_failure(error)
+        if self.superseded is not None:
+            return outcome.superseded(it.task, it.request, self.superseded), None
+        if self.was_lost:  # A waiting copy may do what that left undone.
+            return None, None
+        return outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
+
+    def _clean_up(self, ended: Outcome | None, reservation: Reservation | None) -> None:
+        it, lease = self._execution, self._lease
+        try:
+            it.runtime.heartbeat.stop(lease)
+            it.runtime.stop_listener.forget(lease.owner)
+            self._body.end()
+        finally:
+            it.progress.body = None  # Its retry may refer to the request.
+            with suppress(ValueError):
+                this_thread.owners.remove(lease.owner)
+            self._free(ended, reservation)
 
     def _run_body(self, body: Callable[[], Any]) -> Any:
         it, lease = self._execution, self._lease

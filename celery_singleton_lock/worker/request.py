@@ -32,6 +32,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import delivery, key_report, message_identity, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
@@ -206,6 +207,7 @@ class SingletonRequest(WorkerRequest):
         except NotImplementedError:  # This pool cannot end a task: it runs on.
             self._is_cancelled = False
             raise
+        self._end_with_greenlet()
 
     def acknowledge(self) -> None:
         """As Celery's, except for a message that is to run elsewhere: Celery takes a killed greenlet for a success."""
@@ -229,7 +231,10 @@ class SingletonRequest(WorkerRequest):
         if self.was_terminated:
             return
         super().terminate(*args, **kwargs)
-        # A greenlet is gone by now, whatever it was doing; the end of a child is reported.
+        self._end_with_greenlet()
+
+    def _end_with_greenlet(self) -> None:
+        """A greenlet that was killed is gone by now, whatever it was doing; the end of a child is reported."""
         if self.acknowledged and self.app not in children_of:
             self._end_brought()
 
@@ -239,6 +244,16 @@ class SingletonRequest(WorkerRequest):
 
     def on_sent_again(self) -> None:
         self._goes_on = True
+
+    def has_ended(self) -> bool:
+        hold, watch = self.hold(), Runtime.of(self.app).heartbeat.server_watch
+        if hold is None or watch.is_silent:  # The consumer waits for the answer: once, and not for each message.
+            return False
+        try:
+            return self._recorded(hold) is not None
+        except LockUnavailable as error:
+            watch.failed(error, hold.key)
+            return False
 
     def revoked(self) -> bool:
         revoked = super().revoked()
@@ -322,11 +337,15 @@ class SingletonRequest(WorkerRequest):
         if not (is_part and self.task.acks_late and self.success_was_stored) or (hold := self.hold()) is None:
             return False
         try:
-            found = Runtime.of(self.app).store.recorded(hold.key, holder_of(self.task, self.context).message)
+            found = self._recorded(hold)
         except LockUnavailable as error:
             logger.warning("%s: it is not known whether its chord has counted it: %s", self, error)
             return False
         return found is not None and not outcome.read(found)[0].settled
+
+    def _recorded(self, hold: Hold) -> Record | None:
+        """The record of its end, if it has ended; raises `LockUnavailable`."""
+        return Runtime.of(self.app).store.recorded(hold.key, holder_of(self.task, self.context).message)
 
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; a child that still cleans up frees it itself, or dies and is noticed."""
@@ -357,6 +376,8 @@ class SingletonRequest(WorkerRequest):
     def _record_end(self, error: BaseException, settled: bool) -> None:
         seconds = Runtime.of(self.app).settings.done_ttl
         if (ended := self._outcome(error)) is None:
+            if self._is_dropped:
+                self._end_brought()
             return
         self._end_brought()
         if not seconds or (isinstance(error, _LOST) and self.success_was_stored):
@@ -412,6 +433,11 @@ class SingletonRequest(WorkerRequest):
     def _is_over(self) -> bool:
         """Whether the message will not be delivered again, and is not retried."""
         return not (self._goes_on or self.was_cancelled) and bool(self.acknowledged)
+
+    @property
+    def _is_dropped(self) -> bool:
+        """Whether it was cancelled, by a cold shutdown, say, and nobody delivers it again."""
+        return self.was_cancelled and not (self._goes_on or self.task.acks_late)
 
     def _options(self) -> Options | None:
         """How the execution locks; None if it takes no lock."""

@@ -9,7 +9,7 @@ import celery
 import pytest
 
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import POOLS, Shop, is_alive, until
+from tests.integration.conftest import LONG, POOLS, Shop, is_alive, until
 from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -27,10 +27,14 @@ def quit_at_work(shop: Shop, worker: Worker) -> None:
     Celery (seen in 5.7, without this package) waits for a child forever if the signal comes while it reads from that
     child that a task has begun. Once it lists the task, it has read that.
     """
+    begin_to_quit(shop, worker)
+    worker.process.wait(LIMIT)
+
+
+def begin_to_quit(shop: Shop, worker: Worker) -> None:
     inspect = shop.app.control.inspect(destination=[worker.name], timeout=1.0, limit=1)
     until(lambda: (inspect.active() or {}).get(worker.name))
     worker.process.send_signal(signal.SIGQUIT)
-    worker.process.wait(LIMIT)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -68,6 +72,21 @@ def test_soft_shutdown_waits_and_then_stops_the_task(
     quit_at_work(shop, worker)
     assert shop.held() == []
     assert not is_alive(run.pid)
+
+
+@pytest.mark.skipif(celery.VERSION[:2] < (5, 5), reason="it has no soft shutdown")
+def test_soft_shutdown_during_which_the_task_fails(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    """Celery reads that only when it has cancelled what has not ended, as far as it knows."""
+    shop = shop_on(redis_server, singleton_lock_ttl=600.0, worker_soft_shutdown_timeout=3.0)
+    (worker,) = shop.start("one")
+    result = shop.send("failing_when_told", "report", LONG)
+    shop.record.wait_for(starts=1)
+    begin_to_quit(shop, worker)
+    until(lambda: "Initiating Soft Shutdown" in worker.log)
+    shop.record.let_end("report")
+    until(lambda: shop.state_of(result) == "FAILURE")
+    worker.process.wait(LIMIT)
+    assert shop.state_of(result) == "FAILURE"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])

@@ -21,6 +21,7 @@ from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import celery
 import click
@@ -483,6 +484,25 @@ class TestRequest:
         assert request_of in _celery.active_requests()
         state.task_ready(request_of)
         assert not _celery.is_active(request_of)
+
+    def test_active_requests_are_listed_while_a_thread_begins_with_another(
+        self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise a worker with a pool of threads ends when a message that it has got is revoked."""
+
+        class Busy(WeakSet[Any]):
+            begins = True
+
+            def __iter__(self) -> Iterator[Any]:
+                for request in super().__iter__():
+                    if self.begins:
+                        self.begins = False
+                        self.add(another)
+                    yield request
+
+        another = Context()
+        monkeypatch.setattr(state, "active_requests", Busy([request_of]))
+        assert {*map(id, _celery.active_requests())} == {id(request_of), id(another)}
 
     def test_celery_looks_for_a_request_by_its_id_and_forgets_that_as_it_ends(self, request_of: WorkerRequest) -> None:
         """And with it the run that a copy of the same id has come for: `_leave_others_known`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock import Aborted, LockConflict, LockLost, LockUnavailable
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
@@ -21,6 +23,7 @@ from celery_singleton_lock.task import refusal, requeue
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.running import progress_of
 from celery_singleton_lock.watched import GONE
 from tests.unit.deliveries import deliver, id_for, make
@@ -255,6 +258,16 @@ def interrupts(*_: object, **__: object) -> Any:
     raise Interrupted
 
 
+def interrupted_once(path: str) -> Any:
+    """What is found there, which the first call interrupts before it has done anything."""
+    found, times = resolve_name(path), itertools.count()
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        return interrupts() if next(times) == 0 else found(*arguments, **options)
+
+    return once
+
+
 class TestInterrupted:
     """Outside of the body: the message has one end, and no lock is left behind."""
 
@@ -326,6 +339,51 @@ class TestInterrupted:
             patched.setattr("celery_singleton_lock.task.run.Body", interrupts)
             self.is_interrupted(task)
         self.has_ended(task, runs)
+
+    @pytest.mark.parametrize("fails", [False, True], ids=["returns", "fails"])
+    @pytest.mark.parametrize(
+        "place",
+        [
+            "heartbeat.Heartbeat.stop",
+            "task.execution.Execution.record",
+            "task.run._for_nobody",
+            "task.run._for_next_attempt",
+            "task.outcome.ended_by",
+            "stores.memory.MemoryStore.free",
+        ],
+    )
+    @pytest.mark.usefixtures("settled_at_once")
+    def test_interruption_after_the_body_comes_too_late(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str, fails: bool
+    ) -> None:
+        """The message ends as the body has ended: here, and where a copy comes."""
+
+        def body() -> int:
+            if fails:
+                raise ZeroDivisionError
+            return 1
+
+        task, runs = make(app, body, acks_late=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(f"celery_singleton_lock.{place}", interrupted_once(f"celery_singleton_lock.{place}"))
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+                    assert deliver(task) == 1
+                assert holds(app) == []
+        assert len(runs) == 1
+
+    @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])
+    def test_interruption_as_the_lock_is_freed_that_a_message_brought(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch, scope: str
+    ) -> None:
+        place = "celery_singleton_lock.task.queued.Queued._what_it_is"
+        monkeypatch.setattr(place, interrupted_once(place))
+        task, _ = make(app, lambda: 1, acks_late=True, lock_scope=scope)
+        key, owner = key_of_queue(task.lock_key_of()), new_owner()
+        Runtime.of(app).store.acquire(LockRequest(key, owner, ttl=600.0, holder=Holder()))
+        with pytest.raises(Interrupted) if scope == "until_executing" else nullcontext():
+            deliver(task, headers={QUEUED_HEADER: [id_for(task), task.name, key, owner, 600.0, 1, scope]})
+        assert holds(app) == []
 
     @pytest.mark.parametrize("policy", ["retry", "skip"])
     def test_interruption_during_a_refusal(self, app: Celery, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:

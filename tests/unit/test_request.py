@@ -24,7 +24,7 @@ from celery.worker.state import revoked
 from kombu.exceptions import EncodeError
 from kombu.message import Message
 
-from celery_singleton_lock import SingletonTask, clock
+from celery_singleton_lock import LockUnavailable, SingletonTask, clock
 from celery_singleton_lock._celery import WorkerRequest
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
@@ -38,10 +38,11 @@ from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.message_identity import SENT_HEADER, sending_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
-from celery_singleton_lock.worker.request import HELD, SingletonRequest
+from celery_singleton_lock.worker.request import HELD, SingletonRequest, children_of
 from tests.patience import until
 
 _numbers = itertools.count()
@@ -630,6 +631,66 @@ def test_cancelled_message_is_not_acknowledged(
     request.cancel(None)
     request.acknowledge()
     assert acknowledged == [True] * (not late)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize("late", [True, False])
+def test_cancelled_message_that_is_not_delivered_again_frees_what_it_brought(
+    app: Celery, receive: Callable[..., SingletonRequest], late: bool, pool: str
+) -> None:
+    """By a cold shutdown, say. Its process may have had no time to make the lock last no longer than itself."""
+    store, task = Runtime.of(app).store, make(app, acks_late=late)
+    key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+    if pool == "prefork":
+        children_of[app] = SimpleNamespace(assign=lambda *_: None, forget=lambda *_: True)
+    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request.on_accepted(1, time.monotonic())
+    request.cancel(SimpleNamespace(terminate_job=lambda *_: None))
+    if pool == "prefork":
+        assert store.held(key)  # It may have ended, and go on as a copy: its process will report that.
+        request.on_failure(info(Terminated(15)))
+    if late:
+        assert store.held(key)
+    else:
+        until(lambda: not store.held(key), "the lock is free")
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_cancelled_message_that_has_ended_is_not_stored_as_one_that_goes_on(
+    app: Celery, receive: Callable[..., SingletonRequest], has_ended: bool
+) -> None:
+    """Its child has ended it, and Celery has not read that yet; the copy that comes is dropped."""
+    request = receive(make(app, acks_late=True))
+    request.on_accepted(1, time.monotonic())
+    holds = begin(request)
+    app.backend.store_result(request.id, ValueError("as told"), "FAILURE")
+    if has_ended:
+        ended = Outcome("FAILURE", settled=True).record_of(holder_of(request.task, request.context), 60)
+        Runtime.of(app).store.remember(holds.key, ended)
+    request.cancel(SimpleNamespace(terminate_job=lambda *_: None))
+    assert app.backend.get_state(request.id) == ("FAILURE" if has_ended else "RETRY")
+    request.on_failure(info(Terminated(15)))
+    assert app.backend.get_state(request.id) == ("FAILURE" if has_ended else "RETRY")
+    assert request not in state.active_requests
+
+
+def test_silent_lock_server_is_asked_once_whether_cancelled_messages_have_ended(
+    app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(key: str, message: str) -> None:
+        asked.append(key)
+        raise LockUnavailable("test", "told to fail")
+
+    store = Runtime.of(app).store
+    monkeypatch.setattr(store, "recorded", ask)
+    requests = [receive(make(app, acks_late=True)) for _ in range(2)]
+    for request in requests:
+        begin(request)
+        assert not request.has_ended()
+    assert len(asked) == 1
 
 
 def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(

@@ -171,8 +171,8 @@ MUTANTS = (
     ),
     _run(
         "the lock is not freed",
-        old="                self._free(ended, reservation)\n",
-        new="                settling.settle_after(it, ended) if ended else None\n",
+        old="            self._free(ended, reservation)\n",
+        new="            settling.settle_after(it, ended) if ended else None\n",
         breaks="the end of a run frees its lock",
     ),
     _run(

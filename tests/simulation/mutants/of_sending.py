@@ -16,8 +16,8 @@ _confirmations = partial(Mutant, file="confirmations.py", kind="sent")
 MUTANTS = (
     _queued(
         "the lock is not freed as the body begins",
-        old="        if self._free() in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (",
-        new="        if False and (",
+        old="        freed = self._free()\n        self._progress.is_begun",
+        new="        freed = None\n        self._progress.is_begun",
         breaks="until it starts, and no longer",
     ),
     _queued(
