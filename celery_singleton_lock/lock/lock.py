@@ -346,15 +346,16 @@ class Lock:
             raise NotOwned(self.name, _GONE)
         if self.local.releasing is not None:
             raise NotOwned(self.name, _UNDER_WAY)
-        ttl = _number(seconds) + keeping * max(lease.remaining, 0.0)
+        # With the token alone, all that the server has left counts: its holder trusts nearly all of it.
+        left = lease.ttl if self.local.held is None else max(lease.remaining, 0.0)
+        ttl = _number(seconds) + keeping * left
         if not MIN_TIMEOUT <= ttl <= MAX_TIMEOUT:
             raise ValueError(
                 f"cannot {verb} lock {self.name!r} by {seconds!r} seconds; allowed: a number after which it lasts for "
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
         if self.local.held is None:
-            # Its holder trusts the time that it has.
-            ttl = max(ttl, lease.remaining)
+            ttl = max(ttl, left)
         heartbeat = self._shared.heartbeat
         if not _translated(lambda: heartbeat.renew(lease, ttl)):
             raise NotOwned(self.name, lease.reason or _GONE)

@@ -116,6 +116,19 @@ class TestToken:
             other.check()
         lock.release()
 
+    def test_object_with_the_token_never_shortens_it_however_often_it_tries(
+        self, make: Callable[..., Lock], client: Redis
+    ) -> None:
+        """The holder still trusts its lease for all but one percent of that time."""
+        lock, other = make(timeout=600, renew=False), make(timeout=1)
+        lock.acquire()
+        other.local.token = lock.local.token
+        for shorten in (other.reacquire, lambda: other.extend(1, replace_ttl=True), lambda: other.extend(0)):
+            ends_at = clock.wall() * 1000 + client.pttl(NAME)
+            shorten()
+            assert clock.wall() * 1000 + client.pttl(NAME) > ends_at - 1000
+        lock.release()
+
     def test_it_is_text_or_bytes(self, client: Redis) -> None:
         with pytest.raises(TypeError, match="allowed: text or bytes"):
             Lock(client, NAME).acquire(token=12)  # type: ignore[arg-type]
