@@ -165,6 +165,12 @@ class Claiming(PunctualScheduler):
 
     def _send_unsent(self) -> None:
         for entry, tick in list(self._unsent.values()):
+            current = self.schedule.get(entry.name)
+            if current is None or current != entry:
+                # It was removed or changed meanwhile, and is due when its new schedule says so.
+                self._claims.sent(tick, 0)
+                del self._unsent[entry.name]
+                continue
             refused = self._claims.take({entry.name: tick}).get(entry.name)
             if refused is None and self._claims.granted(entry) is not None:
                 self._send(entry, tick, self.producer)

@@ -16,6 +16,7 @@ import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler, Service
 from celery.signals import beat_embedded_init, before_task_publish
+from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import InvalidOption, SingletonTask, clock
 from celery_singleton_lock.beat import ExclusiveScheduler, ticks
@@ -224,6 +225,30 @@ def test_entry_that_is_changed_while_many_are_sent_is_not_sent_unchanged(
     inner.schedule[added] = inner._maybe_entry(added, {"task": "task.another", "schedule": 7200})
     run(scheduler, lambda: scheduler.tick() > 0)
     assert sorted(entries_sent()) == sorted({*names} - {changed})
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_entry_that_is_changed_while_the_broker_is_away_is_not_sent_unchanged(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OperationalError("no broker")
+
+    scheduler = make(beat_schedule=every(3600, "a", "b"))
+    scheduler.tick()
+    age(scheduler, 3601)
+    monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
+    with monkeypatch.context() as broken:
+        broken.setattr(Recorder, "send_task", refuse)
+        run(scheduler, lambda: len(scheduler._inner._unsent) == 2)
+    inner = scheduler._inner
+    del inner.schedule["a"]
+    if change == "replaced":
+        inner.schedule["a"] = inner._maybe_entry("a", {"task": "task.another", "schedule": 7200})
+    run(scheduler, lambda: entries_sent() and not inner._unsent)
+    for _ in range(10):
+        scheduler.tick()
+    assert entries_sent() == ["b"]
 
 
 def put_another_in(scheduler: ExclusiveScheduler) -> None:
