@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -441,8 +442,20 @@ class TestClients:
             Lock(client, NAME)
 
     def test_asynchronous_one_cannot_make_it(self) -> None:
-        with pytest.raises(TypeError, match=r"asyncio\.to_thread"):
+        with pytest.raises(TypeError, match=r"thread_local=False.*asyncio\.to_thread"):
             redis.asyncio.Redis().lock(NAME, lock_class=Lock)  # type: ignore[arg-type]
+
+    def test_coroutine_calls_it_in_threads(self, client: Redis) -> None:
+        """Each call may be in another one."""
+
+        async def work() -> None:
+            await asyncio.gather(*(asyncio.to_thread(clock.sleep, 0.05) for _ in range(4)))
+            for _ in range(10):
+                lock = Lock(client, NAME, thread_local=False)
+                assert await asyncio.to_thread(lock.acquire)
+                await asyncio.to_thread(lock.release)
+
+        asyncio.run(work())
 
     def test_other_things_are_refused(self) -> None:
         with pytest.raises(TypeError, match=r"a lock's client is builtins\.str"):
