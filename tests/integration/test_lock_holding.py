@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -246,6 +247,28 @@ def test_release_does_not_forget_what_another_thread_has_acquired_meanwhile(
     assert not lock.lost
     lock.check()
     lock.release()
+
+
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_acquire_that_raises_leaves_no_lock(
+    make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch, thread_local: bool
+) -> None:
+    """A signal's handler raises between noting the hold and returning: nobody would release it."""
+    lock = make(timeout=60, thread_local=thread_local)
+    hold = lock.local.hold
+
+    def interrupted(*noted: Any) -> None:
+        hold(*noted)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupts:
+        interrupts.setattr(lock.local, "hold", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
+    assert not lock.locked()
+    assert lock.local.token is None
+    with lock:
+        assert lock.owned()
 
 
 class TestReleaseWithoutAnAnswer:
