@@ -52,6 +52,11 @@ def stem(owner: str) -> str:
     return owner[:STEM_LENGTH]
 
 
+def mark_of_owner(owner: str) -> str:
+    """A name for a hold that may be shown: anybody who has the owner token itself could free the lock."""
+    return hashlib.sha256(f"mark:{stem(owner)}".encode()).hexdigest()[:32]
+
+
 # Holders are never changed. Making the class frozen would make creating one five times as slow.
 @dataclass(slots=True, unsafe_hash=True)
 class Holder:

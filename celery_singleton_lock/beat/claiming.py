@@ -85,6 +85,8 @@ class Claiming(PunctualScheduler):
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
         """Whether the entry's tick is due and this beat may send it; and the seconds until this tick or the next."""
+        if entry.name in self._unsent:
+            return False, AGAIN
         tick = self._claims.granted(entry)
         if tick is None:
             is_due, seconds = super().is_due(entry)
@@ -132,8 +134,6 @@ class Claiming(PunctualScheduler):
 
     def _claim(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float] | None:
         """Claim a tick that is due; None if this beat has it now, else what `is_due` is to return."""
-        if entry.name in self._unsent:
-            return False, AGAIN
         with _leaving():
             refusal = self._claims.take({**self._others_due(entry), entry.name: tick}).get(entry.name)
         if refusal is not None and refusal.last is not None:
@@ -155,16 +155,26 @@ class Claiming(PunctualScheduler):
             finally:
                 entry.options = options
             if self._was_taken:
-                self._unsent.pop(entry.name, None)
+                if self._unsent.pop(entry.name, None):
+                    ticks.set_last(entry, tick.sets, runs=1)
                 with _leaving():
                     self._claims.sent(tick)
         if not self._was_taken:
             logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
+            if entry.name not in self._unsent:
+                # A database must not say that it was sent: this beat may end before it is.
+                ticks.set_last(entry, tick.last, runs=-1)
             self._unsent[entry.name] = entry, tick
             self._retries_at = clock.now() + RETRY_AFTER
 
     def _send_unsent(self) -> None:
         for entry, tick in list(self._unsent.values()):
+            current = self.schedule.get(entry.name)
+            if current is None or current != entry:
+                # It was removed or changed meanwhile, and is due when its new schedule says so.
+                self._claims.sent(tick, 0)
+                del self._unsent[entry.name]
+                continue
             refused = self._claims.take({entry.name: tick}).get(entry.name)
             if refused is None and self._claims.granted(entry) is not None:
                 self._send(entry, tick, self.producer)

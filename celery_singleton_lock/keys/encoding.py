@@ -77,7 +77,9 @@ def _form(value: Any, path: str, depth: int) -> bytes:  # noqa: PLR0911 - one fo
         items = sorted(_form(item, f"an item of {path}", depth + 1) for item in value)
         return b"u%d:%b" % (len(items), b"".join(items))
     if isinstance(value, enum.Enum):
-        return _form(["enum", type(value).__module__, type(value).__qualname__, value.name], path, depth + 1)
+        # Not each combination of flags has a name.
+        member = value.value if isinstance(value, enum.Flag) else value.name
+        return _form(["enum", type(value).__module__, type(value).__qualname__, member], path, depth + 1)
     if hasattr(value, "model_dump"):
         return _form(value.model_dump(mode="json"), path, depth + 1)
     return _as_message(value, path, depth)

@@ -155,7 +155,8 @@ def _pool_of(client: Any) -> ConnectionPool:
         return pool
     kind = f"{type(client).__module__}.{type(client).__qualname__}"
     asynchronous = (
-        "; for one of redis.asyncio, make a client of redis.Redis and call the lock in a thread (asyncio.to_thread)"
+        "; for one of redis.asyncio, make a client of redis.Redis and a lock with thread_local=False, and call it in "
+        "threads (asyncio.to_thread)"
         if kind.startswith("redis.asyncio.")
         else ""
     )

@@ -26,7 +26,7 @@ from redis.exceptions import LockError
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockLost, LockUnavailable
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.lock.clients import SharedStore, shared_by
 from celery_singleton_lock.lock.errors import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
@@ -179,16 +179,17 @@ class Lock:
         except LockUnavailable as error:  # The store has given up what it asked for.
             raise _unavailable(error) from error.__cause__
         except BaseException:
-            # Interrupted (Ctrl-C, a time limit) between the answer and noting it: the lock may be held without anybody
-            # knowing it.
+            # Interrupted (Ctrl-C, a time limit) between the answer and the end of this call: the lock may be held, and
+            # nobody would release it.
             self._forget(owner)
             raise
 
     def _forget(self, owner: str) -> None:
-        """Give up the hold that this owner may have got, unless it is noted as held."""
+        """Give up the hold that this owner may have got."""
         held = self.local.held
-        if held is None or held.lease.owner != owner:
-            self._shared.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
+        if held is not None and stem(held.lease.owner) == stem(owner):
+            self.local.token = None
+        self._shared.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
 
     def release(self) -> None:
         """Give the lock back. You can repeat this after `Unavailable`; otherwise the lock expires by itself.
@@ -346,15 +347,16 @@ class Lock:
             raise NotOwned(self.name, _GONE)
         if self.local.releasing is not None:
             raise NotOwned(self.name, _UNDER_WAY)
-        ttl = _number(seconds) + keeping * max(lease.remaining, 0.0)
+        # With the token alone, all that the server has left counts: its holder trusts nearly all of it.
+        left = lease.ttl if self.local.held is None else max(lease.remaining, 0.0)
+        ttl = _number(seconds) + keeping * left
         if not MIN_TIMEOUT <= ttl <= MAX_TIMEOUT:
             raise ValueError(
                 f"cannot {verb} lock {self.name!r} by {seconds!r} seconds; allowed: a number after which it lasts for "
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
         if self.local.held is None:
-            # Its holder trusts the time that it has.
-            ttl = max(ttl, lease.remaining)
+            ttl = max(ttl, left)
         heartbeat = self._shared.heartbeat
         if not _translated(lambda: heartbeat.renew(lease, ttl)):
             raise NotOwned(self.name, lease.reason or _GONE)

@@ -20,8 +20,8 @@ class Refused:
     remaining: float
 
 
-#: Seconds for which a ledger still knows the last run of a removed entry, for claims: another beat, with the previous
-#: schedule, may only now ask for a tick that was sent.
+#: Seconds for which a ledger still knows the last run of a removed entry: another beat, with the previous schedule, may
+#: only now ask for a tick that was sent.
 MEMORY = 300.0
 
 
@@ -37,7 +37,7 @@ class Ledger(Protocol):
         """The last run of each entry; for an entry that is not known yet, the one that is given here.
 
         That one is known from then on, unless it is 0. Entries that are not given are forgotten: an entry that comes
-        back begins anew, but a claim for a tick of it that was sent is refused for `MEMORY`.
+        back begins anew, but no tick of it that was sent is sent again, for `MEMORY`.
         """
 
     def lasts(self) -> dict[str, int]:

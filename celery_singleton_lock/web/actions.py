@@ -5,7 +5,6 @@ Both apply only to the hold that the operator has seen. A new holder keeps the l
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock, duration
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import mark_of_owner
 from celery_singleton_lock.keys.key import is_of_queue
 from celery_singleton_lock.runtime import Runtime
 
@@ -59,8 +59,8 @@ class Outcome:
 
 
 def mark_of(lock: HeldLock) -> str:
-    """The name of a hold on a page. Its owner token stays secret: anybody who has it could free the lock."""
-    return hashlib.sha256(f"mark:{lock.held.owner}".encode()).hexdigest()[:32]
+    """The name of a hold on a page."""
+    return mark_of_owner(lock.held.owner)
 
 
 def release(app: Any, wanted: Wanted) -> Outcome:
@@ -87,7 +87,7 @@ def stop(app: Any, wanted: Wanted) -> Outcome:
         replies = app.control.broadcast(
             "release_lock",
             destination=[lock.holder.node],
-            arguments={"key": lock.key},
+            arguments={"key": lock.key, "mark": wanted.mark},
             reply=True,
             timeout=TIMEOUT,
             limit=1,

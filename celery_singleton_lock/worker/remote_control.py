@@ -22,7 +22,7 @@ from celery.worker.control import control_command, inspect_command
 from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock._celery import active_requests, add_method, ask_each_worker
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable, with_label
-from celery_singleton_lock.holder import NOBODY
+from celery_singleton_lock.holder import NOBODY, mark_of_owner
 from celery_singleton_lock.keys.key import has_form_of_key, is_key
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.app import Settings
@@ -78,8 +78,8 @@ def _prefix() -> str | None:
 
 
 @control_command(name="release_lock", args=[("key", _key_in_command)], signature="<key>")
-def release_lock(state: Any, key: str = "", **_: Any) -> Any:
-    """Stop the task that holds a lock, then free the lock."""
+def release_lock(state: Any, key: str = "", mark: str = "", **_: Any) -> Any:
+    """Stop the task that holds a lock, then free the lock. With a mark, only that hold counts (see `mark_of_owner`)."""
     if not isinstance(key, str) or not key:
         return _error("which lock? Use: celery control release_lock KEY, with a key from `celery inspect locks`")
     runtime = Runtime.of(state.app)
@@ -90,7 +90,8 @@ def release_lock(state: Any, key: str = "", **_: Any) -> Any:
         )
     try:
         for request, hold in _running():
-            if hold.key == key.removesuffix(":run") and (kept := _take_away(store, request, hold, state.hostname)):
+            is_meant = hold.key == key.removesuffix(":run") and mark in ("", mark_of_owner(hold.owner))
+            if is_meant and (kept := _take_away(store, request, hold, state.hostname)):
                 arguments = (request, kept, store)
                 threading.Thread(target=_free_after, args=arguments, name="singleton-lock-release", daemon=True).start()
                 promises.append(_promise(request, hold))

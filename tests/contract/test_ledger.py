@@ -92,6 +92,16 @@ def test_entry_that_comes_back_starts_afresh(ledger: Ledger) -> None:
     assert claim(ledger, "x", 10) == Refused(40, 0.0)
 
 
+def test_tick_of_an_entry_that_comes_back_is_not_sent_twice(ledger: Ledger) -> None:
+    """A beat whose file is older than that leads, after one with a schedule that lacks the entry."""
+    record(ledger, "x", 20)
+    record(ledger, "wrong", CEILING + 1)
+    align(ledger, y=1)
+    assert align(ledger, x=10, y=1, wrong=10) == {"x": 20, "y": 1, "wrong": 10}
+    assert claim(ledger, "x", 10) == Refused(20, 0.0)
+    assert claim(ledger, "wrong", 10) is None
+
+
 def test_entry_that_comes_back_without_a_last_run_gets_its_old_one(ledger: Ledger) -> None:
     """For entries that a database keeps, only what was sent is recorded."""
     record(ledger, "x", 20)

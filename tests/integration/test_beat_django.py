@@ -314,6 +314,27 @@ def test_one_off_interval_is_sent_once(site: Site, end: Any) -> None:
 
 
 @pytest.mark.slow
+def test_one_off_entry_that_the_broker_refuses_is_sent_later(site: Site, redis_server: RedisServer) -> None:
+    """It must not count as over meanwhile, which disables it."""
+    site.settings |= {
+        "CELERY_SINGLETON_LOCK_BACKEND": redis_server.url_of(2),
+        "CELERY_TASK_PUBLISH_RETRY": False,
+    }
+    site.orm("add", name="clock", every=1)
+    when = soon(12)
+    site.orm("add", name="one", clocked=when, one_off=True)
+    (only,) = site.start("only")
+    site.wait_for_sent("clock")  # Without a connection, beat would wait for one.
+    site.server.kill()
+    only.wait_for("the broker did not take one", times=8)
+    site.server.start()
+    (sent,) = site.wait_for_sent("one")
+    assert sent.due == pytest.approx(when, abs=JITTER)
+    until(lambda: not site.row("one")["enabled"])
+    assert site.sent("one") == [sent]
+
+
+@pytest.mark.slow
 def test_clocked_entry_of_the_past_is_sent_at_once(site: Site) -> None:
     """As in django-celery-beat: "now" is over when the form is saved."""
     site.orm("add", name="clock", every=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -12,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -114,6 +116,19 @@ class TestToken:
         assert client.pttl(NAME) > 500_000
         with pytest.raises(NotHeld, match="not its lease"):
             other.check()
+        lock.release()
+
+    def test_object_with_the_token_never_shortens_it_however_often_it_tries(
+        self, make: Callable[..., Lock], client: Redis
+    ) -> None:
+        """The holder still trusts its lease for all but one percent of that time."""
+        lock, other = make(timeout=600, renew=False), make(timeout=1)
+        lock.acquire()
+        other.local.token = lock.local.token
+        for shorten in (other.reacquire, lambda: other.extend(1, replace_ttl=True), lambda: other.extend(0)):
+            ends_at = clock.wall() * 1000 + client.pttl(NAME)
+            shorten()
+            assert clock.wall() * 1000 + client.pttl(NAME) > ends_at - 1000
         lock.release()
 
     def test_it_is_text_or_bytes(self, client: Redis) -> None:
@@ -232,6 +247,28 @@ def test_release_does_not_forget_what_another_thread_has_acquired_meanwhile(
     assert not lock.lost
     lock.check()
     lock.release()
+
+
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_acquire_that_raises_leaves_no_lock(
+    make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch, thread_local: bool
+) -> None:
+    """A signal's handler raises between noting the hold and returning: nobody would release it."""
+    lock = make(timeout=60, thread_local=thread_local)
+    hold = lock.local.hold
+
+    def interrupted(*noted: Any) -> None:
+        hold(*noted)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupts:
+        interrupts.setattr(lock.local, "hold", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
+    assert not lock.locked()
+    assert lock.local.token is None
+    with lock:
+        assert lock.owned()
 
 
 class TestReleaseWithoutAnAnswer:
@@ -428,8 +465,20 @@ class TestClients:
             Lock(client, NAME)
 
     def test_asynchronous_one_cannot_make_it(self) -> None:
-        with pytest.raises(TypeError, match=r"asyncio\.to_thread"):
+        with pytest.raises(TypeError, match=r"thread_local=False.*asyncio\.to_thread"):
             redis.asyncio.Redis().lock(NAME, lock_class=Lock)  # type: ignore[arg-type]
+
+    def test_coroutine_calls_it_in_threads(self, client: Redis) -> None:
+        """Each call may be in another one."""
+
+        async def work() -> None:
+            await asyncio.gather(*(asyncio.to_thread(clock.sleep, 0.05) for _ in range(4)))
+            for _ in range(10):
+                lock = Lock(client, NAME, thread_local=False)
+                assert await asyncio.to_thread(lock.acquire)
+                await asyncio.to_thread(lock.release)
+
+        asyncio.run(work())
 
     def test_other_things_are_refused(self) -> None:
         with pytest.raises(TypeError, match=r"a lock's client is builtins\.str"):

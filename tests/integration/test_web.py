@@ -13,9 +13,11 @@ from celery import Celery
 
 from celery_singleton_lock import LockLost
 from celery_singleton_lock.cli import command
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.web import actions
 from celery_singleton_lock.web.watch import Watch
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import environment_of, locks
@@ -134,6 +136,22 @@ def test_lock_of_a_live_worker_is_not_released_but_its_task_is_stopped(shop: Sho
         with pytest.raises(LockLost):
             running.get(timeout=LIMIT)
     until(lambda: shop.held() == [])
+
+
+def test_only_the_task_that_was_seen_is_stopped(shop: Shop) -> None:
+    """The same worker may hold another slot of a semaphore, or hold the lock again for the next task."""
+    (worker,) = shop.start("one", concurrency=2)
+    until(lambda: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
+    results = {result.id: result for result in (shop.send("paired", "report", LONG) for _ in range(2))}
+    shop.record.wait_for(starts=2)
+    until(lambda: len(shop.app.control.inspect(timeout=LIMIT, limit=1).locks()[worker.name]) == 2)
+    seen, other = (HeldLock.of(key, held) for key, held in Runtime.of(shop.app).store.all_held("singleton_lock"))
+    wanted = actions.Wanted(seen.key, seen.slot, actions.mark_of(seen))
+    assert actions.stop(shop.app, wanted).text.startswith(f"The worker says: task {seen.holder.task_id} is stopped")
+    with pytest.raises(LockLost):
+        results[str(seen.holder.task_id)].get(timeout=LIMIT)
+    (reply,) = shop.app.control.release_lock(seen.key, reply=True, timeout=LIMIT, limit=1)
+    assert str(other.holder.task_id) in reply[worker.name]["ok"], "it runs on until somebody stops it"
 
 
 def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:

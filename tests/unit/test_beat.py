@@ -8,7 +8,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import celery
@@ -16,6 +17,7 @@ import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler, Service
 from celery.signals import beat_embedded_init, before_task_publish
+from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import InvalidOption, SingletonTask, clock
 from celery_singleton_lock.beat import ExclusiveScheduler, ticks
@@ -224,6 +226,95 @@ def test_entry_that_is_changed_while_many_are_sent_is_not_sent_unchanged(
     inner.schedule[added] = inner._maybe_entry(added, {"task": "task.another", "schedule": 7200})
     run(scheduler, lambda: scheduler.tick() > 0)
     assert sorted(entries_sent()) == sorted({*names} - {changed})
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise OperationalError("no broker")
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_entry_that_is_changed_while_the_broker_is_away_is_not_sent_unchanged(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    scheduler = make(beat_schedule=every(3600, "a", "b"))
+    scheduler.tick()
+    age(scheduler, 3601)
+    monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
+    with monkeypatch.context() as broken:
+        broken.setattr(Recorder, "send_task", refuse)
+        run(scheduler, lambda: len(scheduler._inner._unsent) == 2)
+    inner = scheduler._inner
+    del inner.schedule["a"]
+    if change == "replaced":
+        inner.schedule["a"] = inner._maybe_entry("a", {"task": "task.another", "schedule": 7200})
+    run(scheduler, lambda: entries_sent() and not inner._unsent)
+    for _ in range(10):
+        scheduler.tick()
+    assert entries_sent() == ["b"]
+
+
+class KeptInRows(Recorder):
+    """Keeps last runs where all beats see them, as django-celery-beat does."""
+
+    rows: dict[str, SimpleNamespace] = {}
+
+    def setup_schedule(self) -> None:
+        super().setup_schedule()
+        for name, entry in self.schedule.items():
+            entry.model = self.rows[name]
+            entry.last_run_at = entry.model.last_run_at
+
+    def reserve(self, entry: Any) -> Any:
+        model = vars(entry).pop("model")
+        following = super().reserve(entry)
+        entry.model = following.model = model
+        model.last_run_at = following.last_run_at
+        model.total_run_count += 1
+        return following
+
+
+def test_first_tick_that_the_broker_refuses_is_sent_by_the_next_beat(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an entry in a database, only what was sent is recorded."""
+    last = datetime.now(timezone.utc) - timedelta(seconds=3601)
+    row = SimpleNamespace(last_run_at=last, total_run_count=1)
+    monkeypatch.setattr(KeptInRows, "rows", {"a": row})
+    first, second = (make(beat_schedule=every(3600, "a")) for _ in range(2))
+    first._wrapped = second._wrapped = KeptInRows
+    with monkeypatch.context() as broken:
+        broken.setattr(Recorder, "send_task", refuse)
+        run(first, lambda: first._inner and first._inner._unsent)
+    assert (row.last_run_at, row.total_run_count) == (last, 1)
+    first.close()
+    run(second, entries_sent)
+    assert ticks.micros(row.last_run_at) == ticks.micros(last + timedelta(seconds=3600))
+    for _ in range(10):
+        second.tick()
+    assert entries_sent() == ["a"]
+
+
+def test_row_of_a_tick_that_the_broker_takes_later_says_so(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = datetime.now(timezone.utc) - timedelta(seconds=3601)
+    row = SimpleNamespace(last_run_at=last, total_run_count=1)
+    monkeypatch.setattr(KeptInRows, "rows", {"a": row})
+    monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
+    scheduler = make(beat_schedule=every(3600, "a"))
+    scheduler._wrapped = KeptInRows
+    with monkeypatch.context() as broken:
+        broken.setattr(Recorder, "send_task", refuse)
+        run(scheduler, lambda: scheduler._inner and scheduler._inner._unsent)
+        clock.sleep(0.02)
+        scheduler.tick()
+        assert (row.last_run_at, row.total_run_count) == (last, 1), "it was refused again"
+    run(scheduler, entries_sent)
+    for _ in range(10):
+        scheduler.tick()
+    assert ticks.micros(row.last_run_at) == ticks.micros(last + timedelta(seconds=3600))
+    assert row.total_run_count == 2
+    assert entries_sent() == ["a"]
 
 
 def put_another_in(scheduler: ExclusiveScheduler) -> None:

@@ -59,6 +59,12 @@ class Plain(enum.Enum):
     TWO = 2
 
 
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+    RUN = 4
+
+
 class Model(BaseModel):
     x: int
 
@@ -160,6 +166,11 @@ class TestDifferentCalls:
     )
     def test_contents_cannot_imitate_structure(self, one: Any, other: Any) -> None:
         assert encode(one) != encode(other)
+
+    def test_combinations_of_flags_differ(self) -> None:
+        """Up to Python 3.10 they have no name."""
+        assert encode(Access.READ | Access.WRITE) == encode(["enum", Access.__module__, Access.__qualname__, 3])
+        assert encode(Access.READ | Access.WRITE) != encode(Access.READ | Access.RUN)
 
     def test_integers_too_long_for_python_to_print_differ(self) -> None:
         assert encode(10**5000) != encode(10**5000 + 1)

@@ -184,7 +184,7 @@ def test_worker_of_the_holder_is_asked_to_stop_the_task(
     _, stop = forms(client, lease)
     assert press(client, stop)[1].startswith(said)
     (asked,) = control.asked
-    assert (asked["destination"], asked["arguments"]) == (["one@web"], {"key": lease.key})
+    assert (asked["destination"], asked["arguments"]) == (["one@web"], {"key": lease.key, "mark": stop["mark"]})
 
 
 def test_lock_of_a_message_has_no_task_to_stop(app: Celery, client: Client) -> None:

@@ -23,10 +23,9 @@ class MemoryLedger:
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         with self._mutex.lock:
-            known = {entry: self._known(entry, ceiling) for entry in lasts}
-            found = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
             now = clock.now()
             self._gone = {entry: (last, until) for entry, (last, until) in self._gone.items() if until > now}
+            found = {entry: self._aligned(entry, last, ceiling) for entry, last in lasts.items()}
             self._gone |= {entry: (last, now + MEMORY) for entry, last in self._lasts.items() if entry not in lasts}
             self._lasts = {entry: last for entry, last in found.items() if last}
             return found
@@ -67,6 +66,13 @@ class MemoryLedger:
 
     def secret(self) -> str:
         return self._secret
+
+    def _aligned(self, entry: str, given: int, ceiling: int) -> int:
+        """The last run of an entry, which was `given`."""
+        known, (gone, _) = self._known(entry, ceiling), self._gone.get(entry, (0, 0.0))
+        if known is not None:
+            return known
+        return max(given, gone) if given and gone <= ceiling else given
 
     def _known(self, entry: str, ceiling: int) -> int | None:
         known = self._lasts.get(entry)

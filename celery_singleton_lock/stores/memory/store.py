@@ -199,8 +199,8 @@ class MemoryStore:
             waiting = self._waiting.get(wake_up.key, deque())
             if wake_up in waiting:
                 waiting.remove(wake_up)
-            elif wake_up.woken.is_set() and waiting:
-                waiting.popleft().woken.set()
+            elif wake_up.woken.is_set():
+                self._wake(wake_up.key)
             if not waiting:
                 self._waiting.pop(wake_up.key, None)
 

@@ -123,7 +123,8 @@ class RedisLedger:
     def _aligned(self, lasts: Mapping[str, int], ceiling: int) -> dict[str, int]:
         aligned: dict[str, int] = {}
         for part in batches([*lasts]):
-            answers = self._ask(Call(ALIGN, [self._runs], [ms(LEDGER_TTL), ceiling, *_pairs(lasts, part)]))
+            keys = [self._runs, *keyspace.gone_keys(self._key, part)]
+            answers = self._ask(Call(ALIGN, keys, [ms(LEDGER_TTL), ceiling, *_pairs(lasts, part)]))
             aligned.update({entry: max(known) for entry, *known in zip(part, *answers, strict=True)})
         return aligned
 

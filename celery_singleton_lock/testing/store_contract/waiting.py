@@ -116,6 +116,18 @@ class WaitingContract:
                 assert isinstance(waiter.wait(PATIENCE), Lease)
                 assert clock.now() - began < PATIENCE / 2
 
+    def test_one_that_is_about_to_wait_gets_the_lock_of_a_waiter_that_leaves(self, store: LockStore) -> None:
+        """As that one was woken."""
+        first, asked = taken(store), request(holder=Holder("next"), waiting=True)
+        with place(store) as leaving:
+            assert isinstance(leaving.wait(0.05), Held)
+            assert isinstance(store.acquire(asked), Held)
+            store.free(first)
+        with store.waiter(asked) as waiter:
+            began = clock.now()
+            assert isinstance(waiter.wait(PATIENCE), Lease)
+            assert clock.now() - began < PATIENCE / 2
+
     def test_waiter_is_woken_long_before_the_lease_would_end(self, store: LockStore) -> None:
         lease, got = taken(store), []
         waits = threading.Thread(target=lambda: got.append(until_free(store)))

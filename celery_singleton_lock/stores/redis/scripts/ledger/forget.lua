@@ -1,5 +1,5 @@
 -- KEYS ledger, gone...  ARGV memory ms, entry... (one for each gone)
--- Forgets entries. From now on only claims know their last runs, for that long.
+-- Forgets entries. Their last runs still count against older ones, for that long.
 for i = 2, #KEYS do
   local last = redis.call('HGET', KEYS[1], ARGV[i])
   if last then
