@@ -28,7 +28,6 @@ from celery.app.task import Context, Task
 from celery.app.utils import Settings
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
-from celery.exceptions import Reject
 from celery.utils.imports import load_extension_class_names
 from celery.worker import state as worker_state
 from kombu import serialization
@@ -223,15 +222,15 @@ class WorkerRequest(ReceivedRequest):
         return sent
 
 
-def gives_back(why: str) -> Any:
-    """What Celery gets from a child whose task gives its message back to the broker.
+def reported(error: Exception) -> Any:
+    """What Celery gets from a child whose task has raised this.
 
-    Promise: as for `counts_part_once`.
+    Promise: as for `counts_part_once`; and a message that goes on, or stores nothing, is not stored as failed.
     Touches: billiard.einfo.ExceptionInfo
     """
     try:
-        raise Reject(why, requeue=True)
-    except Reject:
+        raise error
+    except Exception:  # noqa: BLE001 - the one above
         return ExceptionInfo()
 
 

@@ -25,7 +25,7 @@ from celery.signals import task_revoked
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock._celery import WorkerRequest, counts_part_once, gives_back, is_active
+from celery_singleton_lock._celery import WorkerRequest, counts_part_once, is_active, reported
 from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
@@ -60,6 +60,9 @@ EXPIRED = timedelta(seconds=0.1)
 
 #: How the pool reports a child that is gone, or is going.
 _LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
+
+#: How a body may end that Celery stores nothing for: its message was retried, or replaced, or wants no result.
+_NO_RESULT = (states.RETRY, states.IGNORED)
 
 
 def end_brought(app: Any, brought: QueueLock | None) -> None:
@@ -190,8 +193,12 @@ class SingletonRequest(WorkerRequest):
             return result
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
-        if isinstance(error, WorkerLostError) and self._may_be_uncounted():
-            exc_info = gives_back("its chord may not know of it")
+        if isinstance(error, WorkerLostError):
+            ended = self._recorded_end()
+            if ended is not None and ended.state in _NO_RESULT:
+                return self._end_as_recorded(ended)
+            if self._may_be_uncounted():
+                exc_info = reported(Reject("its chord may not know of it", requeue=True))
         settled = False
         try:
             result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -246,14 +253,7 @@ class SingletonRequest(WorkerRequest):
         self._goes_on = True
 
     def has_ended(self) -> bool:
-        hold, watch = self.hold(), Runtime.of(self.app).heartbeat.server_watch
-        if hold is None or watch.is_silent:  # The consumer waits for the answer: once, and not for each message.
-            return False
-        try:
-            return self._recorded(hold) is not None
-        except LockUnavailable as error:
-            watch.failed(error, hold.key)
-            return False
+        return self._recorded_end() is not None
 
     def revoked(self) -> bool:
         revoked = super().revoked()
@@ -342,6 +342,24 @@ class SingletonRequest(WorkerRequest):
             logger.warning("%s: it is not known whether its chord has counted it: %s", self, error)
             return False
         return found is not None and not outcome.read(found)[0].settled
+
+    def _recorded_end(self) -> Outcome | None:
+        """How it has ended, as far as is known."""
+        hold, watch = self.hold(), Runtime.of(self.app).heartbeat.server_watch
+        if hold is None or watch.is_silent:  # The consumer waits for the answer: once, and not for each message.
+            return None
+        try:
+            found = self._recorded(hold)
+        except LockUnavailable as error:
+            watch.failed(error, hold.key)
+            return None
+        return None if found is None else outcome.read(found)[0]
+
+    def _end_as_recorded(self, ended: Outcome) -> Any:
+        """End as the child, which is gone, has recorded: its message goes on, or stores nothing."""
+        if ended.settled:  # Otherwise what goes on has the lock that it brought.
+            self._end_brought()
+        return super().on_failure(reported(Ignore("its child had ended it")), send_failed_event=False)
 
     def _recorded(self, hold: Hold) -> Record | None:
         """The record of its end, if it has ended; raises `LockUnavailable`."""

@@ -61,7 +61,7 @@ from redis.exceptions import (
 from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock import _celery
-from celery_singleton_lock._celery import WorkerRequest, gives_back
+from celery_singleton_lock._celery import WorkerRequest, reported
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.stores.redis import _redis_py
 from celery_singleton_lock.worker import remote_control
@@ -455,7 +455,7 @@ class TestRequest:
             assert request_of.success_was_stored is bool(answer)
 
     def test_child_gives_its_message_back_by_rejecting_it(self) -> None:
-        exception = gives_back("why").exception
+        exception = reported(Reject("why", requeue=True)).exception
         assert isinstance(getattr(exception, "exc", exception), Reject)
         assert getattr(exception, "exc", exception).requeue
 

@@ -455,6 +455,26 @@ def test_child_that_dies_after_storing_its_success_has_not_failed(
     assert mark_of(app, request) is None
 
 
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize(("ended", "has_lock"), [(Outcome("RETRY", settled=True), False), (Outcome("RETRY"), True)])
+def test_message_that_was_retried_before_its_child_was_lost_has_not_failed(
+    app: Celery, receive: Callable[..., SingletonRequest], ended: Outcome, has_lock: bool, late: bool
+) -> None:
+    """Its retry has its id, and may have the lock that it brought."""
+    store, task = Runtime.of(app).store, make(app, acks_late=late, reject_on_worker_lost=True)
+    key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request.on_accepted(1, time.monotonic())
+    record = ended.record_of(holder_of(task, request.context), 60.0)
+    store.remember(begin(request).key, record)
+    request.on_failure(info(WorkerLostError("lost")))
+    assert app.backend.get_state(request.id) == "PENDING"
+    assert request.acknowledged
+    assert mark_of(app, request) == record.content
+    until(lambda: bool(store.held(key)) is has_lock)
+
+
 def test_failure_before_the_report_of_the_key_is_recorded(app: Celery, receive: Callable) -> None:
     request = receive()
     request.acknowledge()
