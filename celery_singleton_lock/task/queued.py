@@ -115,8 +115,8 @@ class Queued:
             if self._lease is not None:  # The renewed lease is shorter.
                 self._runtime.confirmations.add(hold)
         elif self.lock.ends_at_end:
-            self._progress.is_begun = True  # What its handlers send under its id takes the lock anew.
             self._free()
+            self._progress.is_begun = True  # What its handlers send under its id takes the lock anew.
 
     def start(self) -> None:
         """The body is about to run.
