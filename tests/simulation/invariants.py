@@ -232,7 +232,9 @@ class Invariants:
         """Seconds that a state may last."""
         kind, *what = it
         is_left = kind == "dead" and self._leftovers.has(*what)
-        return AT_ONCE[kind] + (self.world.plan.ttl if is_left else 0.0)
+        # What was given up is back if a replica takes over that has missed it: nobody waits until replicas have that.
+        is_back = kind == "idle" and any(server.replica and server.replica.missed for server in self.world.servers)
+        return AT_ONCE[kind] + (self.world.plan.ttl if is_left or is_back else 0.0)
 
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
         """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, its

@@ -221,8 +221,13 @@ class Queued:
         return [
             it.message
             for task_id, it in self.calls.items()
-            if it is not call and it.message.key == call.message.key and task_id not in call.over
+            if it is not call and it.message.key == call.message.key
+            if task_id not in call.over or self._may_be_retried(task_id)
         ]
+
+    def _may_be_retried(self, task_id: str) -> bool:
+        """Whether it is not over: its next attempt takes a lock anew."""
+        return "retries=" in self.calls[task_id].message.words and not self.world.ends.get(task_id)
 
     # What the world sees
 
@@ -528,7 +533,9 @@ class Queued:
     def _is_nowhere(self, claim: Claim) -> bool:
         """Whether nobody could know that the message has ended: the broker lost it, or its worker died with it."""
         died = any("killed" in fault.kind for fault in self.world.plan.faults) and not claim.is_late
-        return claim.task_id in self.lost or (died and states.SUCCESS not in self.world.ends[claim.task_id])
+        is_unknown = any(f"m{number}" == claim.task_id for number, _ in self.world.bodies.unknown)
+        has_failed = states.SUCCESS not in self.world.ends[claim.task_id]
+        return claim.task_id in self.lost or (died and (has_failed or is_unknown))
 
     # Where things are
 
