@@ -22,9 +22,8 @@ MUTANTS = (
     ),
     _queued(
         "the lock is not freed as the message ends",
-        old="            self._progress.is_begun = True  # What its handlers send under its id takes the lock anew.\n"
-        "            self._free()\n",
-        new="            pass\n",
+        old="            self._free()\n            self._progress.is_begun = True  # What",
+        new="            self._progress.is_begun = True  # What",
         breaks="it ends with its message",
     ),
     _queued(
