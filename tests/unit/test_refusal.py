@@ -500,6 +500,27 @@ def test_refusal_is_remembered_as_long_as_a_run(app: Celery, *, acks_late: bool)
     assert runs == []
 
 
+def test_execution_that_waits_for_the_lock_server_asks_each_time_as_another(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server did not answer may still be under way: under that owner nothing may be taken any more."""
+    monkeypatch.setattr(requeue, "try_to_put_back", lambda *_, **__: None)  # The broker does not answer, either.
+    task, runs = make(app, lambda: 1)
+    store, owners = Runtime.of(app).store, list[str]()
+    acquire = store.acquire
+
+    def answers_the_third(request: LockRequest) -> Any:
+        owners.append(request.owner)
+        assert request.owner not in request.given_up
+        assert {*owners[:-1]} <= {*request.given_up}
+        return acquire(request) if len(owners) == 3 else does_not_answer()
+
+    monkeypatch.setattr(store, "acquire", answers_the_third)
+    deliver(task)
+    assert len({*owners}) == len(owners) == 3
+    assert len(runs) == 1
+
+
 def _trace(task: Any) -> None:
     """Carry out its message as a worker does."""
     request = {"id": id_for(task), "called_directly": False, "is_eager": False, "delivery_info": {}, "retries": 0}

@@ -213,6 +213,7 @@ MUTANTS = (
         old="self._owner, self.execution.progress.gives_up = new_owner(), None",
         new="self.execution.progress.gives_up = None",
         breaks="no delivery asks again under an owner that it gave up",
+        unseen="few plans are silent for that long; tests/unit/test_refusal.py sees it",
     ),
     _acquisition(
         "every delivery has one owner",

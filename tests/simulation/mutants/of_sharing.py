@@ -173,6 +173,7 @@ MUTANTS = (
         old="        self._brought.give_back()\n        return other\n",
         new="        return other\n",
         breaks="a follower has no lock",
+        unseen="it looks at its leader once more, and frees the lock as it ends; tests/unit/test_following.py sees it",
     ),
     _following(
         "a follower that runs in a leader's place takes no lock",
