@@ -76,10 +76,11 @@ class Execution:
         if self.progress.goes_on:
             # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
             outcome = Outcome(states.IGNORED, REPLACED) if self.progress.is_replaced else Outcome(states.RETRY)
-        elif not outcome.needs_settling(self.task, self.request):
-            outcome = outcome._replace(settled=True)
-        if self.progress.passes_on is not None and not self.progress.goes_on:
-            outcome = outcome._replace(mark=PASSED_ON)
+        else:
+            if not outcome.needs_settling(self.task, self.request):
+                outcome = outcome._replace(settled=True)
+            if self.progress.passes_on is not None:
+                outcome = outcome._replace(mark=PASSED_ON)
         return outcome.record_of(self.holder, self.runtime.settings.done_ttl)
 
 

@@ -273,13 +273,19 @@ class KeptInRows(Recorder):
         return following
 
 
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The row of an hourly entry that is due."""
+    row = SimpleNamespace(last_run_at=datetime.now(timezone.utc) - timedelta(seconds=3601), total_run_count=1)
+    monkeypatch.setattr(KeptInRows, "rows", {"a": row})
+    return row
+
+
 def test_first_tick_that_the_broker_refuses_is_sent_by_the_next_beat(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., ExclusiveScheduler], row: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an entry in a database, only what was sent is recorded."""
-    last = datetime.now(timezone.utc) - timedelta(seconds=3601)
-    row = SimpleNamespace(last_run_at=last, total_run_count=1)
-    monkeypatch.setattr(KeptInRows, "rows", {"a": row})
+    last = row.last_run_at
     first, second = (make(beat_schedule=every(3600, "a")) for _ in range(2))
     first._wrapped = second._wrapped = KeptInRows
     with monkeypatch.context() as broken:
@@ -295,11 +301,9 @@ def test_first_tick_that_the_broker_refuses_is_sent_by_the_next_beat(
 
 
 def test_row_of_a_tick_that_the_broker_takes_later_says_so(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., ExclusiveScheduler], row: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = datetime.now(timezone.utc) - timedelta(seconds=3601)
-    row = SimpleNamespace(last_run_at=last, total_run_count=1)
-    monkeypatch.setattr(KeptInRows, "rows", {"a": row})
+    last = row.last_run_at
     monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
     scheduler = make(beat_schedule=every(3600, "a"))
     scheduler._wrapped = KeptInRows
