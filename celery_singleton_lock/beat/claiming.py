@@ -179,7 +179,9 @@ class Claiming(PunctualScheduler):
             if refused is None and self._claims.granted(entry) is not None:
                 self._send(entry, tick, self.producer)
             elif refused is not None and refused.last is not None:
+                # Another beat has sent it; or, if nodes disagree, an earlier one: then the next may be due now.
                 del self._unsent[entry.name]
+                self._pass_over(current, refused.last)
 
     def _others_due(self, entry: ScheduleEntry) -> dict[str, Tick]:
         """The due ticks of the entries after this one, to be claimed along with it."""

@@ -253,6 +253,27 @@ def test_entry_that_is_changed_while_the_broker_is_away_is_not_sent_unchanged(
     assert entries_sent() == ["b"]
 
 
+def test_refused_tick_that_nobody_sent_is_made_up_for(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last run that another beat has recorded, before the tick: nodes of a Redlock may disagree about it."""
+    scheduler = make(beat_schedule=every(3600, "a"))
+    scheduler.tick()
+    age(scheduler, 3601)
+    monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
+    with monkeypatch.context() as broken:
+        broken.setattr(Recorder, "send_task", refuse)
+        run(scheduler, lambda: scheduler._inner._unsent)
+    _, refused = scheduler._inner._unsent["a"]
+    last = refused.last + 500_000
+    scheduler._claims._ledger.record({"a": last}, "another", ceiling=refused.due)
+    run(scheduler, entries_sent)
+    for _ in range(10):
+        scheduler.tick()
+    due = ticks.moment(last, datetime.now(timezone.utc)) + timedelta(seconds=3600)
+    assert [headers["singleton_lock_due"] for _, headers in Recorder.sent] == [due.isoformat()]
+
+
 class KeptInRows(Recorder):
     """Keeps last runs where all beats see them, as django-celery-beat does."""
 
