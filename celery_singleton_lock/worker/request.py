@@ -161,7 +161,8 @@ class SingletonRequest(WorkerRequest):
         if self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
             takes = self._brought is not None and self._brought.wakes_followers
             line.has_begun(self._waits_for.key, wakes=takes or self._is_one_of_many)
-        if (children := children_of.get(self.app)) is not None:
+        # This process takes what was revoked before a child began with it.
+        if pid != os.getpid() and (children := children_of.get(self.app)) is not None:
             key_report.make_room()
             children.assign(pid, self)
 

@@ -349,6 +349,9 @@ class Parked:
         # A copy that has joined looks before it asks. If its child dies meanwhile, nobody is notified.
         if "shop.joins" in key and any("child killed" in fault.kind for fault in self.world.plan.faults):
             return FOUND + latency
+        # It goes round, for an older place whose process has left: as often as there are places.
+        if now - self.detour_at.get(key, -HELD) < AT_ONCE + latency:
+            return FOUND + latency
         return AT_ONCE + latency
 
     def _is_held(self, key: str, limit: int) -> bool:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from billiard.exceptions import WorkerLostError
+from billiard.exceptions import Terminated, WorkerLostError
 from celery import bootsteps, signals
 from celery.app.trace import trace_task_ret
 from celery.concurrency import prefork
@@ -40,6 +40,7 @@ class Job:
     done: Callable[..., Any]
     failed: Callable[..., Any]
     child: Child | None = None
+    is_accepted: bool = False
     is_over: bool = False
 
 
@@ -323,18 +324,26 @@ class Worker:
 
         def notice() -> None:
             job = child.job
-            if job is not None and not job.is_over:
+            if job is not None and not job.is_accepted:
+                self._put_back(parent, job)
+            elif job is not None and not job.is_over:
                 job.is_over = True
                 self.world.parked.is_lost(job.failed.__self__)
-                try:
-                    raise WorkerLostError("Worker exited prematurely")
-                except WorkerLostError:
-                    job.failed(ExceptionInfo())
+                job.failed(_reported(WorkerLostError("Worker exited prematurely")))
             if not self.is_ending:
                 self._add_child()
             self._dispatch()
 
         self.loop.post(notice)
+
+    def _put_back(self, parent: Process, job: Job) -> None:
+        """Find another child for a job that this one had not begun with; if it was revoked, end it, as Celery does."""
+        if job.task_id not in self.world.revoked:
+            self._jobs.appendleft(job)
+            return
+        job.is_over = True
+        job.accepted(parent.pid, 0.0)
+        job.failed(_reported(Terminated(0)))
 
     def _until_it_ends(self, parent: Process, child: Child) -> None:
         try:
@@ -359,6 +368,7 @@ class Worker:
             job = child.inbox.popleft()
             pid = child.process.pid
             self._tell(parent, lambda job=job, pid=pid: job.accepted(pid, 0.0) if not job.is_over else None)
+            job.is_accepted = True
             failed, value = _trace(child.process, job)
             self._tell(parent, lambda job=job, value=value, failed=failed: self._result(child, job, failed, value))
 
@@ -415,6 +425,13 @@ class _Made(dict[str, Any]):
         with loading.uninterrupted():
             made = self[name] = self._make(name)
         return made
+
+
+def _reported(error: Exception) -> ExceptionInfo:
+    try:
+        raise error
+    except Exception:  # noqa: BLE001 - the one above
+        return ExceptionInfo()
 
 
 def _trace(process: Process, job: Job) -> tuple[bool, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -473,6 +474,22 @@ def test_message_that_was_retried_before_its_child_was_lost_has_not_failed(
     assert request.acknowledged
     assert mark_of(app, request) == record.content
     until(lambda: bool(store.held(key)) is has_lock)
+
+
+def test_message_that_was_revoked_before_a_child_began_with_it_is_in_no_child(
+    app: Celery, receive: Callable[..., SingletonRequest]
+) -> None:
+    """Its child is gone, and the main process takes it: that one was waited for in vain, for a second, in the loop."""
+    store, assigned = Runtime.of(app).store, []
+    children_of[app] = SimpleNamespace(assign=lambda pid, _: assigned.append(pid), forget=lambda *_: True)
+    key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+    task = make(app)
+    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request.on_accepted(os.getpid(), time.monotonic())
+    request.on_failure(info(Terminated(0)))
+    assert not assigned
+    until(lambda: not store.held(key), "the lock is free")
 
 
 def test_failure_before_the_report_of_the_key_is_recorded(app: Celery, receive: Callable) -> None:
