@@ -61,12 +61,12 @@ class Outage:
 
     def failed(self, error: LockUnavailable) -> None:
         """Note that the server did not answer."""
-        now, began = clock.now(), self._began
+        now, began, half_time = clock.now(), self._began, self._half_time
         self._last, self._answered_at = now, None
         if began is None:
             self._began, self._half_time = now, None
             logger.log(self._level, self._begins, error, _in_words(self._leases(), now))
-        elif self._half_time is not None and now >= self._half_time:
+        elif half_time is not None and now >= half_time:
             self._half_time = math.inf
             at_risk = _in_words(self._leases(), now)
             logger.log(self._level, "%s, for %.1f s now; trying again%s", error, now - began, at_risk)

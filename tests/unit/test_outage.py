@@ -141,3 +141,26 @@ def test_end_is_at_most_a_warning(
     began, ended = said()
     assert began == f"{begins} nothing is sent: lock server {SERVER}: ConnectionError: refused"
     assert ended.startswith(f"{ends} {SERVER} answers again")
+
+
+class Shared(Outage):
+    """Another thread begins an outage whenever this one has looked at the half time."""
+
+    half_time: float | None = None
+
+    @property
+    def _half_time(self) -> float | None:
+        found, self.half_time = self.half_time, None
+        return found
+
+    @_half_time.setter
+    def _half_time(self, value: float | None) -> None:
+        self.half_time = value
+
+
+def test_threads_may_note_failures_at_once(now: list[float]) -> None:
+    outage = Shared(lambda: [Lease("sync", now[0] + 10)])
+    outage.failed(SILENT)
+    now[0] += 6
+    outage.failed(SILENT)
+    assert outage.is_under_way
