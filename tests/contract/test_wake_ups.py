@@ -382,6 +382,18 @@ def test_wake_up_of_followers_outlives_the_next_message(store: Store, server: Re
         assert client.llen(keyspace.wake_key(key)) == of_queue
 
 
+@pytest.mark.parametrize("by", ["a message", "a process"])
+def test_wake_up_that_was_passed_on_outlives_the_next_message(store: Store, server: RedisServer, by: str) -> None:
+    """It may be for a follower of the message before, which nobody would wake until the next message has ended."""
+    if by == "a message":
+        store.wake(KEY)
+    else:
+        assert store.wake_ups().pass_on(Freed(KEY, 0))
+    taken(store)
+    with server.client() as client:
+        assert client.llen(keyspace.wake_key(KEY)) == 1
+
+
 def test_older_place_of_a_dead_process_stops_nobody(store: Store, server: RedisServer) -> None:
     lease = taken(store)
     with server.client() as client:

@@ -192,6 +192,7 @@ def _commands_on(key: str) -> list[Command]:
         ("PEXPIRE", key, _TRIAL_MS),
         ("EXISTS", key),
         ("RPUSH", key, 1),
+        ("LREM", key, 0, 0),
         ("LTRIM", key, 0, 1),
         ("BLPOP", key, "0.01"),  # Waits if the key could not be written.
         ("HSET", key, "a", 1),

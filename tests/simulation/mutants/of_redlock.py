@@ -37,7 +37,7 @@ MUTANTS = (
     _mutant(
         "a wake-up of a Redlock is lost",
         f"{_SCRIPTS}/wake.lua",
-        "redis.pcall('RPUSH', KEYS[1], 1)",
+        "redis.pcall('RPUSH', KEYS[1], 2)",
         "0",
         "the end of a hold wakes a waiter",
     ),

@@ -158,9 +158,9 @@ if waiting_ms ~= '0' then
 end
 local number = grant(KEYS[FIRST + slot], owner, holder, ttl, fence, fence_ttl, seed, request)
 if slots == 1 and not seed and string.sub(wake, -11) ~= ':queue:wake' then
-  -- The next to block would be woken by it for nothing, and lose its place. (An attempt on a Redlock may fail. Beside the lock of a message wait
-  -- followers of the message before it, which has ended or begun: they do not need the lock.)
-  redis.call('DEL', wake)
+  -- The next to block would be woken by it for nothing, and lose its place. Not what was passed on: it may be for a follower of the run before,
+  -- which does not need the lock. (An attempt on a Redlock may fail. Beside the lock of a message wait followers of the message before it, too.)
+  redis.pcall('LREM', wake, 0, 1)
 end
 if slot > 0 then
   -- A request with a lower limit has to look there as well, for as long as anything is held there.
