@@ -242,6 +242,7 @@ class Checker:
                 and ends[-1] == states.SUCCESS
                 and not world.bodies.followed[f"{task_id}-after"]
                 and states.REVOKED not in world.ends.get(f"{task_id}-after", ())
+                and not self._has_lost(f"{task_id}-after")
             ):
                 run.fail(f"message {number} has ended well, and what follows on it was not sent")
 
@@ -252,10 +253,14 @@ class Checker:
 
     def _may_be_lost(self, message: Any) -> bool:
         """Whether Celery may lose it with its process, since it is acknowledged early, or the broker has lost it."""
-        if self.queued is not None and f"m{message.number}" in self.queued.lost:
+        if self._has_lost(f"m{message.number}"):
             return True
         late = apps.TASKS[message.task].get("acks_late")
         return not late and any("killed" in fault.kind for fault in self.world.plan.faults)
+
+    def _has_lost(self, task_id: str) -> bool:
+        """Whether the broker has lost this message."""
+        return self.queued is not None and task_id in self.queued.lost
 
 
 def _send(world: World, client: Any) -> None:
