@@ -209,9 +209,9 @@ def test_closing_while_a_thread_takes_the_last_one_is_not_an_error(exits: ExitSt
     store.close()
 
 
-def assert_keeps_no_lease_alive(exits: ExitStack, store: RedisStore) -> None:
+def assert_keeps_no_lease_alive(exits: ExitStack, store: RedisStore | RedlockStore) -> None:
     """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
-    held = leases(1)
+    held = leases(BATCH + 1)
     gone = weakref.ref(held[0])
     gc.disable()
     exits.callback(gc.enable)
@@ -246,6 +246,22 @@ class TestAnswers:
         exits.callback(store.close)
         assert store.free(Hold(KEY, new_owner(), ttl=TTL))
         monkeypatch.setattr(node, "answer", lambda command: b"")
+        assert_keeps_no_lease_alive(exits, store)
+
+    @pytest.mark.parametrize("answer", [Exception("OOM no"), Exception("READONLY no"), 7])
+    def test_error_of_a_node_keeps_no_lease_alive(self, exits: ExitStack, answer: Any) -> None:
+        assert_keeps_no_lease_alive(exits, redlock(exits, [played({lock_commands.RENEW: [answer]}) for _ in range(3)]))
+
+    def test_broken_connection_to_a_node_keeps_no_lease_alive(
+        self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = redlock(exits, [played() for _ in range(3)])
+
+        def broken(self: Wire, *_: Any) -> int:
+            raise ConnectionResetError
+
+        assert store.free(Hold(KEY, new_owner(), ttl=TTL))
+        monkeypatch.setattr(Wire, "send", broken)
         assert_keeps_no_lease_alive(exits, store)
 
     def test_request_for_more_slots_costs_no_connection(self, exits: ExitStack) -> None:

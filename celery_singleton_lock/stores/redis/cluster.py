@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, RedisError, ResponseError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas, alone
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -54,13 +54,13 @@ class Cluster:
             try:
                 by_address.setdefault(self._address_of(call.keys[0]), []).append(index)
             except (RedisError, OSError) as error:
-                answers[index] = _alone(error)
+                answers[index] = alone(error)
         for address, indexes in by_address.items():
             try:
                 given = self._server(address).run_each([calls[index] for index in indexes], step=step)
             except (RedisError, OSError) as error:
                 self._forget()
-                given = [_alone(error)] * len(indexes)
+                given = [alone(error)] * len(indexes)
             if any(isinstance(answer, ClusterDownError) for answer in given):
                 self._doubt(address)
             answers.update(zip(indexes, given, strict=True))
@@ -69,7 +69,7 @@ class Cluster:
                 try:
                     answers[index] = self.run(call, step=step)
                 except (RedisError, OSError) as error:
-                    answers[index] = _alone(error)
+                    answers[index] = alone(error)
         return [answers[index] for index in range(len(calls))]
 
     def server_of(self, key: str) -> ClusterPart:
@@ -226,12 +226,6 @@ class ClusterPart:
 
     def connection(self) -> AbstractContextManager[Connection]:
         return self._cluster.connection_to(self._address)
-
-
-def _alone(error: RedisError | OSError) -> RedisError | OSError:
-    """The error, which takes the place of an answer, without the frames that refer to it; see `Connection.read`."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 def _ask(command: Command, server: Server, asking: bool) -> Any:

@@ -98,7 +98,10 @@ class PendingCalls:
         for batch in batches([it for it in self._due() if it[0][1] == key], BATCH):
             for answer in self._send(batch):
                 if isinstance(answer, _ELSEWHERE):
-                    raise answer
+                    try:
+                        raise answer
+                    finally:
+                        del answer  # It refers to this frame from now on; see `Connection.read`.
 
     def _repeat(self) -> bool:
         """Send them again; whether some are left."""
