@@ -92,31 +92,42 @@ class Master(Player):
 class CountedServer(PlayedServer):
     """Counts its connections; there are no new ones while it `is_away`."""
 
-    opened, is_away = 0, False
+    opened, missed, is_away = 0, 0, False
 
     def open(self, step: float | None = None) -> Any:
         if self.is_away:
+            self.missed += 1
             raise TimeoutError
         self.opened += 1
         return super().open(step)
 
 
 class OfCluster(InTurn):
-    """Has all slots as far as it knows; or `has_lost` the other nodes, or `has_left` the cluster."""
+    """Has all slots, or that `master` has them, as far as it knows; or `has_lost` the other nodes, or `has_left` the
+    cluster. So many replicas follow it.
+    """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, master: str = "", replicas: int = 0) -> None:
         super().__init__({})
-        self.host, self.has_lost, self.has_left = host, False, False
+        self.host, self.master, self.replicas = host, master or host, replicas
+        self.has_lost, self.has_left = False, False
+        #: Those whom it shows as replicas.
+        self.others: Sequence[str] = ()
 
     def answer(self, command: Sequence[bytes]) -> bytes:
         if command[0] == b"CLUSTER":
-            return as_resp([] if self.has_left else [[0, 16383, [self.host, 1]]])
+            nodes = [[host, 1] for host in (self.master, *self.others)]
+            return as_resp([] if self.has_left else [[0, 16383, *nodes]])
+        if command[0] == b"WAIT":
+            return as_resp(self.replicas)
         return as_resp(Exception("CLUSTERDOWN The cluster is down")) if self.has_lost else super().answer(command)
 
 
 class PlayedCluster(Cluster):
     def __init__(self, *players: OfCluster) -> None:
-        self.played = {(it.host, 1): PlayedServer(it) for it in players}
+        for each in players:
+            each.others = [it.host for it in players]
+        self.played = {(it.host, 1): CountedServer(it) for it in players}
         super().__init__([*self.played], lambda host, port: ConnectionPool())
 
     def _server(self, address: tuple[str, int]) -> Server:
@@ -439,6 +450,35 @@ class TestLost:
         names = {script.sha.encode(): script.name for script in (lock_commands.FREE, lock_commands.ACQUIRE)}
         new = store._servers.played["new", 1]._player.asked
         assert [names[command[1]] for command in new if command[0] == b"EVALSHA"] == ["lock/free", "lock/acquire"]
+
+    def test_nodes_that_were_lost_with_it_are_not_asked_for_the_map_again_and_again(self, exits: ExitStack) -> None:
+        """They come before the new one in the map, and in the URL."""
+        nodes = [*(OfCluster(name, master="old") for name in ("first", "second", "old")), OfCluster("new")]
+        store = RedisStore(PlayedCluster(*nodes), "s")
+        exits.callback(store.close)
+        assert store.free(Hold(KEY, new_owner(), ttl=TTL))
+        nodes[2].has_lost = True
+        assert isinstance(store.acquire(asked()), Lease)
+
+    def test_node_of_the_url_that_is_gone_is_asked_for_the_map_once(self, exits: ExitStack) -> None:
+        """That takes a second."""
+        there = OfCluster("there")
+        cluster = PlayedCluster(OfCluster("gone"), there)
+        exits.callback(cluster.close)
+        there.others = ()
+        cluster.played["gone", 1].is_away = True
+        for _ in range(3):
+            cluster._forget()
+            assert cluster._map()
+        assert cluster.played["gone", 1].missed == 1
+
+    def test_end_of_a_message_is_not_left_with_one_that_does_not_know_it_yet(self, exits: ExitStack) -> None:
+        """No replica would keep what that one is told."""
+        store = RedisStore(PlayedCluster(OfCluster("old"), OfCluster("new", replicas=1)), "s", replicas=1)
+        exits.callback(store.close)
+        call = lock_commands.free(Hold.of_nobody(KEY), record=RECORD)
+        store._pending.add(("free", KEY, "x"), call._replace(replicas=(1, 0.1)), seconds=TTL)
+        assert [store._pending._repeat() for _ in range(2)] == [True, False]
 
     def test_waiter_finds_the_new_one(self, store: RedisStore) -> None:
         wake_up = RedisWakeUp(KEY, lambda: store._servers.server_of(KEY), "s")

@@ -6,7 +6,7 @@ when it is first needed, and again after a node failed or a slot had moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -24,6 +24,9 @@ Address = tuple[str, int]
 #: How often one call follows a slot that has moved, before it counts as not answered.
 REDIRECTIONS = 5
 
+#: Errors after which another node may be the master of a slot by now.
+_REPLACED = (*NO_ANSWER, TooFewReplicas, ClusterDownError)
+
 
 class Cluster:
     """A cluster of which some nodes are known.
@@ -34,13 +37,16 @@ class Cluster:
     """
 
     def __init__(self, start: Sequence[Address], pool_of: PoolOf) -> None:
-        #: Nodes to ask for the map: at first those it was made with, later all.
-        self._known = tuple(start)
+        self._start = tuple(start)
+        #: The nodes of the map, to be asked for it in this order, before those it was made with.
+        self._known: tuple[Address, ...] = ()
+        #: The node that has shown the map, if it is known.
+        self._shown_by: Address | None = None
         self._pool_of = pool_of
         self._servers: dict[Address, Server] = {}
         #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
         self._slots: dict[int, Address] = {}
-        self.step = self._server(self._known[0]).step
+        self.step = self._server(self._start[0]).step
 
     def run(self, call: Call | Ready, *, step: float | None = None) -> Any:
         return self._followed(
@@ -59,10 +65,10 @@ class Cluster:
             try:
                 given = self._server(address).run_each([calls[index] for index in indexes], step=step)
             except (RedisError, OSError) as error:
-                self._forget()
+                self._forget(address)
                 given = [alone(error)] * len(indexes)
-            if any(isinstance(answer, ClusterDownError) for answer in given):
-                self._doubt(address)
+            if any(isinstance(answer, _REPLACED) for answer in given):
+                self._forget(address)
             answers.update(zip(indexes, given, strict=True))
         for index, call in enumerate(calls):
             if isinstance(answers[index], AskError):  # Or a MovedError, which is one.
@@ -97,7 +103,7 @@ class Cluster:
         try:
             answers = self._server(address).command_each(commands)
         except NO_ANSWER:
-            self._forget()
+            self._forget(address)
             raise
         for index, command in enumerate(commands):
             if isinstance(answers[index], AskError):
@@ -116,11 +122,8 @@ class Cluster:
         except MovedError as moved:
             self._learn(moved, address)
             raise
-        except ClusterDownError:
-            self._doubt(address)
-            raise
-        except NO_ANSWER:
-            self._forget()
+        except _REPLACED:
+            self._forget(address)
             raise
 
     def close(self) -> None:
@@ -137,11 +140,8 @@ class Cluster:
                 address, asking = self._learn(moved, address), False
             except AskError as moving:
                 address, asking = (moving.host or address[0], moving.port), True
-            except ClusterDownError:
-                self._doubt(address)
-                raise
-            except (*NO_ANSWER, TooFewReplicas):
-                self._forget()
+            except _REPLACED:
+                self._forget(address)
                 raise
         raise ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")
 
@@ -172,32 +172,36 @@ class Cluster:
             self._slots = self._read_map()
         return self._slots
 
-    def _forget(self) -> None:
-        """Read the map anew before the next call."""
-        self._slots = {}
+    def _forget(self, *doubted: Address) -> None:
+        """Read the map anew before the next call, last from these nodes and the one that has shown it: they may have
+        lost the others, which may have replaced them by now.
+        """
+        self._put_last({*doubted, self._shown_by})
+        self._shown_by, self._slots = None, {}
 
-    def _doubt(self, address: Address) -> None:
-        """Read the map anew, from this node last: it has lost the others, which may have replaced it by now."""
-        self._known = (*(each for each in self._known if each != address), address)
-        self._forget()
+    def _put_last(self, last: Collection[Address | None]) -> None:
+        self._known = tuple(sorted(self._known, key=lambda each: each in last))
 
     def _read_map(self) -> dict[int, Address]:
         error: Exception | None = None
-        for address in self._known:
+        for address in dict.fromkeys((*self._known, *self._start)):
             try:
                 ranges = self._server(address).command("CLUSTER", "SLOTS")
             except (RedisError, OSError) as failed:
                 error = failed
-                continue
-            if not ranges:
+            else:
+                if ranges:
+                    return self._shown(ranges, address)
                 error = ConnectionError("the node has left the cluster")
-                continue
-            everybody = [_named(node, address) for _, _, *nodes in ranges for node in nodes]
-            self._known = tuple(dict.fromkeys((*everybody, *self._known)))
-            return {
-                slot: _named(master, address) for first, last, master, *_ in ranges for slot in range(first, last + 1)
-            }
+            self._put_last({address})
         raise error or ConnectionError("the cluster has no nodes")
+
+    def _shown(self, ranges: Sequence[Any], asked: Address) -> dict[int, Address]:
+        """The map, as this node has shown it."""
+        there = dict.fromkeys(_named(node, asked) for _, _, *nodes in ranges for node in nodes)
+        self._known = tuple(dict.fromkeys((*(each for each in self._known if each in there), *there)))
+        self._shown_by = asked
+        return {slot: _named(master, asked) for first, last, master, *_ in ranges for slot in range(first, last + 1)}
 
 
 class ClusterPart:
