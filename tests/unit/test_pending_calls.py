@@ -86,6 +86,22 @@ class TestSentNow:
         assert self.sent == [self.calls["mine"]]
         assert [key for _, key, _ in pending.ids()] == ["other", "new"]
 
+    def test_signal_handler_gives_up_a_call_while_they_are_looked_at(self, pending: PendingCalls) -> None:
+        class Moment(float):
+            asked = 0
+
+            def __lt__(self, now: float) -> bool:
+                self.asked += 1
+                if self.asked == 1:
+                    pending.send("other")
+                return True
+
+        (id_of_mine, mine), _ = pending._calls.items()
+        pending._calls[id_of_mine] = mine._replace(until=Moment())
+        pending.send("mine")
+        assert self.sent == [self.calls["other"]]
+        assert pending.ids() == []
+
     @pytest.mark.parametrize(
         "error",
         [
