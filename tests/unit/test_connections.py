@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from redis.connection import ConnectionPool
+from redis.crc import key_slot
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
@@ -421,6 +422,39 @@ def test_node_that_has_left_the_cluster_is_not_asked_for_the_map(exits: ExitStac
     store = RedisStore(PlayedCluster(removed, there), "s")
     exits.callback(store.close)
     assert isinstance(store.acquire(asked()), Lease)
+
+
+class Forgetful(PlayedCluster):
+    """Another thread, whose call fails, forgets the map as soon as it was read."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, {} if name == "_slots" else value)
+
+
+def test_map_that_another_thread_forgets_can_be_used(exits: ExitStack) -> None:
+    store = RedisStore(Forgetful(OfCluster("node")), "s")
+    exits.callback(store.close)
+    assert store.renew(leases(2), timeout=1.0) == [True, True]
+
+
+def test_slot_that_has_moved_is_not_the_whole_map(exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread has forgotten the others meanwhile."""
+    node = OfCluster("node")
+    cluster = PlayedCluster(node)
+    store = RedisStore(cluster, "s")
+    exits.callback(store.close)
+    first, second = leases(2)
+    answers = iter([Exception(f"MOVED {key_slot(first.key.encode())} node:1")])
+
+    def answer(command: Sequence[bytes], plain: Callable[..., bytes] = node.answer) -> bytes:
+        if command[0] != b"EVALSHA" or (moved := next(answers, None)) is None:
+            return plain(command)
+        cluster._forget()
+        return as_resp(moved)
+
+    monkeypatch.setattr(node, "answer", answer)
+    assert store.free(first)
+    assert store.renew([second], timeout=1.0) == [True]
 
 
 class TestLost:

@@ -147,7 +147,8 @@ class Cluster:
 
     def _learn(self, moved: MovedError, asked: Address) -> Address:
         address = (moved.host or asked[0], moved.port)
-        self._slots = {**self._slots, moved.slot_id: address}
+        if slots := self._slots:  # Or it is read anew.
+            self._slots = {**slots, moved.slot_id: address}
         return address
 
     def _masters(self) -> Sequence[Address]:
@@ -168,9 +169,9 @@ class Cluster:
         return server
 
     def _map(self) -> dict[int, Address]:
-        if not self._slots:
-            self._slots = self._read_map()
-        return self._slots
+        if not (slots := self._slots):
+            slots = self._slots = self._read_map()
+        return slots  # Another thread may have forgotten it meanwhile.
 
     def _forget(self, *doubted: Address) -> None:
         """Read the map anew before the next call, last from these nodes and the one that has shown it: they may have
