@@ -368,11 +368,12 @@ class TestReplaced:
         assert [store._pending._repeat() for _ in range(2)] == [True, False]
 
     def test_end_of_a_message_is_not_left_with_one_that_does_not_know_it_yet(self, exits: ExitStack) -> None:
-        """No replica would keep what that one is told."""
+        """No replica would keep what that one is told. There may be many connections to it."""
         server = CountedServer(Master(replicas=1))
         exits.callback(server.close)
-        with server.connection() as connection:
-            connection._wire._socket.player = Master(replicas=0)
+        with ExitStack() as threads:
+            for _ in range(3):
+                threads.enter_context(server.connection())._wire._socket.player = Master(replicas=0)
         store, call = RedisStore(server, "s", replicas=1), lock_commands.free(Hold.of_nobody(KEY), record=RECORD)
         store._pending.add(("free", KEY, "x"), call._replace(replicas=(1, 0.1)), seconds=TTL)
         assert [store._pending._repeat() for _ in range(2)] == [True, False]
