@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from redis import ConnectionPool
+from redis import ConnectionPool, Redis
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
@@ -122,6 +122,14 @@ def taken(store: RedisStore, owner: str = "", **more: object) -> Lease:
     return lease
 
 
+def set_refusing(client: Redis, refuses: str, is_refusing: bool) -> None:
+    """Have the server refuse what writes, or carry it out again."""
+    if refuses == "a replica":
+        client.replicaof(*(("127.0.0.1", "1") if is_refusing else ("NO", "ONE")))
+    else:
+        client.config_set("maxmemory", int(is_refusing))
+
+
 def is_settled(store: RedisStore) -> bool:
     return not store._pending
 
@@ -172,6 +180,22 @@ class TestAcquire:
             ask(store, holder=ME)
         until(lambda: is_settled(store))
         assert len(proxy.held) == 3
+        proxy.deliver()
+        assert store.held(KEY) == []
+
+    @pytest.mark.parametrize("refuses", ["a replica", "a full server"])
+    def test_no_try_takes_anything_when_the_next_ones_were_refused(
+        self, own_redis: RedisServer, store: RedisStore, proxy: LateProxy, refuses: str
+    ) -> None:
+        """Nor has the server noted then that the first one was given up."""
+        proxy.hold(1)
+        with own_redis.client() as client:
+            set_refusing(client, refuses, True)
+            with pytest.raises(LockUnavailable):
+                ask(store)
+            set_refusing(client, refuses, False)
+        until(lambda: is_settled(store))
+        assert len(proxy.held) == 1
         proxy.deliver()
         assert store.held(KEY) == []
 
@@ -289,6 +313,19 @@ class TestAbandon:
         until(lambda: is_settled(store))
         proxy.deliver()
         assert store.held(KEY) == []
+
+    @pytest.mark.parametrize("refuses", ["a replica", "a full server"])
+    def test_acquire_that_arrives_after_a_server_did_not_write(
+        self, own_redis: RedisServer, direct: RedisStore, refuses: str
+    ) -> None:
+        owner = new_owner()
+        with own_redis.client() as client:
+            set_refusing(client, refuses, True)
+            assert direct.abandon(Hold(KEY, owner, ttl=TTL)) is None
+            set_refusing(client, refuses, False)
+        until(lambda: is_settled(direct))
+        with pytest.raises(LockUnavailable, match="was given up"):
+            ask(direct, owner)
 
     def test_never_raises_and_is_repeated(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)

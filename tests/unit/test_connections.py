@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from redis.connection import ConnectionPool
+from redis.crc import key_slot
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
@@ -92,31 +93,42 @@ class Master(Player):
 class CountedServer(PlayedServer):
     """Counts its connections; there are no new ones while it `is_away`."""
 
-    opened, is_away = 0, False
+    opened, missed, is_away = 0, 0, False
 
     def open(self, step: float | None = None) -> Any:
         if self.is_away:
+            self.missed += 1
             raise TimeoutError
         self.opened += 1
         return super().open(step)
 
 
 class OfCluster(InTurn):
-    """Has all slots as far as it knows; or `has_lost` the other nodes, or `has_left` the cluster."""
+    """Has all slots, or that `master` has them, as far as it knows; or `has_lost` the other nodes, or `has_left` the
+    cluster. So many replicas follow it.
+    """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, master: str = "", replicas: int = 0) -> None:
         super().__init__({})
-        self.host, self.has_lost, self.has_left = host, False, False
+        self.host, self.master, self.replicas = host, master or host, replicas
+        self.has_lost, self.has_left = False, False
+        #: Those whom it shows as replicas.
+        self.others: Sequence[str] = ()
 
     def answer(self, command: Sequence[bytes]) -> bytes:
         if command[0] == b"CLUSTER":
-            return as_resp([] if self.has_left else [[0, 16383, [self.host, 1]]])
+            nodes = [[host, 1] for host in (self.master, *self.others)]
+            return as_resp([] if self.has_left else [[0, 16383, *nodes]])
+        if command[0] == b"WAIT":
+            return as_resp(self.replicas)
         return as_resp(Exception("CLUSTERDOWN The cluster is down")) if self.has_lost else super().answer(command)
 
 
 class PlayedCluster(Cluster):
     def __init__(self, *players: OfCluster) -> None:
-        self.played = {(it.host, 1): PlayedServer(it) for it in players}
+        for each in players:
+            each.others = [it.host for it in players]
+        self.played = {(it.host, 1): CountedServer(it) for it in players}
         super().__init__([*self.played], lambda host, port: ConnectionPool())
 
     def _server(self, address: tuple[str, int]) -> Server:
@@ -209,9 +221,9 @@ def test_closing_while_a_thread_takes_the_last_one_is_not_an_error(exits: ExitSt
     store.close()
 
 
-def assert_keeps_no_lease_alive(exits: ExitStack, store: RedisStore) -> None:
+def assert_keeps_no_lease_alive(exits: ExitStack, store: RedisStore | RedlockStore) -> None:
     """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
-    held = leases(1)
+    held = leases(BATCH + 1)
     gone = weakref.ref(held[0])
     gc.disable()
     exits.callback(gc.enable)
@@ -246,6 +258,22 @@ class TestAnswers:
         exits.callback(store.close)
         assert store.free(Hold(KEY, new_owner(), ttl=TTL))
         monkeypatch.setattr(node, "answer", lambda command: b"")
+        assert_keeps_no_lease_alive(exits, store)
+
+    @pytest.mark.parametrize("answer", [Exception("OOM no"), Exception("READONLY no"), 7])
+    def test_error_of_a_node_keeps_no_lease_alive(self, exits: ExitStack, answer: Any) -> None:
+        assert_keeps_no_lease_alive(exits, redlock(exits, [played({lock_commands.RENEW: [answer]}) for _ in range(3)]))
+
+    def test_broken_connection_to_a_node_keeps_no_lease_alive(
+        self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = redlock(exits, [played() for _ in range(3)])
+
+        def broken(self: Wire, *_: Any) -> int:
+            raise ConnectionResetError
+
+        assert store.free(Hold(KEY, new_owner(), ttl=TTL))
+        monkeypatch.setattr(Wire, "send", broken)
         assert_keeps_no_lease_alive(exits, store)
 
     def test_request_for_more_slots_costs_no_connection(self, exits: ExitStack) -> None:
@@ -340,11 +368,12 @@ class TestReplaced:
         assert [store._pending._repeat() for _ in range(2)] == [True, False]
 
     def test_end_of_a_message_is_not_left_with_one_that_does_not_know_it_yet(self, exits: ExitStack) -> None:
-        """No replica would keep what that one is told."""
+        """No replica would keep what that one is told. There may be many connections to it."""
         server = CountedServer(Master(replicas=1))
         exits.callback(server.close)
-        with server.connection() as connection:
-            connection._wire._socket.player = Master(replicas=0)
+        with ExitStack() as threads:
+            for _ in range(3):
+                threads.enter_context(server.connection())._wire._socket.player = Master(replicas=0)
         store, call = RedisStore(server, "s", replicas=1), lock_commands.free(Hold.of_nobody(KEY), record=RECORD)
         store._pending.add(("free", KEY, "x"), call._replace(replicas=(1, 0.1)), seconds=TTL)
         assert [store._pending._repeat() for _ in range(2)] == [True, False]
@@ -396,6 +425,39 @@ def test_node_that_has_left_the_cluster_is_not_asked_for_the_map(exits: ExitStac
     assert isinstance(store.acquire(asked()), Lease)
 
 
+class Forgetful(PlayedCluster):
+    """Another thread, whose call fails, forgets the map as soon as it was read."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, {} if name == "_slots" else value)
+
+
+def test_map_that_another_thread_forgets_can_be_used(exits: ExitStack) -> None:
+    store = RedisStore(Forgetful(OfCluster("node")), "s")
+    exits.callback(store.close)
+    assert store.renew(leases(2), timeout=1.0) == [True, True]
+
+
+def test_slot_that_has_moved_is_not_the_whole_map(exits: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread has forgotten the others meanwhile."""
+    node = OfCluster("node")
+    cluster = PlayedCluster(node)
+    store = RedisStore(cluster, "s")
+    exits.callback(store.close)
+    first, second = leases(2)
+    answers = iter([Exception(f"MOVED {key_slot(first.key.encode())} node:1")])
+
+    def answer(command: Sequence[bytes], plain: Callable[..., bytes] = node.answer) -> bytes:
+        if command[0] != b"EVALSHA" or (moved := next(answers, None)) is None:
+            return plain(command)
+        cluster._forget()
+        return as_resp(moved)
+
+    monkeypatch.setattr(node, "answer", answer)
+    assert store.free(first)
+    assert store.renew([second], timeout=1.0) == [True]
+
+
 class TestLost:
     """A master of a cluster has lost the other nodes, which have replaced it; clients reach them all."""
 
@@ -423,6 +485,35 @@ class TestLost:
         names = {script.sha.encode(): script.name for script in (lock_commands.FREE, lock_commands.ACQUIRE)}
         new = store._servers.played["new", 1]._player.asked
         assert [names[command[1]] for command in new if command[0] == b"EVALSHA"] == ["lock/free", "lock/acquire"]
+
+    def test_nodes_that_were_lost_with_it_are_not_asked_for_the_map_again_and_again(self, exits: ExitStack) -> None:
+        """They come before the new one in the map, and in the URL."""
+        nodes = [*(OfCluster(name, master="old") for name in ("first", "second", "old")), OfCluster("new")]
+        store = RedisStore(PlayedCluster(*nodes), "s")
+        exits.callback(store.close)
+        assert store.free(Hold(KEY, new_owner(), ttl=TTL))
+        nodes[2].has_lost = True
+        assert isinstance(store.acquire(asked()), Lease)
+
+    def test_node_of_the_url_that_is_gone_is_asked_for_the_map_once(self, exits: ExitStack) -> None:
+        """That takes a second."""
+        there = OfCluster("there")
+        cluster = PlayedCluster(OfCluster("gone"), there)
+        exits.callback(cluster.close)
+        there.others = ()
+        cluster.played["gone", 1].is_away = True
+        for _ in range(3):
+            cluster._forget()
+            assert cluster._map()
+        assert cluster.played["gone", 1].missed == 1
+
+    def test_end_of_a_message_is_not_left_with_one_that_does_not_know_it_yet(self, exits: ExitStack) -> None:
+        """No replica would keep what that one is told."""
+        store = RedisStore(PlayedCluster(OfCluster("old"), OfCluster("new", replicas=1)), "s", replicas=1)
+        exits.callback(store.close)
+        call = lock_commands.free(Hold.of_nobody(KEY), record=RECORD)
+        store._pending.add(("free", KEY, "x"), call._replace(replicas=(1, 0.1)), seconds=TTL)
+        assert [store._pending._repeat() for _ in range(2)] == [True, False]
 
     def test_waiter_finds_the_new_one(self, store: RedisStore) -> None:
         wake_up = RedisWakeUp(KEY, lambda: store._servers.server_of(KEY), "s")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 from redis.exceptions import ClusterDownError, ConnectionError, ReadOnlyError, ResponseError, TryAgainError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
@@ -83,6 +86,22 @@ class TestSentNow:
         assert self.sent == [self.calls["mine"]]
         assert [key for _, key, _ in pending.ids()] == ["other", "new"]
 
+    def test_signal_handler_gives_up_a_call_while_they_are_looked_at(self, pending: PendingCalls) -> None:
+        class Moment(float):
+            asked = 0
+
+            def __lt__(self, now: float) -> bool:
+                self.asked += 1
+                if self.asked == 1:
+                    pending.send("other")
+                return True
+
+        (id_of_mine, mine), _ = pending._calls.items()
+        pending._calls[id_of_mine] = mine._replace(until=Moment())
+        pending.send("mine")
+        assert self.sent == [self.calls["other"]]
+        assert pending.ids() == []
+
     @pytest.mark.parametrize(
         "error",
         [
@@ -99,6 +118,25 @@ class TestSentNow:
         with pytest.raises(type(error)):
             pending.send("mine")
         assert len(pending.ids()) == 2
+
+    def test_error_keeps_no_lease_of_its_callers_alive(self, pending: PendingCalls) -> None:
+        """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
+        self.answer = TryAgainError()
+
+        def ask(lease: Lease) -> None:
+            with suppress(TryAgainError):
+                pending.send("mine")
+
+        lease = Lease("another", "x", ttl=5.0, fence=1, sent_at=clock.now())
+        gone = weakref.ref(lease)
+        gc.disable()
+        try:
+            ask(lease)
+            self.answer = 1
+            del lease
+            assert gone() is None
+        finally:
+            gc.enable()
 
     def test_refused_calls_keep_nobody_from_asking(self, pending: PendingCalls) -> None:
         self.answer = ResponseError("OOM")

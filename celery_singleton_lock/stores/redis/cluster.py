@@ -6,7 +6,7 @@ when it is first needed, and again after a node failed or a slot had moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, RedisError, ResponseError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas, alone
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -23,6 +23,9 @@ Address = tuple[str, int]
 
 #: How often one call follows a slot that has moved, before it counts as not answered.
 REDIRECTIONS = 5
+
+#: Errors after which another node may be the master of a slot by now.
+_REPLACED = (*NO_ANSWER, TooFewReplicas, ClusterDownError)
 
 
 class Cluster:
@@ -34,13 +37,16 @@ class Cluster:
     """
 
     def __init__(self, start: Sequence[Address], pool_of: PoolOf) -> None:
-        #: Nodes to ask for the map: at first those it was made with, later all.
-        self._known = tuple(start)
+        self._start = tuple(start)
+        #: The nodes of the map, to be asked for it in this order, before those it was made with.
+        self._known: tuple[Address, ...] = ()
+        #: The node that has shown the map, if it is known.
+        self._shown_by: Address | None = None
         self._pool_of = pool_of
         self._servers: dict[Address, Server] = {}
         #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
         self._slots: dict[int, Address] = {}
-        self.step = self._server(self._known[0]).step
+        self.step = self._server(self._start[0]).step
 
     def run(self, call: Call | Ready, *, step: float | None = None) -> Any:
         return self._followed(
@@ -54,22 +60,22 @@ class Cluster:
             try:
                 by_address.setdefault(self._address_of(call.keys[0]), []).append(index)
             except (RedisError, OSError) as error:
-                answers[index] = _alone(error)
+                answers[index] = alone(error)
         for address, indexes in by_address.items():
             try:
                 given = self._server(address).run_each([calls[index] for index in indexes], step=step)
             except (RedisError, OSError) as error:
-                self._forget()
-                given = [_alone(error)] * len(indexes)
-            if any(isinstance(answer, ClusterDownError) for answer in given):
-                self._doubt(address)
+                self._forget(address)
+                given = [alone(error)] * len(indexes)
+            if any(isinstance(answer, _REPLACED) for answer in given):
+                self._forget(address)
             answers.update(zip(indexes, given, strict=True))
         for index, call in enumerate(calls):
             if isinstance(answers[index], AskError):  # Or a MovedError, which is one.
                 try:
                     answers[index] = self.run(call, step=step)
                 except (RedisError, OSError) as error:
-                    answers[index] = _alone(error)
+                    answers[index] = alone(error)
         return [answers[index] for index in range(len(calls))]
 
     def server_of(self, key: str) -> ClusterPart:
@@ -97,7 +103,7 @@ class Cluster:
         try:
             answers = self._server(address).command_each(commands)
         except NO_ANSWER:
-            self._forget()
+            self._forget(address)
             raise
         for index, command in enumerate(commands):
             if isinstance(answers[index], AskError):
@@ -116,11 +122,8 @@ class Cluster:
         except MovedError as moved:
             self._learn(moved, address)
             raise
-        except ClusterDownError:
-            self._doubt(address)
-            raise
-        except NO_ANSWER:
-            self._forget()
+        except _REPLACED:
+            self._forget(address)
             raise
 
     def close(self) -> None:
@@ -137,17 +140,15 @@ class Cluster:
                 address, asking = self._learn(moved, address), False
             except AskError as moving:
                 address, asking = (moving.host or address[0], moving.port), True
-            except ClusterDownError:
-                self._doubt(address)
-                raise
-            except (*NO_ANSWER, TooFewReplicas):
-                self._forget()
+            except _REPLACED:
+                self._forget(address)
                 raise
         raise ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")
 
     def _learn(self, moved: MovedError, asked: Address) -> Address:
         address = (moved.host or asked[0], moved.port)
-        self._slots = {**self._slots, moved.slot_id: address}
+        if slots := self._slots:  # Or it is read anew.
+            self._slots = {**slots, moved.slot_id: address}
         return address
 
     def _masters(self) -> Sequence[Address]:
@@ -168,36 +169,40 @@ class Cluster:
         return server
 
     def _map(self) -> dict[int, Address]:
-        if not self._slots:
-            self._slots = self._read_map()
-        return self._slots
+        if not (slots := self._slots):
+            slots = self._slots = self._read_map()
+        return slots  # Another thread may have forgotten it meanwhile.
 
-    def _forget(self) -> None:
-        """Read the map anew before the next call."""
-        self._slots = {}
+    def _forget(self, *doubted: Address) -> None:
+        """Read the map anew before the next call, last from these nodes and the one that has shown it: they may have
+        lost the others, which may have replaced them by now.
+        """
+        self._put_last({*doubted, self._shown_by})
+        self._shown_by, self._slots = None, {}
 
-    def _doubt(self, address: Address) -> None:
-        """Read the map anew, from this node last: it has lost the others, which may have replaced it by now."""
-        self._known = (*(each for each in self._known if each != address), address)
-        self._forget()
+    def _put_last(self, last: Collection[Address | None]) -> None:
+        self._known = tuple(sorted(self._known, key=lambda each: each in last))
 
     def _read_map(self) -> dict[int, Address]:
         error: Exception | None = None
-        for address in self._known:
+        for address in dict.fromkeys((*self._known, *self._start)):
             try:
                 ranges = self._server(address).command("CLUSTER", "SLOTS")
             except (RedisError, OSError) as failed:
                 error = failed
-                continue
-            if not ranges:
+            else:
+                if ranges:
+                    return self._shown(ranges, address)
                 error = ConnectionError("the node has left the cluster")
-                continue
-            everybody = [_named(node, address) for _, _, *nodes in ranges for node in nodes]
-            self._known = tuple(dict.fromkeys((*everybody, *self._known)))
-            return {
-                slot: _named(master, address) for first, last, master, *_ in ranges for slot in range(first, last + 1)
-            }
+            self._put_last({address})
         raise error or ConnectionError("the cluster has no nodes")
+
+    def _shown(self, ranges: Sequence[Any], asked: Address) -> dict[int, Address]:
+        """The map, as this node has shown it."""
+        there = dict.fromkeys(_named(node, asked) for _, _, *nodes in ranges for node in nodes)
+        self._known = tuple(dict.fromkeys((*(each for each in self._known if each in there), *there)))
+        self._shown_by = asked
+        return {slot: _named(master, asked) for first, last, master, *_ in ranges for slot in range(first, last + 1)}
 
 
 class ClusterPart:
@@ -226,12 +231,6 @@ class ClusterPart:
 
     def connection(self) -> AbstractContextManager[Connection]:
         return self._cluster.connection_to(self._address)
-
-
-def _alone(error: RedisError | OSError) -> RedisError | OSError:
-    """The error, which takes the place of an answer, without the frames that refer to it; see `Connection.read`."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 def _ask(command: Command, server: Server, asking: bool) -> Any:

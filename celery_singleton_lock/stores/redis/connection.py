@@ -13,7 +13,7 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import hiredis
 from redis.connection import Connection as RedisPyConnection
@@ -35,6 +35,8 @@ from celery_singleton_lock.stores.redis.wire import Wire
 
 #: Errors in place of an answer: the server may carry the command out, or have done so.
 NO_ANSWER = (ConnectionError, TimeoutError, OSError)
+
+Failure = TypeVar("Failure", bound=Exception)
 
 _NOTHING = object()
 
@@ -64,6 +66,12 @@ def may_be_replaced(error: object) -> bool:
     if not isinstance(error, ResponseError):
         return False
     return isinstance(error, (ReadOnlyError, MasterDownError)) or str(error).startswith("NOREPLICAS")
+
+
+def alone(error: Failure) -> Failure:
+    """The error, which takes the place of an answer, without the frames that refer to it; see `Connection.read`."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 class TooFewReplicas(RedisError):

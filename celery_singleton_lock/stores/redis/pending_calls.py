@@ -98,7 +98,10 @@ class PendingCalls:
         for batch in batches([it for it in self._due() if it[0][1] == key], BATCH):
             for answer in self._send(batch):
                 if isinstance(answer, _ELSEWHERE):
-                    raise answer
+                    try:
+                        raise answer
+                    finally:
+                        del answer  # It refers to this frame from now on; see `Connection.read`.
 
     def _repeat(self) -> bool:
         """Send them again; whether some are left."""
@@ -124,12 +127,12 @@ class PendingCalls:
     def _due(self) -> list[tuple[CallId, _Pending]]:
         with self._mutex:
             now = clock.now()
-            # Of a copy: a signal's handler may add one meanwhile.
-            for call_id in [call_id for call_id, it in list(self._calls.items()) if now > it.until]:
-                del self._calls[call_id]
-                logger.warning(
-                    "%s: a release or the end of a message was never answered, and is given up (a lock has "
-                    "expired since)",
-                    self._server,
-                )
+            # Of a copy: a signal's handler may add one meanwhile, or find that it is too late for this one.
+            for call_id, it in list(self._calls.items()):
+                if now > it.until and self._calls.pop(call_id, None) is not None:
+                    logger.warning(
+                        "%s: a release or the end of a message was never answered, and is given up (a lock has "
+                        "expired since)",
+                        self._server,
+                    )
             return list(self._calls.items())

@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     _free(
         "given up is not noted",
-        old="  redis.pcall('SET', KEYS[i], 1, 'PX', over_ms)\n",
+        old="  redis.call('SET', KEYS[i], 1, 'PX', over_ms)\n",
         new="",
         breaks="what arrives late of an owner that was given up takes nothing",
         kind="locks",

@@ -27,7 +27,7 @@ from redis.exceptions import (
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger
-from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced, packed
+from celery_singleton_lock.stores.redis.connection import Connection, alone, may_be_replaced, packed
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.script import Call
@@ -346,5 +346,6 @@ class Conversation:
                 connection.drop()
             else:
                 connection.close()
+        error = alone(error)
         for request in unanswered:
             self._note(index, request, error)

@@ -13,7 +13,8 @@ if #KEYS >= FIRST + locks then
   redis.pcall('ZADD', waiting, 'XX', 0, string.sub(owner, 1, OWNER_LENGTH))
 end
 for i = FIRST + locks, #KEYS do
-  redis.pcall('SET', KEYS[i], 1, 'PX', over_ms)
+  -- An error if that is refused (a replica; no memory, if nothing was deleted): it is not given up then, and this is repeated.
+  redis.call('SET', KEYS[i], 1, 'PX', over_ms)
 end
 if record_ms ~= '0' then
   -- Even if the lock is no longer held: the message was carried out all the same. Nothing was deleted then, and a lack of
