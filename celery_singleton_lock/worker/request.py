@@ -311,7 +311,7 @@ class SingletonRequest(WorkerRequest):
         try:
             brought = lock_of(self.task, self.context)
             if brought is not None and brought.ends_at_end:
-                Runtime.of(self.app).confirmations.add(brought.confirmed())
+                Runtime.of(self.app).confirmations.add(brought.confirmed_again())
             return brought
         except Exception as error:  # noqa: BLE001 - what a message carries may be anything
             logger.debug("%s: the main process cannot tell what it brought: %r", self, error)

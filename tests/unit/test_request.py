@@ -513,6 +513,18 @@ class TestHasPassedItsLockOn:
         assert Runtime.of(app).store.held(key)
 
 
+def test_late_copy_does_not_shorten_the_lock_that_a_retry_needs_for_longer(
+    app: Celery, receive: Callable[..., SingletonRequest]
+) -> None:
+    runtime, task, key, owner = Runtime.of(app), make(app), key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    runtime.store.acquire(LockRequest(key, owner, ttl=3600, holder=Holder()))
+    brought = [f"{app.main}-id", task.name, key, owner, 60.0, 1, "until_executed"]
+    receive(task, redelivered=True, **{QUEUED_HEADER: brought})
+    assert runtime.confirmations.write() is None
+    (held,) = runtime.store.held(key)
+    assert held.remaining > 60
+
+
 def test_failure_before_the_report_of_the_key_is_recorded(app: Celery, receive: Callable) -> None:
     request = receive()
     request.acknowledge()
