@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import ClassVar
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockLost
@@ -30,9 +31,12 @@ class Hold:
         ending: whether a request to free it got no answer.
         superseded_by: the id of the newer task for which its holder must stop; None if there is none. The hold lasts
             until the holder has stopped.
+        only_longer: whether a renewal leaves a hold that lasts longer as it is.
     """
 
     __slots__ = ("__weakref__", "ending", "key", "limit", "owner", "slot", "superseded_by", "ttl")
+
+    only_longer: ClassVar[bool] = False
 
     def __init__(self, key: str, owner: str, *, ttl: float, limit: int = 1, slot: int | None = None) -> None:
         self.key = key
@@ -59,6 +63,14 @@ class Hold:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key} owner={self.owner[:8]}>"
+
+
+class Extension(Hold):
+    """A hold to be renewed by somebody who does not know for how long others need it."""
+
+    __slots__ = ()
+
+    only_longer = True
 
 
 class Lease(Hold):

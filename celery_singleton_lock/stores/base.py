@@ -276,6 +276,9 @@ class LockStore(Protocol):
         """Give each hold its whole ttl again, in one round trip; False for those that are no longer held. A store that
         keeps the order of messages reports for which task a holder is to stop (`Hold.superseded_by`).
 
+        A hold may say that it is not to last for less than it does (`Hold.only_longer`), which a store of your own may
+        ignore.
+
         Args:
             holds: the holds to renew; leases among them are trusted anew by this call.
             timeout: seconds that each step (connect, read) may take; there is no second try here, except that a broken

@@ -16,7 +16,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike, TaskLock
-from celery_singleton_lock.task.outcome import PASSED_ON, REPLACED, Outcome, ignores_result
+from celery_singleton_lock.task.outcome import REPLACED, Outcome, ignores_result
 from celery_singleton_lock.task.running import Progress, progress_of
 
 
@@ -76,11 +76,8 @@ class Execution:
         if self.progress.goes_on:
             # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
             outcome = Outcome(states.IGNORED, REPLACED) if self.progress.is_replaced else Outcome(states.RETRY)
-        else:
-            if not outcome.needs_settling(self.task, self.request):
-                outcome = outcome._replace(settled=True)
-            if self.progress.passes_on is not None:
-                outcome = outcome._replace(mark=PASSED_ON)
+        elif not outcome.needs_settling(self.task, self.request):
+            outcome = outcome._replace(settled=True)
         return outcome.record_of(self.holder, self.runtime.settings.done_ttl)
 
 

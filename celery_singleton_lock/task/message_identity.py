@@ -79,17 +79,23 @@ def header_for(options: Mapping[str, Any], sender: Any) -> str | None:
     request = sender.request
     nesting = cleaned.count(options.get("replaced_task_nesting"))
     is_own_id = options.get("task_id") is not None and options.get("task_id") == request.id
-    goes_on = nesting or (is_own_id and options.get("retries"))
     sent = _sent(request)
-    if progress_of(request).in_body and not goes_on:
+    if is_new(options, request):
         return new_owner()
     if nesting and is_own_id:
         random = sent.random if sent is not None else new_owner()
         return str(_SentHeader(random, min(nesting, 9999), sending_of(request)))
-    if is_own_id and not goes_on:
+    if is_own_id and not _goes_on(options, request):
         # Its handlers send it again as it ends: a new message, but the same one for each copy of this message.
         return _digest("after", sent.random if sent is not None else None, sending_of(request), request.retries or 0)
     return None if sent is None else str(sent if is_own_id else _SentHeader(sent.random))
+
+
+def is_new(options: Mapping[str, Any], request: RequestLike) -> bool:
+    """Whether the body of this request sends a new message with these options, whatever its id; not its next attempt,
+    nor its replacement.
+    """
+    return progress_of(request).in_body and not _goes_on(options, request)
 
 
 def passed_on(request: RequestLike) -> dict[str, str]:
@@ -127,6 +133,12 @@ def record_name(task: str, task_id: object, sending: str) -> str:
     """The name of the record of a message of this task; it begins with the task id, which people know."""
     name = task_id if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else "-"
     return f"{name}:{_digest(task, sending)[:16]}"
+
+
+def _goes_on(options: Mapping[str, Any], request: RequestLike) -> bool:
+    """Whether it is the next attempt of this message, or replaces it."""
+    is_own_id = options.get("task_id") is not None and options.get("task_id") == request.id
+    return bool(cleaned.count(options.get("replaced_task_nesting")) or (is_own_id and options.get("retries")))
 
 
 def _followers_of(request: RequestLike) -> list[str]:

@@ -46,9 +46,6 @@ CLOCKS_DIFFER = 60.0
 #: Takes the place of a content if a body ended with `Ignore`: another task has its id now, and will end.
 REPLACED = b"replaced"
 
-#: The mark of an end whose body has sent another message under its id, which has the lock that the message brought.
-PASSED_ON = "passed on"
-
 
 class End(NamedTuple):
     """An execution returns `value`, or raises `error`."""
@@ -71,7 +68,7 @@ class Outcome(NamedTuple):
         content: the return value or exception (see `value_codec`); None if that is not kept.
         settled: whether all was sent: callbacks, chain, result; or nothing has to be, and nothing that goes on has the
             lock that the message brought.
-        mark: distinguishes records of one message that are otherwise the same, or `PASSED_ON`; '' if neither matters.
+        mark: distinguishes records of one message that are otherwise the same; '' if that does not matter.
     """
 
     state: str
@@ -83,8 +80,7 @@ class Outcome(NamedTuple):
         """The record of the holder's message, which says for `seconds` that the message has ended."""
         of_all = self.state, seconds, self.content is not None, self.settled
         head = _line([*of_all, self.mark]) if self.mark else _head(*of_all)
-        is_over = self.settled and self.mark != PASSED_ON
-        content_for = OF_USE if is_over and seconds > OF_USE else None
+        content_for = OF_USE if self.settled and seconds > OF_USE else None
         return Record(holder.message, head + (self.content or b""), seconds, content_for)
 
     def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:

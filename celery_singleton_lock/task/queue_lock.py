@@ -17,7 +17,7 @@ from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import Holder, is_owner
 from celery_singleton_lock.keys.key import QUEUE, is_key
-from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.lease import Extension, Hold, Lease
 from celery_singleton_lock.options.rules import (
     MAX_LIMIT,
     MAX_QUEUE_TTL,
@@ -100,6 +100,10 @@ class QueueLock:
     def confirmed(self) -> Hold:
         """The hold to renew, once."""
         return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot)
+
+    def confirmed_again(self) -> Extension:
+        """The same for a copy of the message, which may come late: its next attempt may need the lock for longer."""
+        return Extension(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot)
 
     def lease(self, *, ttl: float, sent_at: float) -> Lease:
         """The hold to renew for as long as its message is carried out."""

@@ -18,8 +18,7 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling
 from celery_singleton_lock.task.celery_types import TaskLike
 from celery_singleton_lock.task.execution import Execution, named
-from celery_singleton_lock.task.outcome import MAX_CONTENT, PASSED_ON, REPLACED, End, Outcome
-from celery_singleton_lock.task.queue_lock import lock_of
+from celery_singleton_lock.task.outcome import MAX_CONTENT, REPLACED, End, Outcome
 
 logger = get_logger(__name__)
 
@@ -77,8 +76,6 @@ def _end_again(execution: Execution, found: Record) -> End:
     """Repeat the first copy's end, which settles the message, unless this copy only looks, or looks later."""
     journal_entries.did_not_run(execution, "repeat", None)
     recorded, _ = outcome.read(found)
-    if recorded.mark == PASSED_ON and (brought := lock_of(execution.task, execution.request)) is not None:
-        execution.progress.passes_on = brought.confirmed()  # This copy is not to free it either.
     try:
         ended = answer(execution.task, found)
     except on_conflict.Skipped:  # It was revoked, which is stored again.

@@ -10,7 +10,7 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock._celery import current_worker_task, setting
 from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
-from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.options.rules import (
     DUPLICATE_POLICIES,
     MAX_QUEUE_TTL,
@@ -36,8 +36,8 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.task import replacing
+from celery_singleton_lock.stores.base import Held, Reservation
+from celery_singleton_lock.task import message_identity, replacing
 from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.leader import Leader, may_be_followed
@@ -110,18 +110,21 @@ def send(
     options, key, label = locked
     runtime = Runtime.of(task.app)
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
-    if before.lock is not None and before.lock.key == key:
-        follows = None if before.has_run(named) else before.lock.follows
-        lock = replace(lock, owner=before.lock.owner, limit=before.lock.limit, follows=follows)
-        if before.request is None and lock.ends_at_start and follows is None:
-            with suppress(LockUnavailable):  # It may have ended as the body began, whose process has died.
-                runtime.store.acquire(lock.request(holder_of_message(task_id, label)))
-        result = publish(**_with_lock(task, named, lock))
-        before.pass_on(lock, named)
+    holder = holder_of_message(task_id, label)
+    kept = before.lock if before.lock is not None and before.lock.key == key else None
+    if kept is not None and not before.has_new(named):
+        follows = None if before.has_run(named) else kept.follows
+        lock = replace(lock, owner=kept.owner, limit=kept.limit, follows=follows)
+        result = _send_on(task, before, lock, holder, named, publish)
     else:
-        asking = Asking(runtime.store, lock.request(holder_of_message(task_id, label)))
+        handing_over: AbstractContextManager[None] = nullcontext()
+        if kept is not None:  # Each of the two messages has an owner of its own.
+            holder = replace(holder, record=lock.owner)
+            lock = replace(lock, owner=holder.reserved_as)
+            handing_over = before.handing_over(Reservation(holder, lock.request(holder).ttl))
+        asking = Asking(runtime.store, lock.request(holder))
         try:
-            with asking:
+            with handing_over, asking:
                 result = asking.publish(task.app, publish, _with_lock(task, named, lock))
         except (DuplicateTask, LockUnavailable) as error:
             if error is not asking.refusal:  # It is about something else that was sent meanwhile.
@@ -168,6 +171,15 @@ class _Before(NamedTuple):
         """
         return self.request is not None and (named.get("retries") or 0) != (self.request.retries or 0)
 
+    def has_new(self, named: Mapping[str, Any]) -> bool:
+        """Whether its body sends a new message under its id."""
+        return self.request is not None and message_identity.is_new(named, self.request)
+
+    def handing_over(self, to: Reservation) -> AbstractContextManager[None]:
+        """Hand its lock over to a new message (`with`: until that was sent, or will not be), if it ends as it ends."""
+        hands_over = progress_of(self.request).hands_over if self.request is not None else None
+        return nullcontext() if hands_over is None else hands_over(to)
+
     def pass_on(self, lock: QueueLock, named: Mapping[str, Any]) -> None:
         """This message was sent with its lock."""
         if self.request is not None:
@@ -177,6 +189,23 @@ class _Before(NamedTuple):
 
 
 _NOTHING = _Before(False)
+
+
+def _send_on(
+    task: Any,
+    before: _Before,
+    lock: QueueLock,
+    holder: Holder,
+    named: Mapping[str, Any],
+    publish: Callable[..., Any],
+) -> Any:
+    """Send a message with the lock of the one that it continues."""
+    if before.request is None and lock.ends_at_start and lock.follows is None:
+        with suppress(LockUnavailable):  # It may have ended as the body began, whose process has died.
+            Runtime.of(task.app).store.acquire(lock.request(holder))
+    result = publish(**_with_lock(task, named, lock))
+    before.pass_on(lock, named)
+    return result
 
 
 def _follows(before: _Before, named: Mapping[str, Any]) -> bool:

@@ -194,10 +194,11 @@ class SingletonRequest(WorkerRequest):
             return result
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
-        if isinstance(error, WorkerLostError):
+        if not isinstance(error, Terminated):  # Celery takes a child that has raised `SystemExit` for lost, too.
             ended = self._recorded_end()
-            if ended is not None and ended.state in _NO_RESULT:
-                return self._end_as_recorded(ended)
+            if ended is not None and ended.state in _NO_RESULT:  # The child, which is gone, has ended it.
+                self._end_brought()
+                return super().on_failure(reported(Ignore("its child had ended it")), send_failed_event=False)
             if self._may_be_uncounted():
                 exc_info = reported(Reject("its chord may not know of it", requeue=True))
         settled = False
@@ -311,7 +312,7 @@ class SingletonRequest(WorkerRequest):
         try:
             brought = lock_of(self.task, self.context)
             if brought is not None and brought.ends_at_end:
-                Runtime.of(self.app).confirmations.add(brought.confirmed())
+                Runtime.of(self.app).confirmations.add(brought.confirmed_again())
             return brought
         except Exception as error:  # noqa: BLE001 - what a message carries may be anything
             logger.debug("%s: the main process cannot tell what it brought: %r", self, error)
@@ -328,7 +329,13 @@ class SingletonRequest(WorkerRequest):
 
     def _end_brought(self) -> None:
         brought, self._brought = self._brought, None
-        end_brought(self.app, brought)
+        if brought is not None and not self._has_passed_on():
+            end_brought(self.app, brought)
+
+    def _has_passed_on(self) -> bool:
+        """Whether what goes on has the lock that the message brought."""
+        ended = self._recorded_end()
+        return ended is not None and ended.state in _NO_RESULT and not ended.settled
 
     def _may_be_uncounted(self) -> bool:
         """Whether the child may have died between storing its result and having its chord count it: then a copy, which
@@ -355,12 +362,6 @@ class SingletonRequest(WorkerRequest):
             watch.failed(error, hold.key)
             return None
         return None if found is None else outcome.read(found)[0]
-
-    def _end_as_recorded(self, ended: Outcome) -> Any:
-        """End as the child, which is gone, has recorded: its message goes on, or stores nothing."""
-        if ended.settled:  # Otherwise what goes on has the lock that it brought.
-            self._end_brought()
-        return super().on_failure(reported(Ignore("its child had ended it")), send_failed_event=False)
 
     def _recorded(self, hold: Hold) -> Record | None:
         """The record of its end, if it has ended; raises `LockUnavailable`."""

@@ -11,8 +11,8 @@ import pytest
 from celery_singleton_lock import LockSuperseded
 from celery_singleton_lock.holder import Holder, new_owner, stem
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
-from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import outcome, replacing
@@ -114,3 +114,19 @@ def test_many_replacements_at_once_follow_each_other(store: Store, monkeypatch: 
     assert len(before) == len({*before}), "each message is taken over only once"
     assert {stem(held.owner) for held in store.held(KEY)} <= {stem(each.lock.owner) for each in taken}
     assert len(before) == count, "nobody was passed over"
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_lock_that_is_handed_over_belongs_to_the_new_message_of_the_same_id(store: Store, limit: int) -> None:
+    """As when a body sends a new message under its own id: the old message cannot free it."""
+    old, holder = QueueLock(KEY, new_owner(), 100.0, limit, "until_executed"), Holder("same")
+    new = Holder("same", record=new_owner())
+    hold = Hold(KEY, new.reserved_as, ttl=30.0, limit=limit)
+    assert isinstance(store.acquire(old.request(holder)), Lease)
+    assert store.free(old.hold(), reservation=Reservation(new, 30.0))
+    assert isinstance(store.acquire(LockRequest(KEY, new.reserved_as, ttl=30.0, holder=new, limit=limit)), Lease)
+    store.abandon(old.hold())
+    assert store.renew([hold], timeout=LIMIT) == [True]
+    assert len(store.held(KEY, limit=limit)) == 1
+    assert store.free(hold)
+    assert store.held(KEY, limit=limit) == []

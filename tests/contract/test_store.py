@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_text
+from celery_singleton_lock.lease import Extension, Lease
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer, StoreContract
 from celery_singleton_lock.testing.store_contract.newest import NewestContract
 from tests.contract.conftest import opened
+from tests.patience import LIMIT
+
+KEY = key_of_text("singleton_lock", "job", "1")
 
 
 class TestMemory(StoreContract, NewestContract):
@@ -33,3 +40,18 @@ class TestRedlock(StoreContract):
     def store(self, redis_server: RedisServer) -> Iterator[Store]:
         with opened(redis_server, 5) as store:
             yield store
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_extension_does_not_shorten_a_hold(store: Store, limit: int) -> None:
+    """A late copy of a message does not know for how long the next attempt needs the lock."""
+    owner = new_owner()
+
+    def extend(seconds: float) -> float:
+        assert store.renew([Extension(KEY, owner, ttl=seconds, limit=limit)], timeout=LIMIT) == [True]
+        (held,) = store.held(KEY, limit=limit)
+        return held.remaining
+
+    assert isinstance(store.acquire(LockRequest(KEY, owner, ttl=60.0, holder=Holder("id"), limit=limit)), Lease)
+    assert extend(30.0) > 31.0
+    assert extend(90.0) > 61.0

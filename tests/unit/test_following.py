@@ -528,37 +528,128 @@ def test_leader_that_died_may_come_again_as_a_follower_meets_another_one(
     assert line.queued() == []
 
 
-def test_copy_reports_the_end_of_a_body_that_has_sent_its_own_id_again(line: Line) -> None:
-    """The worker has died before it could store the value. What was sent again is another message, and has the lock."""
+class TestSendsItsOwnIdAgain:
+    """Within the body that is another message, which has the lock from then on (`until_executed`)."""
 
-    def body() -> str:
+    @pytest.fixture
+    def original(self, line: Line) -> dict[str, Any]:
+        """The headers of the first message."""
+        line.begin()
+        line.is_put_back()
+        return dict(line.headers[line.first])
+
+    @staticmethod
+    def send_again(line: Line, **options: Any) -> None:
         with carried_out(line.task, line.task.request):
-            line.task.apply_async(task_id=line.first)
-        return "ran"
+            line.task.apply_async(task_id=line.first, **options)
 
-    line.begin(followers=0)
-    original = dict(line.headers[line.first])
-    line.body = body
-    assert line.deliver_first() == "ran"
-    assert line.queued() == [line.first]
-    line.headers[line.first], again = original, line.headers[line.first]
-    assert line.deliver_first() == "ran"
-    assert line.runs == [line.first]
-    assert line.queued() == [line.first]
-    line.body, line.headers[line.first] = lambda: "ran again", again
-    assert line.deliver_first() == "ran again"
-    assert line.queued() == []
+    def test_copy_reports_the_end_and_leaves_the_lock(self, line: Line, original: dict[str, Any]) -> None:
+        """The worker has died before it could store the value."""
+        line.body = lambda: self.send_again(line) or "ran"
+        assert line.deliver_first() == "ran"
+        assert line.queued() == [line.first]
+        line.headers[line.first], again = original, line.headers[line.first]
+        assert line.deliver_first() == "ran"
+        assert line.runs == [line.first]
+        assert line.queued() == [line.first]
+        line.body, line.headers[line.first] = lambda: "ran again", again
+        assert line.deliver_first() == "ran again"
+        assert line.queued() == []
 
+    def test_lock_outlives_the_process(self, line: Line, original: dict[str, Any]) -> None:
+        """Whose main process ends the lock of the message that was lost."""
+        line.body = lambda: self.send_again(line) or fail(SystemExit())()
+        with pytest.raises(SystemExit):
+            line.deliver_first()
+        lost = lock_in(original, line.app, line.task.name, line.first)
+        assert lost is not None
+        line.store.abandon(lost.hold())
+        assert line.queued() == [line.first]
 
-def test_message_that_a_handler_sends_under_the_same_id_takes_the_lock_anew(line: Line) -> None:
-    line.begin(followers=0)
-    line.task.push_request(id=line.first, headers=line.headers[line.first], called_directly=False, is_eager=False)
-    assert line.task() == "ran"
-    assert line.queued() == []
-    with carried_out(line.task, line.task.request):
-        line.task.apply_async(task_id=line.first)
-    line.task.pop_request()
-    assert line.queued() == [line.first]
+    def test_lock_lasts_for_as_long_as_the_new_message_may_wait(self, line: Line) -> None:
+        """The body renews the lock of a message that was acknowledged early, for much less."""
+        line.begin(followers=0, lock_ttl=1.0)
+
+        def body() -> float:
+            self.send_again(line, countdown=1000)
+            clock.sleep(1.0)
+            (held,) = line.store.held(line.key)
+            return held.remaining
+
+        line.body = body
+        assert line.deliver_first() == pytest.approx(1100.0, abs=LIMIT)
+
+    @pytest.mark.usefixtures("original")
+    def test_follower_ends_as_the_old_message(self, line: Line) -> None:
+        """It would wait forever for a task that sends itself again and again."""
+        line.body = lambda: self.send_again(line) or "ran"
+        line.deliver_first()
+        line.body = lambda: "ran again"
+        assert line.follower() == "ran"
+
+    def test_lock_stays_if_the_new_message_is_not_sent(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+        line.begin(followers=0, lock_ttl=1.0)
+
+        def body() -> list[str | None]:
+            with monkeypatch.context() as away, pytest.raises(ZeroDivisionError):
+                away.setattr(line.app, "send_task", lambda *_, **__: 1 / 0)
+                self.send_again(line)
+            clock.sleep(1.2)
+            return line.queued()
+
+        line.body = body
+        assert line.deliver_first() == [line.first]
+        assert line.queued() == []
+
+    def test_lock_stays_if_the_new_message_has_another_key(self, line: Line) -> None:
+        line.app.conf.singleton_lock_accept = ["key"]
+        line.begin(followers=0)
+
+        def body() -> list[str | None]:
+            self.send_again(line, singleton_lock={"key": "another"})
+            return line.queued()
+
+        line.body = body
+        assert line.deliver_first() == [line.first]
+        assert line.queued() == []
+
+    def test_retry_that_follows_leaves_it_the_lock(self, line: Line) -> None:
+        line.begin(followers=0)
+
+        def body() -> None:
+            self.send_again(line)
+            again.update(line.headers[line.first])
+            with carried_out(line.task, line.task.request):
+                line.task.retry(countdown=0)
+
+        again: dict[str, Any] = {}
+        line.body = body
+        with pytest.raises(Retry):
+            line.deliver_first()
+        line.body = lambda: "ran"
+        line.deliver_first(retries=1)
+        assert line.queued() == [line.first]
+        line.headers[line.first] = again
+        line.deliver_first()
+        assert line.queued() == []
+
+    @pytest.mark.parametrize("follows", [False, True])
+    def test_handler_takes_the_lock_anew(self, line: Line, follows: bool) -> None:
+        """As it has ended by then, or belonged to the leader."""
+        line.begin()
+        task_id = line.id(0) if follows else line.first
+        if follows:
+            line.deliver_first()
+        line.task.push_request(
+            id=task_id, headers=line.headers[task_id], root_id="the root", called_directly=False, is_eager=False
+        )
+        assert line.task() == "ran"
+        assert line.queued() == []
+        with carried_out(line.task, line.task.request):
+            line.task.apply_async(task_id=task_id)
+        line.task.pop_request()
+        assert line.queued() == [task_id]
+        assert line.headers[task_id][QUEUED_HEADER][-1] == "until_executed"
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

@@ -39,7 +39,7 @@ from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.message_identity import SENT_HEADER, sending_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
-from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.outcome import REPLACED, Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
@@ -456,24 +456,74 @@ def test_child_that_dies_after_storing_its_success_has_not_failed(
     assert mark_of(app, request) is None
 
 
-@pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize(("ended", "has_lock"), [(Outcome("RETRY", settled=True), False), (Outcome("RETRY"), True)])
-def test_message_that_was_retried_before_its_child_was_lost_has_not_failed(
-    app: Celery, receive: Callable[..., SingletonRequest], ended: Outcome, has_lock: bool, late: bool
+class TestHasPassedItsLockOn:
+    """What goes on has the message's id, and may have the lock that it brought."""
+
+    @pytest.fixture
+    def key(self, app: Celery) -> str:
+        return key_of_queue(key_of_text(app.main, "job", "1"))
+
+    @pytest.fixture
+    def ended(self, app: Celery, receive: Callable[..., SingletonRequest], key: str) -> Callable[..., SingletonRequest]:
+        """Makes a request with a lock, of a task whose child has recorded its end."""
+
+        def ended(task: Any, how: Outcome) -> SingletonRequest:
+            store, owner = Runtime.of(app).store, new_owner()
+            store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+            brought = [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]
+            request = receive(task, **{QUEUED_HEADER: brought})
+            request.on_accepted(1, time.monotonic())
+            store.remember(begin(request).key, how.record_of(holder_of(task, request.context), 60.0))
+            return request
+
+        return ended
+
+    @pytest.mark.parametrize("error", [WorkerLostError("lost"), SystemExit(1)])
+    @pytest.mark.parametrize("late", [True, False])
+    @pytest.mark.parametrize(("how", "has_lock"), [(Outcome("RETRY", settled=True), False), (Outcome("RETRY"), True)])
+    def test_message_that_was_retried_before_its_child_was_lost_has_not_failed(
+        self, app: Celery, ended: Callable, key: str, how: Outcome, has_lock: bool, late: bool, error: BaseException
+    ) -> None:
+        request = ended(make(app, acks_late=late, reject_on_worker_lost=True), how)
+        record = mark_of(app, request)
+        request.on_failure(info(error))
+        assert app.backend.get_state(request.id) == "PENDING"
+        assert request.acknowledged
+        assert mark_of(app, request) == record
+        until(lambda: bool(Runtime.of(app).store.held(key)) is has_lock)
+
+    @pytest.mark.parametrize("how", [Outcome("RETRY"), Outcome("IGNORED", REPLACED)])
+    @pytest.mark.parametrize("end", ["cancelled", "cancelled greenlet", "terminated", "failed"])
+    def test_main_process_leaves_the_lock_to_what_goes_on(
+        self, app: Celery, ended: Callable, key: str, how: Outcome, end: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A failure may be that of a hook, which comes before the process ends the lock itself."""
+        request = ended(make(app, before_start=lambda *_: None), how)
+        pool, freed = SimpleNamespace(terminate_job=lambda *_: None), list[object]()
+        monkeypatch.setattr("celery_singleton_lock.worker.request.end_brought", lambda *brought: freed.append(brought))
+        if end in ("cancelled", "terminated"):
+            children_of[app] = SimpleNamespace(assign=lambda *_: None, forget=lambda *_: True)
+            (request.cancel if end == "cancelled" else request.terminate)(pool)
+            request.on_failure(info(Terminated(15)))
+        elif end == "cancelled greenlet":
+            request.cancel(pool)
+        else:
+            request.acknowledge()
+            request.on_failure(info(ValueError("raised when its retry was sent")), return_ok=True)
+        assert freed == []
+        assert Runtime.of(app).store.held(key)
+
+
+def test_late_copy_does_not_shorten_the_lock_that_a_retry_needs_for_longer(
+    app: Celery, receive: Callable[..., SingletonRequest]
 ) -> None:
-    """Its retry has its id, and may have the lock that it brought."""
-    store, task = Runtime.of(app).store, make(app, acks_late=late, reject_on_worker_lost=True)
-    key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
-    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
-    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
-    request.on_accepted(1, time.monotonic())
-    record = ended.record_of(holder_of(task, request.context), 60.0)
-    store.remember(begin(request).key, record)
-    request.on_failure(info(WorkerLostError("lost")))
-    assert app.backend.get_state(request.id) == "PENDING"
-    assert request.acknowledged
-    assert mark_of(app, request) == record.content
-    until(lambda: bool(store.held(key)) is has_lock)
+    runtime, task, key, owner = Runtime.of(app), make(app), key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    runtime.store.acquire(LockRequest(key, owner, ttl=3600, holder=Holder()))
+    brought = [f"{app.main}-id", task.name, key, owner, 60.0, 1, "until_executed"]
+    receive(task, redelivered=True, **{QUEUED_HEADER: brought})
+    assert runtime.confirmations.write() is None
+    (held,) = runtime.store.held(key)
+    assert held.remaining > 60
 
 
 def test_message_that_was_revoked_before_a_child_began_with_it_is_in_no_child(

@@ -278,7 +278,7 @@ class MemoryStore:
         if slot is None:
             return False
         sent_at = clock.now()
-        live[slot].ends_at = sent_at + hold.ttl
+        live[slot].ends_at = max(sent_at + hold.ttl, live[slot].ends_at if hold.only_longer else 0.0)
         if isinstance(hold, Lease):
             hold.extend(sent_at)
         hold.supersede(live[slot].holder.superseded_by)

@@ -355,9 +355,10 @@ def _ended_ms(record: Record) -> int:
     return 0 if record.content_for is None else ms(record.seconds)
 
 
-def _renewals(hold: Hold, named: Callable[[Hold], str] = owner_of) -> list[tuple[str, str, int]]:
+def _renewals(hold: Hold, named: Callable[[Hold], str] = owner_of) -> list[tuple[str, str, int | str]]:
     """The keys to renew with a hold, each with how its value must begin (or nothing), and milliseconds."""
-    keys = [(place, named(hold), ms(hold.ttl)) for place in keyspace.places_of(hold)]
+    ttl_ms: int | str = f"+{ms(hold.ttl)}" if hold.only_longer else ms(hold.ttl)
+    keys = [(place, named(hold), ttl_ms) for place in keyspace.places_of(hold)]
     if hold.limit > 1 and hold.slot != 0:
         keys.append((keyspace.slots_key(hold.key), "", ms(hold.ttl)))
     return keys

@@ -112,8 +112,8 @@ MUTANTS = (
     ),
     _sending(
         "a retry does not take over the lock",
-        old="    if before.lock is not None and before.lock.key == key:\n",
-        new="    if False:\n",
+        old="    kept = before.lock if before.lock is not None and before.lock.key == key else None\n",
+        new="    kept = None\n",
         breaks="it stays between two attempts",
     ),
     _sending(

@@ -1,4 +1,5 @@
--- KEYS lock...  ARGV owner, ttl ms, ... (a pair for each key; owner '': the key that says how many slots are in use)
+-- KEYS lock...  ARGV owner, ttl ms, ... (a pair for each key; owner '': the key that says how many slots are in use; a ttl that begins
+--      with '+' does not shorten what is left)
 -- -> {1 | id | 0, ...}: 1 renewed, 0 no longer held; the id of a task: renewed, but to end for that task, see newest.lua
 -- An owner may be a stem: the hold is its own, whichever attempt took it, and names no attempt from then on. A call that
 -- takes an attempt back may come late, and must not touch what was counted here. A stem with '*' behind it may still be
@@ -20,6 +21,9 @@ for i, lock in ipairs(KEYS) do
   else
     local value = redis.pcall('GET', lock)
     if type(value) == 'string' and string.sub(value, 1, #owner) == owner then
+      if string.sub(ttl, 1, 1) == '+' then
+        ttl = math.max(tonumber(ttl), redis.call('PTTL', lock))
+      end
       renewed[i] = redis.call('PEXPIRE', lock, ttl)
       local of_none = owner .. string.rep('0', OWNER_LENGTH - #owner)
       if string.sub(value, -2) == ']]' then
