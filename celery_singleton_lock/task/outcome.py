@@ -79,6 +79,11 @@ class Outcome(NamedTuple):
     settled: bool = False
     mark: str = ""
 
+    @property
+    def passes_on(self) -> bool:
+        """Whether what goes on, or was sent under its id, has the lock that the message brought."""
+        return self.mark == PASSED_ON or (self.state not in states.READY_STATES and not self.settled)
+
     def record_of(self, holder: Holder, seconds: float) -> Record:
         """The record of the holder's message, which says for `seconds` that the message has ended."""
         of_all = self.state, seconds, self.content is not None, self.settled

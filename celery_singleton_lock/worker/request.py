@@ -193,10 +193,10 @@ class SingletonRequest(WorkerRequest):
             return result
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
-        if isinstance(error, WorkerLostError):
+        if not isinstance(error, Terminated):
             ended = self._recorded_end()
             if ended is not None and ended.state in _NO_RESULT:
-                return self._end_as_recorded(ended)
+                return self._end_as_recorded()
             if self._may_be_uncounted():
                 exc_info = reported(Reject("its chord may not know of it", requeue=True))
         settled = False
@@ -344,7 +344,7 @@ class SingletonRequest(WorkerRequest):
         return found is not None and not outcome.read(found)[0].settled
 
     def _recorded_end(self) -> Outcome | None:
-        """How it has ended, as far as is known."""
+        """How it has ended, as far as is known; if what goes on has the lock that it brought, that lock is let be."""
         hold, watch = self.hold(), Runtime.of(self.app).heartbeat.server_watch
         if hold is None or watch.is_silent:  # The consumer waits for the answer: once, and not for each message.
             return None
@@ -356,12 +356,14 @@ class SingletonRequest(WorkerRequest):
         except Exception as error:  # noqa: BLE001 - greenlets' hub cannot wait: it may run the handler of a signal
             logger.debug("%s: it is not known whether it has ended: %r", self, error)
             return None
-        return None if found is None else outcome.read(found)[0]
+        ended = None if found is None else outcome.read(found)[0]
+        if ended is not None and ended.passes_on:
+            self._brought = None
+        return ended
 
-    def _end_as_recorded(self, ended: Outcome) -> Any:
+    def _end_as_recorded(self) -> Any:
         """End as the child, which is gone, has recorded: its message goes on, or stores nothing."""
-        if ended.settled:  # Otherwise what goes on has the lock that it brought.
-            self._end_brought()
+        self._end_brought()
         return super().on_failure(reported(Ignore("its child had ended it")), send_failed_event=False)
 
     def _recorded(self, hold: Hold) -> Record | None:

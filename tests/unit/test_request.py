@@ -38,12 +38,12 @@ from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.message_identity import SENT_HEADER, sending_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
-from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.outcome import PASSED_ON, Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
-from celery_singleton_lock.worker.request import HELD, SingletonRequest, children_of
-from tests.patience import until
+from celery_singleton_lock.worker.request import HELD, SingletonRequest, aside, children_of
+from tests.patience import LIMIT, until
 
 _numbers = itertools.count()
 
@@ -456,11 +456,24 @@ def test_child_that_dies_after_storing_its_success_has_not_failed(
 
 
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize(("ended", "has_lock"), [(Outcome("RETRY", settled=True), False), (Outcome("RETRY"), True)])
+@pytest.mark.parametrize(
+    ("ended", "has_lock"),
+    [
+        (Outcome("RETRY", settled=True), False),
+        (Outcome("RETRY"), True),
+        (Outcome("IGNORED", settled=True, mark=PASSED_ON), True),
+    ],
+)
+@pytest.mark.parametrize("error", [WorkerLostError("lost"), SystemExit(1)], ids=repr)
 def test_message_that_was_retried_before_its_child_was_lost_has_not_failed(
-    app: Celery, receive: Callable[..., SingletonRequest], ended: Outcome, has_lock: bool, late: bool
+    app: Celery,
+    receive: Callable[..., SingletonRequest],
+    ended: Outcome,
+    has_lock: bool,
+    late: bool,
+    error: BaseException,
 ) -> None:
-    """Its retry has its id, and may have the lock that it brought."""
+    """Its retry has its id, and may have the lock that it brought. A handler of the task may have ended the child."""
     store, task = Runtime.of(app).store, make(app, acks_late=late, reject_on_worker_lost=True)
     key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
     store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
@@ -468,7 +481,7 @@ def test_message_that_was_retried_before_its_child_was_lost_has_not_failed(
     request.on_accepted(1, time.monotonic())
     record = ended.record_of(holder_of(task, request.context), 60.0)
     store.remember(begin(request).key, record)
-    request.on_failure(info(WorkerLostError("lost")))
+    request.on_failure(info(error))
     assert app.backend.get_state(request.id) == "PENDING"
     assert request.acknowledged
     assert mark_of(app, request) == record.content
@@ -674,6 +687,29 @@ def test_cancelled_message_that_is_not_delivered_again_frees_what_it_brought(
         assert store.held(key)
     else:
         until(lambda: not store.held(key), "the lock is free")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize("ended", [Outcome("RETRY"), Outcome("SUCCESS", settled=True, mark=PASSED_ON)], ids=repr)
+def test_cancelled_message_that_was_sent_on_leaves_what_it_brought(
+    app: Celery, receive: Callable[..., SingletonRequest], ended: Outcome, pool: str
+) -> None:
+    """Its retry has that lock. Celery may not have read its end yet, as in a soft shutdown."""
+    store, task = Runtime.of(app).store, make(app)
+    key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+    if pool == "prefork":
+        children_of[app] = SimpleNamespace(assign=lambda *_: None, forget=lambda *_: True)
+    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request.on_accepted(1, time.monotonic())
+    store.remember(begin(request).key, ended.record_of(holder_of(task, request.context), 60))
+    request.cancel(SimpleNamespace(terminate_job=lambda *_: None))
+    if pool == "prefork":
+        request.on_failure(info(Terminated(15)))
+    done = threading.Event()
+    aside.do(done.set)
+    assert done.wait(LIMIT)
+    assert store.held(key)
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

@@ -380,8 +380,8 @@ MUTANTS = (
     Mutant(
         "a lost child's message goes back first",
         "worker/request.py",
-        "        self._free_if_gone()\n        if isinstance(error, WorkerLostError)",
-        "        if isinstance(error, WorkerLostError)",
+        "        self._free_if_gone()\n        if not isinstance(error, Terminated)",
+        "        if not isinstance(error, Terminated)",
         "a redelivery is not refused by the lock of the dead",
         unseen="the thread that looks after children has freed it by then",
     ),
