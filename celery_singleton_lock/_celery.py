@@ -91,7 +91,7 @@ if TYPE_CHECKING:
         def revoked(self) -> bool: ...
         def info(self, safe: bool = False) -> dict[str, Any]: ...
         def send_event(self, type: str, **fields: Any) -> None: ...
-        def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None: ...
+        def _announce_cancelled(self, **options: Any) -> None: ...
         def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool: ...
 
     class ScheduleEntry:
@@ -206,11 +206,12 @@ class WorkerRequest(ReceivedRequest):
         """Whether it is known to have ended, although its process has not reported that."""
         return False
 
-    def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        if self.has_ended():
+    def _announce_cancelled(self, **options: Any) -> None:
+        # A cold shutdown stores nothing for a message that comes again (since Celery 5.6).
+        if options.get("emit_retry", True) and self.has_ended():
             self._already_cancelled = True  # Its process is being killed, which is not its end.
         else:
-            super()._announce_cancelled(*args, **kwargs)
+            super()._announce_cancelled(**options)
 
     def on_sent_again(self) -> None:
         """Its child was lost, and Celery has sent it as a retry."""

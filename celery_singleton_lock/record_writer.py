@@ -43,7 +43,7 @@ class RecordWriter:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # A cold shutdown's handler may have interrupted `replace`.
         #: Each with the time when it was wanted.
         self._records: dict[tuple[str, str], tuple[Record, float]] = {}
 

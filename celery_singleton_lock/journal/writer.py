@@ -68,7 +68,7 @@ class JournalWriter:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # A cold shutdown's handler may have interrupted `add`.
         self._writing = threading.Lock()
         self._counts: Counter[metrics.Key] = Counter()
         self._entries: deque[Entry] = deque(maxlen=MOST)

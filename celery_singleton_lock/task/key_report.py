@@ -18,6 +18,7 @@ import json
 import math
 import os
 import select
+import threading
 from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
@@ -157,8 +158,8 @@ _reported: WeakValueDictionary[str, Reported] = WeakValueDictionary()
 
 _channel: _Channel | None = None
 
-#: Held for moments only, and never while the user's code runs.
-_mutex = Mutex()
+#: Held for moments, and never while the user's code runs. A cold shutdown's handler may have interrupted `receive`.
+_mutex = Mutex(threading.RLock)
 
 
 def open_channel() -> None:

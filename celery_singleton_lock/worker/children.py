@@ -183,7 +183,7 @@ class Children:
         self._children: dict[int, _Child] = {}
         #: Children that are gone, and whose pid another process has.
         self._succeeded: list[_Child] = []
-        self._mutex = Mutex()
+        self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `assign`.
         self._thread: threading.Thread | None = None
         self._news = Nudge()
         self._silences = Silences()

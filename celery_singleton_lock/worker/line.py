@@ -57,7 +57,7 @@ class Line:
         self._begin = begin
         self._has_room = has_room
         self._in_loop = in_loop
-        self._mutex = Mutex()
+        self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `park`.
         self._copies: dict[str, _Copies] = {}
         self._order = count()
         self._called: deque[tuple[Freed, Any]] = deque()

@@ -361,6 +361,9 @@ class SingletonRequest(WorkerRequest):
         except LockUnavailable as error:
             watch.failed(error, hold.key)
             return None
+        except Exception as error:  # noqa: BLE001 - greenlets' hub cannot wait: it may run the handler of a signal
+            logger.debug("%s: it is not known whether it has ended: %r", self, error)
+            return None
         return None if found is None else outcome.read(found)[0]
 
     def _recorded(self, hold: Hold) -> Record | None:

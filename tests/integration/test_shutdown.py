@@ -105,6 +105,17 @@ def test_cold_shutdown_frees_the_lock(shop: Shop, pool: str) -> None:
     until(lambda: not shop.held(), seconds=10)
 
 
+@pytest.mark.skipif(celery.VERSION[:2] < (5, 6), reason="it stores RETRY, for which the hub of greenlets cannot wait")
+def test_cold_shutdown_ends_every_greenlet(shop: Shop) -> None:
+    """Their hub runs the signal's handler, which cannot ask the lock server there."""
+    (worker,) = shop.start("one", pool="gevent")
+    for job in ("one", "another"):
+        shop.send("late", job, LONG)
+    shop.record.wait_for(starts=2)
+    quit_at_work(shop, worker)
+    until(lambda: not shop.held())
+
+
 def test_message_that_a_cold_shutdown_gives_back_is_run_by_another_worker(shop: Shop) -> None:
     (worker,) = shop.start("one")
     result = shop.send("rejected_when_lost", "report", 30.0)

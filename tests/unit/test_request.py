@@ -780,6 +780,31 @@ def test_silent_lock_server_is_asked_once_whether_cancelled_messages_have_ended(
     assert len(asked) == 1
 
 
+OF_A_SHUTDOWN = pytest.param(
+    {"emit_retry": False}, marks=pytest.mark.skipif(VERSION < (5, 6), reason="older versions always store RETRY")
+)
+
+
+@pytest.mark.parametrize("options", [{}, OF_A_SHUTDOWN], ids=["lost", "shut down"])
+def test_message_is_cancelled_where_nobody_can_ask_whether_it_has_ended(
+    app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    """In a cold shutdown of a pool of greenlets: their hub runs the signal's handler, and cannot wait."""
+    asked: list[str] = []
+
+    def ask(key: str, message: str) -> None:
+        asked.append(key)
+        raise AssertionError("Impossible to call blocking function in the event loop callback")
+
+    monkeypatch.setattr(Runtime.of(app).store, "recorded", ask)
+    request = receive(make(app, acks_late=True))
+    request.on_accepted(1, time.monotonic())
+    begin(request)
+    request.cancel(SimpleNamespace(terminate_job=lambda *_: None), **options)
+    assert request.was_cancelled
+    assert bool(asked) is options.get("emit_retry", True), "nothing is stored, so it does not matter"
+
+
 def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(
     app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     _request(
         "a worker confirms nothing",
-        old="                Runtime.of(self.app).confirmations.add(brought.confirmed())\n",
+        old="                Runtime.of(self.app).confirmations.add(brought.confirmed_again())\n",
         new="                pass\n",
         breaks="a sender may die as it has sent",
     ),
