@@ -276,7 +276,7 @@ class Queued:
             self._counts_its_countdown(claim, call.message, is_first)
             self._is_only_one(claim, call.began if is_first else self.run.now)
         claim.sent_at, claim.seconds = self.run.now, max(seconds, claim.seconds)
-        # A copy of an earlier attempt makes the lock last as long as that copy says.
+        # A retry may need it for less than the attempt before.
         claim.least = min(seconds, claim.least or seconds)
         # A message that a worker sends is certain as soon as the broker has it.
         claim.is_sure = claim.is_sure or not is_first
