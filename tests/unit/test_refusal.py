@@ -344,6 +344,7 @@ class TestInterrupted:
     @pytest.mark.parametrize(
         "place",
         [
+            "task.abort.Body.end",
             "heartbeat.Heartbeat.stop",
             "task.execution.Execution.record",
             "task.run._for_nobody",
