@@ -58,7 +58,9 @@ class Later:
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread = thread  # Before the start: if that is interrupted, there must not be two threads.
-                with suppress(RuntimeError):  # No thread can be started: the next call tries again.
+                # No thread can be started: the next call tries again. Or it is started, and the hub of greenlets, which
+                # runs a signal's handler, cannot wait for its beginning.
+                with suppress(RuntimeError, AssertionError):
                     thread.start()
             self._changed.notify()
 

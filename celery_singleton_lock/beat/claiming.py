@@ -156,14 +156,14 @@ class Claiming(PunctualScheduler):
                 entry.options = options
             if self._was_taken:
                 if self._unsent.pop(entry.name, None):
-                    ticks.set_last(entry, tick.sets, runs=1)
+                    self._advance(entry, tick.sets)
                 with _leaving():
                     self._claims.sent(tick)
         if not self._was_taken:
             logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
             if entry.name not in self._unsent:
-                # A database must not say that it was sent: this beat may end before it is.
-                ticks.set_last(entry, tick.last, runs=-1)
+                # A database must not say that it was sent: this beat may end before it is. Celery may have saved that.
+                self._advance(entry, tick.last, runs=-1)
             self._unsent[entry.name] = entry, tick
             self._retries_at = clock.now() + RETRY_AFTER
 
@@ -217,9 +217,10 @@ class Claiming(PunctualScheduler):
             self._claims.sent(tick, last)
         return self._pass_over(entry, last)
 
-    def _advance(self, entry: ScheduleEntry, last: int) -> ScheduleEntry:
-        following = super().reserve(entry)
-        ticks.set_last(following, last)
+    def _advance(self, entry: ScheduleEntry, last: int, *, runs: int = 1) -> ScheduleEntry:
+        """Have the schedule say that an entry last ran then, and has run that many more times."""
+        following = super().reserve(entry)  # This counts one run, and has a database save it.
+        ticks.set_last(following, last, runs=runs - 1)
         return following
 
 

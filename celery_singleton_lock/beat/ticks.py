@@ -104,11 +104,12 @@ def stored(entry: Any) -> int | None:
 
 
 def set_last(entry: Any, last: int, *, runs: int = 0) -> None:
-    """Set an entry's last run, also in its row if the entry is kept in a database; there, add `runs` to its runs."""
+    """Set an entry's last run, also in its row if it is kept in a database; there, add `runs` to its count of runs."""
     entry.last_run_at = moment(last, entry.last_run_at)
     if stored(entry) is not None:
         entry.model.last_run_at = entry.last_run_at
-        entry.model.total_run_count += runs
+        if hasattr(entry.model, "total_run_count"):
+            entry.model.total_run_count += runs
 
 
 def micros(time: datetime) -> int:

@@ -74,7 +74,10 @@ class Body:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.end()
+        try:
+            self.end()
+        except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
+            self.end()
 
     def end(self) -> None:
         """The body has ended: raise nothing more in it. May be called again, for a body that was struck as it began."""

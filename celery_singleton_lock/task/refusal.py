@@ -156,12 +156,11 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
     whose body has ended by itself.
     """
     try:
-        it = acquisition.execution
-        copy = _record_at_store(acquisition, outcome.ended_by(it.task, it.request, lost))
-    except LockUnavailable as silent:
-        if isinstance(lost, LockLost) and _may_have_copies(acquisition.execution):
-            acquisition.put_back(silent, reason="lost")
-        raise lost from None
+        copy = _record_lost(acquisition, lost)
+    except Ignore:
+        raise
+    except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
+        copy = _record_lost(acquisition, lost)
     if copy is None:
         raise lost
     return redelivery.end(acquisition.execution, copy)
@@ -184,6 +183,17 @@ def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) 
     it = acquisition.execution
     ended = outcome.ended_by(it.task, it.request, error) if policy == "raise" else Outcome(states.REVOKED)
     return _record_end(acquisition, ended)
+
+
+def _record_lost(acquisition: Acquisition, lost: Exception) -> Held | Record | None:
+    """Record a failure without the lock; what a copy of the message does or did, as far as is known."""
+    it = acquisition.execution
+    try:
+        return _record_at_store(acquisition, outcome.ended_by(it.task, it.request, lost))
+    except LockUnavailable as silent:
+        if isinstance(lost, LockLost) and _may_have_copies(it):
+            acquisition.put_back(silent, reason="lost")
+        return None
 
 
 def _record_end(acquisition: Acquisition, ended: Outcome | None) -> Held | Record | None:

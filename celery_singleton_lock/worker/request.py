@@ -216,7 +216,9 @@ class SingletonRequest(WorkerRequest):
         except NotImplementedError:  # This pool cannot end a task: it runs on.
             self._is_cancelled = False
             raise
-        self._end_with_greenlet()
+        finally:  # Celery stores RETRY after it has killed a greenlet, which may fail.
+            if self._is_cancelled:
+                self._end_with_greenlet()
 
     def acknowledge(self) -> None:
         """As Celery's, except for a message that is to run elsewhere: Celery takes a killed greenlet for a success."""

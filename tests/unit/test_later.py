@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -195,6 +197,38 @@ def test_many_threads_lose_nothing() -> None:
         thread.join()
     until(lambda: has_ended(it), "the thread has ended")
     assert len(done) == 4000
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_work_may_be_wanted_in_the_hub_of_greenlets(library: str) -> None:
+    """In the handler of a signal, for example, which cannot wait there for the thread to begin."""
+    pytest.importorskip(library)
+    in_hub = {
+        "gevent": "gevent.get_hub().loop.run_callback(want)",
+        "eventlet": "eventlet.hubs.get_hub().schedule_call_global(0, want)",
+    }
+    program = f"""
+import {library}
+if "{library}" == "gevent":
+    import gevent.monkey
+    gevent.monkey.patch_all()
+else:
+    eventlet.monkey_patch()
+import time
+from celery_singleton_lock.later import Later
+done = []
+later = Later("later", lambda: done.append("work"))
+def want():
+    later.want()
+    done.append("wanted")
+{in_hub[library]}
+until = time.monotonic() + 10
+while len(done) < 2 and time.monotonic() < until:
+    time.sleep(0.01)
+print(sorted(done))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    assert ran.stdout == "['wanted', 'work']\n"
 
 
 @pytest.fixture

@@ -344,6 +344,7 @@ class TestInterrupted:
     @pytest.mark.parametrize(
         "place",
         [
+            "task.abort.Body.end",
             "heartbeat.Heartbeat.stop",
             "task.execution.Execution.record",
             "task.run._for_nobody",
@@ -370,6 +371,26 @@ class TestInterrupted:
                 with pytest.raises(ZeroDivisionError) if fails else nullcontext():
                     assert deliver(task) == 1
                 assert holds(app) == []
+        assert len(runs) == 1
+
+    @pytest.mark.parametrize("is_silent", [False, True], ids=["answers", "silent"])
+    def test_interruption_as_the_loss_of_the_lock_is_recorded(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+    ) -> None:
+        """A lock is lost just when its server is slow to answer."""
+        task, runs = make(app, lambda: lose(task), acks_late=True)
+        store = Runtime.of(app).store
+        refuse, times = does_not_answer if is_silent else store.refuse, itertools.count()
+
+        def interrupted_once(*arguments: Any, **options: Any) -> Any:
+            return interrupts() if next(times) == 0 else refuse(*arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "refuse", interrupted_once)
+            with pytest.raises(Ignore if is_silent else LockLost):
+                deliver(task)
+        with pytest.raises(LockLost):
+            deliver(task, headers={PUT_BACK_HEADER: {"retries": 0, "lost": int(is_silent)}})
         assert len(runs) == 1
 
     @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])

@@ -743,6 +743,25 @@ def test_cancelled_message_that_is_not_delivered_again_frees_what_it_brought(
         until(lambda: not store.held(key), "the lock is free")
 
 
+def test_cancelled_greenlet_frees_what_it_brought_if_the_result_backend_fails(
+    app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cold shutdown it always does: the hub of greenlets runs the signal's handler, and cannot wait."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("Impossible to call blocking function in the event loop callback")
+
+    store, task = Runtime.of(app).store, make(app)
+    key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request.on_accepted(1, time.monotonic())
+    monkeypatch.setattr(task.backend, "mark_as_retry", fail)
+    with pytest.raises(AssertionError):
+        request.cancel(SimpleNamespace(terminate_job=lambda *_: None))
+    until(lambda: not store.held(key), "the lock is free", seconds=10)
+
+
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_cancelled_message_that_has_ended_is_not_stored_as_one_that_goes_on(
     app: Celery, receive: Callable[..., SingletonRequest], has_ended: bool

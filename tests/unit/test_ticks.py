@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -19,6 +20,7 @@ from celery_singleton_lock.beat.ticks import (
     Tick,
     micros,
     moment,
+    set_last,
     tick_of,
 )
 
@@ -220,6 +222,14 @@ def test_ticks_across_a_shift_of_the_clock(monkeypatch: pytest.MonkeyPatch, zone
         dues.append(tick.due)
         last = at(tick.sets)
     assert len(ids) == len(dues) > 1
+
+
+def test_row_need_not_count_the_runs() -> None:
+    """Other schedulers than django-celery-beat's have rows, too."""
+    entry = SimpleNamespace(last_run_at=datetime(2020, 1, 1, tzinfo=UTC))
+    entry.model = SimpleNamespace(last_run_at=entry.last_run_at)
+    set_last(entry, 7)
+    assert micros(entry.model.last_run_at) == 7
 
 
 @settings(max_examples=200, deadline=None)

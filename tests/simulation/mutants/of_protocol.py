@@ -349,8 +349,8 @@ MUTANTS = (
     ),
     _refusal(
         "failed without a look",
-        old="        copy = _record_at_store(acquisition, outcome.ended_by(it.task, it.request, lost))\n",
-        new="        copy = None\n",
+        old="        return _record_at_store(acquisition, outcome.ended_by(it.task, it.request, lost))\n",
+        new="        return None\n",
         breaks="what failed without its lock has the end of its copy",
     ),
     _children(
