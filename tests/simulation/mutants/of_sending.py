@@ -22,8 +22,8 @@ MUTANTS = (
     ),
     _queued(
         "the lock is not freed as the message ends",
-        old="            self._free()\n            self._progress.is_begun = True  # What",
-        new="            self._progress.is_begun = True  # What",
+        old="            self._free()\n        self._progress.is_begun = True  # What",
+        new="            pass\n        self._progress.is_begun = True  # What",
         breaks="it ends with its message",
     ),
     _queued(
@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     _request(
         "a worker confirms nothing",
-        old="                Runtime.of(self.app).confirmations.add(brought.confirmed())\n",
+        old="                Runtime.of(self.app).confirmations.add(brought.confirmed_again())\n",
         new="                pass\n",
         breaks="a sender may die as it has sent",
     ),
