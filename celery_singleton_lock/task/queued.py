@@ -118,7 +118,7 @@ class Queued:
                 self._runtime.confirmations.add(hold)
         elif self.lock.ends_at_end:
             self._free()
-            self._progress.is_begun = True  # What its handlers send under its id takes the lock anew.
+        self._progress.is_begun = True  # What its handlers send under its id asks for the lock anew.
 
     def start(self) -> None:
         """The body is about to run.

@@ -28,7 +28,8 @@ class Progress:
         in_body: whether the body runs; afterwards, what is sent follows from the message.
         gives_up: the owner that a copy of the message names as given up: it has asked for the lock without an answer,
             or in a queue, where the request may still be carried out for a moment.
-        is_begun: whether the lock that this message brought with it has ended, as its body began, or with it.
+        is_begun: whether the lock that this message brought with it has ended, as its body began, or with it, or
+            belongs to what goes on.
         is_replaced: whether another task has its id now.
         is_retried: whether its retry was sent with that lock.
         passes_on: that lock, as what was sent under the message's id has it: its next attempt, or its replacement.

@@ -20,7 +20,15 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from celery import Task, states
-from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.signals import task_revoked
 from celery.utils.log import get_logger
 
@@ -327,7 +335,8 @@ class SingletonRequest(WorkerRequest):
     def _had_begun(self, error: BaseException) -> bool:
         """Whether its process got far enough to free what the message brought, or that is not to be freed."""
         has_hook = getattr(type(self.task), "before_start", None) is not Task.before_start
-        return not has_hook or isinstance(error, (Ignore, Reject, Retry))
+        may_not = has_hook or isinstance(error, SoftTimeLimitExceeded)  # That may strike as soon as the pool begins.
+        return not may_not or isinstance(error, (Ignore, Reject, Retry))
 
     def _end_brought(self) -> None:
         brought, self._brought = self._brought, None

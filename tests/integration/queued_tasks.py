@@ -97,6 +97,13 @@ def define(app: Celery) -> SimpleNamespace:
                 self.retry(countdown=PAUSE, throw=False)
         return job
 
+    def sends_its_id(self: Any, job: str, again: bool = True) -> str:
+        with recording.run(job, self.request.id):
+            if again:
+                self.apply_async((job, False), task_id=self.request.id, countdown=PAUSE)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return job
+
     def given_back(self: Any, job: str) -> None:
         with recording.run(job, self.request.id):
             raise Reject("as told", requeue=True)
@@ -133,6 +140,7 @@ def define(app: Celery) -> SimpleNamespace:
         dies=task(name="queued.dies")(dies),
         too_long=task(name="queued.too_long", time_limit=1)(too_long),
         resent=task(name="queued.resent")(resent),
+        sends_its_id=task(name="queued.sends_its_id")(sends_its_id),
         given_back=task(name="queued.given_back")(given_back),
         not_begun=task(name="queued.not_begun", before_start=before_start)(work),
         dies_rejected=task(name="queued.dies_rejected", acks_late=True, acks_on_failure_or_timeout=False)(dies),

@@ -633,6 +633,24 @@ class TestSendsItsOwnIdAgain:
         line.deliver_first()
         assert line.queued() == []
 
+    def test_handler_leaves_the_lock_to_the_retry(self, line: Line) -> None:
+        """What it sends ends first: it is refused, since the lock of the run is kept for the retry."""
+
+        def body() -> None:
+            with carried_out(line.task, line.task.request):
+                line.task.retry(countdown=0)
+
+        line.begin(followers=0)
+        line.body = body
+        line.task.push_request(id=line.first, headers=line.headers[line.first], called_directly=False, is_eager=False)
+        with pytest.raises(Retry):
+            line.task()
+        self.send_again(line)
+        line.task.pop_request()
+        with pytest.raises(Ignore, match="skipped"):
+            line.deliver_first()
+        assert line.queued() == [line.first]
+
     @pytest.mark.parametrize("follows", [False, True])
     def test_handler_takes_the_lock_anew(self, line: Line, follows: bool) -> None:
         """As it has ended by then, or belonged to the leader."""

@@ -17,7 +17,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import VERSION, Celery
 from celery.app.task import Context
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from celery.signals import task_revoked
 from celery.worker import state
 from celery.worker.request import Request
@@ -43,8 +43,8 @@ from celery_singleton_lock.task.outcome import REPLACED, Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
-from celery_singleton_lock.worker.request import HELD, SingletonRequest, children_of
-from tests.patience import until
+from celery_singleton_lock.worker.request import HELD, SingletonRequest, aside, children_of
+from tests.patience import LIMIT, until
 
 _numbers = itertools.count()
 
@@ -512,6 +512,24 @@ class TestHasPassedItsLockOn:
             request.on_failure(info(ValueError("raised when its retry was sent")), return_ok=True)
         assert freed == []
         assert Runtime.of(app).store.held(key)
+
+
+@pytest.mark.parametrize(("error", "is_freed"), [(SoftTimeLimitExceeded(), True), (ValueError("its own"), False)])
+def test_soft_time_limit_before_the_task_is_called_frees_what_the_message_brought(
+    app: Celery, receive: Callable[..., SingletonRequest], error: Exception, is_freed: bool
+) -> None:
+    """A process that was called frees it itself."""
+    store, task, owner = Runtime.of(app).store, make(app)._get_current_object(), new_owner()
+    key = key_of_queue(key_of_text(app.main, "job", "1"))
+    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request.on_accepted(1, time.monotonic())
+    request.acknowledge()
+    request.on_failure(info(error), return_ok=True)
+    done = threading.Event()
+    aside.do(done.set)
+    assert done.wait(LIMIT)
+    assert bool(store.held(key)) is not is_freed
 
 
 def test_late_copy_does_not_shorten_the_lock_that_a_retry_needs_for_longer(

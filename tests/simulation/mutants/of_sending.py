@@ -22,8 +22,8 @@ MUTANTS = (
     ),
     _queued(
         "the lock is not freed as the message ends",
-        old="            self._free()\n            self._progress.is_begun = True  # What",
-        new="            self._progress.is_begun = True  # What",
+        old="            self._free()\n        self._progress.is_begun = True  # What",
+        new="            pass\n        self._progress.is_begun = True  # What",
         breaks="it ends with its message",
     ),
     _queued(
