@@ -362,6 +362,13 @@ class TestReplaced:
             store.refuse(KEY, Holder("id"), RECORD)
         assert store.refuse(KEY, Holder("id"), RECORD) is None
 
+    def test_look_finds_the_new_one(self, server: CountedServer) -> None:
+        """A program may do nothing else. As for a question: maybe not at once."""
+        store = RedisStore(server, "s")
+        with suppress(LockUnavailable):
+            store.held(KEY)
+        assert store.held(KEY) == []
+
     def test_end_of_a_message_finds_the_new_one(self, server: CountedServer) -> None:
         store = RedisStore(server, "s")
         store._pending.add(("free", KEY, "x"), lock_commands.free(Hold.of_nobody(KEY), record=RECORD), seconds=TTL)
@@ -472,6 +479,10 @@ class TestLost:
 
     def test_question_finds_the_new_one(self, store: RedisStore) -> None:
         assert isinstance(store.acquire(asked()), Lease)
+
+    def test_look_finds_the_new_one(self, store: RedisStore) -> None:
+        """A program may do nothing else."""
+        assert store.held(KEY) == []
 
     def test_renewal_finds_the_new_one(self, store: RedisStore) -> None:
         with pytest.raises(LockUnavailable):

@@ -109,11 +109,14 @@ class TestSentNow:
             ClusterDownError("down"),
             TryAgainError(),
             ReadOnlyError(),
+            ResponseError("NOREPLICAS Not enough of them"),
             TooFewReplicas(1, "0 of 1"),
         ],
     )
     def test_what_another_server_may_not_know_is_an_error(self, pending: PendingCalls, error: Exception) -> None:
-        """Of one master of a cluster, for example; the error is in place of the answer."""
+        """Of one master of a cluster, for example, also of one that has got the slot; the error is in place of the
+        answer.
+        """
         self.answer = error
         with pytest.raises(type(error)):
             pending.send("mine")

@@ -105,6 +105,8 @@ class Cluster:
         except NO_ANSWER:
             self._forget(address)
             raise
+        if any(isinstance(answer, ClusterDownError) for answer in answers):
+            self._forget(address)
         for index, command in enumerate(commands):
             if isinstance(answers[index], AskError):
                 try:

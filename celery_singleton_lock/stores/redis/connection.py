@@ -106,8 +106,10 @@ class Connection:
         self.unanswered = 0
         #: Digests of scripts that were run here by their text, as their user has noted.
         self.ran: set[str] = set()
-        #: Whether each answer so far fitted what was asked, and came from a master that enough replicas follow.
-        self._is_of_use = True
+        #: Whether each answer so far fitted what was asked.
+        self._is_understood = True
+        #: Whether an answer has shown that another server may be the master by now.
+        self.is_doubtful = False
         #: Pushed bytes that the socket has not taken yet.
         self._unsent = bytearray()
 
@@ -187,7 +189,9 @@ class Connection:
     def answers(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to some commands, in one round trip; an error takes the place of an answer."""
         self.send(*commands)
-        return [self._answer() for _ in commands]
+        answers = [self._answer() for _ in commands]
+        self.is_doubtful |= any(map(may_be_replaced, answers))
+        return answers
 
     def run(self, call: Call | Ready, *, asking: bool = False) -> Any:
         """Run a script by its digest, or by its text if the server does not know it yet.
@@ -240,14 +244,14 @@ class Connection:
                 if not isinstance(understood[place], Exception):
                     understood[place] = _if_enough(calls[place], understood[place], acknowledged)
             # Others may follow another master by now, which the next connection may find.
-            self._is_of_use &= not any(isinstance(answer, TooFewReplicas) for answer in understood)
+            self.is_doubtful |= any(isinstance(answer, TooFewReplicas) for answer in understood)
         return understood
 
     def _understood(self, call: Call, answer: Any) -> Any:
         try:
             return call.understood(answer)
         except InvalidResponse as error:
-            self._is_of_use = False
+            self._is_understood = False
             return error.with_traceback(None)
 
     def _run(self, call: Call | Ready, command: Sent, asking: bool) -> Any:
@@ -297,8 +301,11 @@ class Connection:
 
     @property
     def is_between(self) -> bool:
-        """Whether all that was sent is answered, and nothing has come that was not asked for."""
-        return self._is_of_use and not self.unanswered and not self._reader.has_data()
+        """Whether it can be used for something else: all that was sent is answered, by a master as far as is known, and
+        nothing has come that was not asked for.
+        """
+        is_settled = not self.unanswered and not self._reader.has_data()
+        return is_settled and self._is_understood and not self.is_doubtful
 
     def close(self) -> None:
         """End it, whatever is still under way."""

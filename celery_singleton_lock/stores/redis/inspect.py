@@ -123,7 +123,9 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
     found: list[Held | None] = []
     for (place, name), value, pttl, recent, lines in zip(ways, *by_question, strict=True):
         if isinstance(value, Exception) and not others:
-            raise ResponseError(f"the value at {name} is not a lock: {value}")
+            if str(value).startswith("WRONGTYPE"):
+                raise ResponseError(f"the value at {name} is not a lock: {value}")
+            raise value
         if not isinstance(value, bytes):
             found.append(None)  # It is gone by now, or of another type.
             continue

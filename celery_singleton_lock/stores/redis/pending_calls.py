@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
-from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
+from redis.exceptions import ClusterDownError, TryAgainError
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, TooFewReplicas
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, TooFewReplicas, may_be_replaced
 from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call, Ready, batches
 
@@ -30,7 +30,7 @@ BATCH = 50
 
 #: Errors after which another server may answer the next question, and not know what is pending. Others, such as a lack
 #: of memory, meet that question as well.
-_ELSEWHERE = (*NO_ANSWER, TooFewReplicas, ReadOnlyError, ClusterDownError, TryAgainError)
+_ELSEWHERE = (*NO_ANSWER, TooFewReplicas, ClusterDownError, TryAgainError)
 
 #: Identifies a call: what it ends, the key of the lock, and the owner.
 CallId = tuple[str, str, str]
@@ -97,7 +97,7 @@ class PendingCalls:
         """
         for batch in batches([it for it in self._due() if it[0][1] == key], BATCH):
             for answer in self._send(batch):
-                if isinstance(answer, _ELSEWHERE):
+                if isinstance(answer, _ELSEWHERE) or may_be_replaced(answer):
                     try:
                         raise answer
                     finally:

@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis._redis_py import names_of_library
-from celery_singleton_lock.stores.redis.connection import Connection, TooFewReplicas, may_be_replaced
+from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
@@ -116,10 +116,7 @@ class Server:
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip. See `Connection.run_each`."""
         with self.connection(step) as connection:
-            answers = connection.run_each(calls)
-        if any(isinstance(answer, TooFewReplicas) for answer in answers):
-            self.close()  # The next connection may find the new master; see `_give_back_after`.
-        return answers
+            return connection.run_each(calls)
 
     def server_of(self, key: str) -> Server:
         """The server that has the key: this one."""
@@ -208,8 +205,10 @@ class Server:
         # Half a conversation, whose answer must not be read as that to the next command, ends here.
         if connection.is_between:
             self._free.append(connection)
-        else:
-            connection.drop()
+            return
+        connection.drop()
+        if connection.is_doubtful:
+            self.close()  # As after an error.
 
 
 class Unread:
