@@ -316,9 +316,14 @@ class TestReach:
                 promised.extend(client.get(key) for client in clients)
             return ask(it, call, *args, **options)
 
+        def send_later(it: Conversation, call: Call, *args: Any, **options: Any) -> None:
+            late.append(call)
+            for client in clients[:3]:
+                client.delete(key)  # Gone by the next try.
+
         for client in clients[:3]:
-            client.set(key, "?anothersrefused", px=90)  # Gone by the next try.
-        monkeypatch.setattr(Conversation, "send", lambda it, call, *args, **options: late.append(call))
+            client.set(key, "?anothersrefused")
+        monkeypatch.setattr(Conversation, "send", send_later)
         monkeypatch.setattr(Conversation, "ask", ask_then)
         assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
         assert late, "a promise was taken back"

@@ -202,7 +202,6 @@ def test_many_threads_lose_nothing() -> None:
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_work_may_be_wanted_in_the_hub_of_greenlets(library: str) -> None:
     """In the handler of a signal, for example, which cannot wait there for the thread to begin."""
-    pytest.importorskip(library)
     in_hub = {
         "gevent": "gevent.get_hub().loop.run_callback(want)",
         "eventlet": "eventlet.hubs.get_hub().schedule_call_global(0, want)",
