@@ -143,7 +143,8 @@ class BeatsChecker:
         self._may_be_killed(task.process)
         self.run.note("sends a tick", f"{entry} due {due[14:26]}")
         is_repeated = tick in self._ids
-        if self._ids.setdefault(tick, task_id) != task_id:
+        is_forgotten = bool(self._sent[entry]) and self._is_forgotten(self._sent[entry][-1][0])
+        if self._ids.setdefault(tick, task_id) != task_id and not is_forgotten:
             self.run.fail(f"{entry}: its tick of {due} is sent as {task_id}, and was as {self._ids[tick]}")
         if self._ticks.setdefault(task_id, tick) != tick:
             self.run.fail(f"{entry}: {task_id} is its tick of {due}, and of {self._ticks[task_id]}")
@@ -180,7 +181,9 @@ class BeatsChecker:
             self.run.fail(f"{entry}: a tick is due {due - last:.6f} s after the one before, every {interval:g} s")
 
     def _is_forgotten(self, sent_at: float) -> bool:
-        """Whether a node may have lost the last run that was recorded then, and others have missed it or are away."""
+        """Whether a node may have lost what was known then (the secret, the last run), and others have missed it or are
+        away.
+        """
         is_lost = any(fault.kind == "server restarted empty" and fault.at >= sent_at for fault in self.plan.faults)
         return is_lost and len(self.plan.faults) > 1
 

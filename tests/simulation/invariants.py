@@ -10,6 +10,7 @@ from typing import Any
 from celery import states
 
 from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.redlock.node import MAX_PAUSE
 from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.simulation import apps, holds, trouble
@@ -27,6 +28,9 @@ SOME = 10
 
 #: Seconds within which it is recorded that everything after an ended message was sent: before a copy looks.
 SETTLED = 5.0
+
+#: Seconds after a fault for which a process may leave a node of a Redlock alone.
+LEFT_ALONE = MAX_PAUSE + 1.0
 
 #: Faults that do not delay the end of a hold.
 NO_DELAY = (*trouble.BRIEF, "results slow")
@@ -238,10 +242,13 @@ class Invariants:
 
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
         """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, its
-        holder died before it could, or each message to the server is slow, and the wake-up takes a longer way: main
-        processes pass it on to the oldest copy in line, or a copy gets it that first asks about another message.
+        holder leaves its node alone, or died before it could wake it; or each message to the server is slow, and the
+        wake-up takes a longer way: main processes pass it on to the oldest copy in line, or a copy gets it that first
+        asks about another message.
         """
         if it in self._free_on_some or (it[0] == "free" and self._was_just_freed_by_the_dead(it[1])):
+            return True
+        if it[0] == "free" and len(self.world.servers) > 1 and trouble.was_there(self.world, since - LEFT_ALONE):
             return True
         is_slow = it[0] == "free" and self.world.plan.latency > 0
         return is_slow and self.world.parked.detour_at.get(it[1], -1.0) > since - OFTEN
