@@ -325,6 +325,7 @@ class TestReach:
             client.set(key, "?anothersrefused")
         monkeypatch.setattr(Conversation, "send", send_later)
         monkeypatch.setattr(Conversation, "ask", ask_then)
+        monkeypatch.setattr("celery_singleton_lock.stores.redis.redlock.store.MAX_ANSWER", LIMIT)
         assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
         assert late, "a promise was taken back"
         assert sum(text is not None for text in promised) >= 3

@@ -358,7 +358,7 @@ class Answers:
         return len(held) == copy.limit and all(self._is_of_a_third(value, other) for value in held)
 
     def _is_of_a_third(self, value: bytes, other: _Other) -> bool:
-        """Whether a hold is that of a third message; a retry that was never sent, since its sender died, counts as one."""
+        """Whether a hold is that of a third message, or of a retry that was never sent, since its sender died."""
         queued, task_id = getattr(self.world, "senders_queue", None), holds.task_id_in(value)
         was_never_sent = queued is not None and holds.stem(value) not in queued.claims
         return task_id != "" and (task_id != f"m{other.number}" or was_never_sent)
