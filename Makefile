@@ -62,7 +62,15 @@ compose-demo: .venv/.demo
 test: .venv/.compiled
 	$(PYTEST) $(PARALLEL) -m "not slow"
 
-test-slow: .venv/.compiled
+# Environments with other people's packages, for tests/beside.
+.venv/.beside: .venv/.dev
+	@for group in beside beside-older; do \
+	  test -x .venv/$$group/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv/$$group; \
+	  $(BIN)/uv pip install --quiet --python .venv/$$group/bin/python -e '.[embedded]' typing-extensions --group $$group || exit 1; \
+	done
+	@touch $@
+
+test-slow: .venv/.compiled .venv/.beside
 	$(PYTEST) $(PARALLEL) -m "slow and not smoke and not storm"
 
 test-all: test test-slow

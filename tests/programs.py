@@ -77,6 +77,7 @@ def start(
     errors: Path | None = None,
     given: Path = Path(os.devnull),
     directory: Path = ROOT,
+    python: str | None = None,
 ) -> subprocess.Popen[bytes] | Forked:
     """Start `python -m module arguments` in its own session.
 
@@ -88,14 +89,15 @@ def start(
         errors: file to which it writes errors; the same file by default.
         given: file that it reads as its input.
         directory: where it runs.
+        python: another interpreter than the one of the tests, which has other packages.
     """
     # When aborted, it prints the lines in which its threads are.
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1", **environment}
     files = (given, output, errors or output)
-    if not _must_be_fresh(arguments, environment):
+    if python is None and not _must_be_fresh(arguments, environment):
         return Forked(module, arguments, environment, files, directory)
     with files[0].open("rb") as stdin, files[1].open("ab") as stdout, files[2].open("ab") as stderr:
-        command, streams = [sys.executable, "-m", module, *arguments], (stdin, stdout, stderr)
+        command, streams = [python or sys.executable, "-m", module, *arguments], (stdin, stdout, stderr)
         return subprocess.Popen(command, -1, None, *streams, cwd=directory, env=environment, start_new_session=True)
 
 

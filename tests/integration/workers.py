@@ -32,10 +32,18 @@ class Process:
         command: the program, and its arguments.
         directory: where the log is.
         environment: variables beyond those of the tests.
+        python: another interpreter than the one of the tests.
     """
 
     def __init__(
-        self, name: str, app: str, command: Sequence[str], *, directory: Path, environment: Mapping[str, str]
+        self,
+        name: str,
+        app: str,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+        python: str | None = None,
     ) -> None:
         self.name = name
         self._log = directory / f"{name}.log"
@@ -43,7 +51,9 @@ class Process:
         self._log_begins = 0
         self._is_touched = False
         arguments = ["-A", app, *command, "-l", "INFO"]
-        self.process = programs.start("celery", arguments, environment=environment, output=self._log)
+        self.process = programs.start(
+            "celery", arguments, environment=environment, output=self._log, python=python
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -113,13 +123,14 @@ class Worker(Process):
         concurrency: int = 2,
         app: str = "tests.integration.app",
         arguments: tuple[str, ...] = (),
+        python: str | None = None,
     ) -> None:
         self._events = environment["TEST_EVENTS"]
         self._conf = environment.get("TEST_CONF")
         self._hears_later = pool in ("gevent", "eventlet")
         command = ["worker", "-n", f"{name}@test", "-P", pool, "-c", str(concurrency)]
         command += ["--without-mingle", "--without-gossip", *arguments]
-        super().__init__(name, app, command, directory=directory, environment=environment)
+        super().__init__(name, app, command, directory=directory, environment=environment, python=python)
         self.name = f"{name}@test"
 
     def wait_until_ready(self) -> Worker:
