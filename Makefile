@@ -11,7 +11,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup --ignore tests/smoke -p no:celery -p no:
 # Tests start hundreds of programs: compiling everything anew in each would take longer than the tests.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos flood soak celery-suite versions docs bench bench-compare model fuzz coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all test-servers simulate smoke chaos flood soak celery-suite versions docs bench bench-compare model fuzz coverage clean
 .PHONY: mutants mutation
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test      unit, contract and integration tests on a real Redis and real workers"
 	@echo "make test-slow the slow tests"
 	@echo "make test-all  both"
+	@echo "make test-servers  tests of stores and locks on other servers (SERVERS=\"dir dir\": each with a redis-server)"
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make chaos     a storm: everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--report storm.md')"
@@ -74,6 +75,14 @@ test-slow: .venv/.compiled .venv/.beside
 	$(PYTEST) $(PARALLEL) -m "slow and not smoke and not storm"
 
 test-all: test test-slow
+
+# SERVERS="dir dir": folders that have a redis-server each, Redis 6.2 or newer or Valkey. What speaks to the server.
+ON_SERVERS := tests/contract $(addprefix tests/integration/test_,$(addsuffix .py,doctor late_requests line lock \
+  lock_holding lock_servers outage probe redis_py_lock redis_store redlock replacing schemes server_faults servers topologies))
+test-servers: .venv/.compiled
+	@test -n "$(SERVERS)" || { echo "SERVERS=\"dir dir\" names folders with a redis-server each" && exit 2; }
+	for server in $(SERVERS); do PATH="$$server:$$PATH" $(PYTEST) $(PARALLEL) -m "not slow" $(ON_SERVERS) || exit 1; done
+
 
 # SEEDS=7000..7999 runs these seeds. SIMULATE="--shrink --report FILE": see `python -m tests.simulation --help`.
 SEEDS ?= 10000

@@ -77,6 +77,12 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
+def pytest_report_header() -> str:
+    with RedisServer() as server, server.client() as client:
+        info = client.info("server")
+    return f"lock server: {info.get('server_name', 'redis')} {info.get('valkey_version', info['redis_version'])}"
+
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("patient", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("patient")

@@ -271,8 +271,16 @@ class TestReplicas:
             store.remember(KEY, record_of(remembered))
             assert keeps_record_of(replica, remembered)
 
-    def test_end_that_did_not_reach_the_replica_is_repeated(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_end_that_did_not_reach_the_replica_is_repeated(
+        self, pair: tuple[RedisServer, RedisServer], request: pytest.FixtureRequest
+    ) -> None:
         master, replica = pair
+        with master.client() as client:
+            info = client.info("server")
+        if "valkey_version" in info or tuple(map(int, info["redis_version"].split(".")[:2])) >= (7, 2):
+            # The option goes; operating.md says so.
+            reason = "WAIT counts from the last command that was propagated: it depends on what was before"
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
         store, ran, refused = open_url(master.url, replicas=1), Holder("ran"), Holder("refused")
         lease = taken(store)
         replica.pause()
