@@ -77,9 +77,10 @@ def _is_outside(task: Any) -> bool:
 
 
 def _before(task: Any, base: type) -> list[type]:
-    """The classes whose `__call__` comes before that of `base`."""
+    """The classes whose `__call__` comes before that of `base`, and does not only wrap it."""
     mro = task.__mro__
-    return [cls for cls in mro[: mro.index(base)] if "__call__" in vars(cls)]
+    having = (cls for cls in mro[: mro.index(base)] if "__call__" in vars(cls))
+    return [cls for cls in having if inspect.unwrap(vars(cls)["__call__"]) is not vars(base)["__call__"]]
 
 
 def _calls_run_itself(method: Any) -> bool:
