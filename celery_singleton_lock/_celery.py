@@ -429,6 +429,29 @@ def pop_task(task: Any) -> None:
     _internal_state.pop_current_task()
 
 
+def forget_task(app: Any, name: str) -> None:
+    """Remove a task that could not be bound, which Celery registers before.
+
+    Not from `app.tasks`, which evaluates the app's lazy tasks, among them this one, whose evaluation has not ended.
+
+    Promise: whoever uses a refused task gets the error, not only the first who does.
+    Touches: celery.Celery._tasks
+    """
+    app._tasks.pop(name, None)
+
+
+def innermost_request(task: Any) -> Any:
+    """The request of a task, or of its class, that this thread carries out, the innermost; None if there is none.
+
+    What `Task.__call__` pushes, without an id, is a copy of the one below. `SingletonTask` overrides `push_request`,
+    and `bind`, which refuses a task that is wrong.
+
+    Promise: a body that something else calls, past the lock, is stopped; a direct call within the body is not.
+    Touches: celery.Task.request_stack, celery.Task.push_request, celery.Task.bind
+    """
+    return task.request_stack.top
+
+
 def queue_taken_from(message: Any) -> Any:
     """The queue that a message was taken from, on a broker that says for which consumer it is; None on others.
 

@@ -29,7 +29,7 @@ class SingletonLockError(Exception):
 
 
 class InvalidOption(SingletonLockError, ImproperlyConfigured):
-    """A setting or task option has a value that is not allowed."""
+    """A setting or task option has a value that is not allowed, or a task cannot be exclusive."""
 
 
 class InvalidKey(SingletonLockError, ValueError):

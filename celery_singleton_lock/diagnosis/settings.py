@@ -16,9 +16,10 @@ from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.options.app import Settings, set_names
 from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
-from celery_singleton_lock.options.rules import NEWEST_POLICIES, SETTINGS
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, SETTINGS, TASK_OPTIONS
 from celery_singleton_lock.options.task import options_for, raw_attribute
 from celery_singleton_lock.options.words import FOREIGN_SETTINGS, misspelled_setting
+from celery_singleton_lock.task.singleton_task import SingletonTask
 
 #: From this version on, a signal handler that raises can strike inside of `with lock:`.
 UNSAFE_PYTHON = (3, 14)
@@ -110,6 +111,17 @@ def _python_is_too_new(_: AppContext) -> Iterator[Finding]:
         )
 
 
+def _without_the_base(it: AppContext) -> Iterator[Finding]:
+    """Plain tasks with options of exclusive ones."""
+    for task in it.app.tasks.values():
+        given = [name for name in TASK_OPTIONS if getattr(task, name, None) is not None]
+        if given and not isinstance(task, SingletonTask):
+            yield Subject(cleaned.text(task.name)).warning(
+                f"it has {', '.join(given)}, but it is a plain task, which takes no lock",
+                "set base=SingletonTask",
+            )
+
+
 def _shared_names(it: AppContext) -> Iterator[Finding]:
     by_name: defaultdict[str, list[Any]] = defaultdict(list)
     for task in exclusive_tasks(it.app):
@@ -181,6 +193,7 @@ RULES = (
     _of_other_packages,
     _misspelled,
     _python_is_too_new,
+    _without_the_base,
     _shared_names,
     _newest_on_a_redlock,
     _broadcasts,

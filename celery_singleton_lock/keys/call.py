@@ -56,9 +56,14 @@ def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> No
     """
     if lock_key is None or callable(lock_key):
         return
-    where = f"option lock_key of task {task_name} is {lock_key!r}"
+    where, allowed = f"option lock_key of task {task_name} is {lock_key!r}", possible(run)
     if isinstance(lock_key, str):
         names = template.names_in(where, lock_key)
+        if not names:
+            raise InvalidOption(
+                f"{where}, a template that names no argument, so that all calls would share one lock; write "
+                f"{template.repaired(lock_key, allowed)}[] if they are to"
+            )
     elif isinstance(lock_key, (list, tuple)) and all(isinstance(name, str) for name in lock_key):
         names = list(lock_key)
     else:
@@ -66,11 +71,14 @@ def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> No
             f"{where}; allowed: None (all arguments), a list of argument names, a template such as "
             "'tenant:{tenant_id}', or a callable of the dictionary of arguments"
         )
-    if (allowed := possible(run)) is None:
+    if allowed is None:
         return
     for name in names:
         if name not in allowed:
-            raise InvalidOption(f"{where}, but run has no argument {name!r}; it has: {', '.join(allowed)}")
+            function = getattr(run, "__name__", "run")
+            raise InvalidOption(
+                f"{where}, but {function} has no argument {name!r}; it has: {', '.join(allowed) or 'none'}"
+            )
 
 
 def _ask(task_name: str, lock_key: Callable[..., Any], arguments: dict[str, Any]) -> Any:

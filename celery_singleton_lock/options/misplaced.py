@@ -7,14 +7,11 @@ from typing import Any
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES
+from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES, TASK_OPTIONS
 from celery_singleton_lock.options.words import FOREIGN, did_you_mean, is_anagram, is_slip
 
-#: Every option of a task, by its name on the task.
-_KNOWN = (*KEY_ATTRIBUTES, *(option.attribute for option in OPTIONS.values()))
-
 #: The options whose names begin like some of Celery's.
-_POLICIES = tuple(name for name in _KNOWN if name.startswith("on_"))
+_POLICIES = tuple(name for name in TASK_OPTIONS if name.startswith("on_"))
 
 #: How a call names each option; None for an option that only a task can have.
 _IN_A_CALL: Mapping[str, str | None] = {
@@ -46,10 +43,10 @@ def _wrong_attribute(name: str, value: Any) -> str | None:
     """Why the attribute does nothing, and what to do; None for an option, or if it is not meant for this package."""
     if (foreign := _foreign(name, value)) is not None:
         return foreign
-    if name in _KNOWN or isinstance(value, property):
+    if name in TASK_OPTIONS or isinstance(value, property):
         return None
     if callable(value):  # Many methods have names that are similar to options.
-        return did_you_mean(name, _KNOWN) if is_anagram(name, _KNOWN) else None
+        return did_you_mean(name, TASK_OPTIONS) if is_anagram(name, TASK_OPTIONS) else None
     return _unknown(name, value)
 
 
@@ -58,13 +55,13 @@ def _unknown(name: str, value: Any) -> str | None:
     if name == _CALL:
         return ", an option of a call; on a task, set lock_ttl, lock_wait, on_conflict and the others"
     if name.startswith(_CALL):
-        return did_you_mean(name.removeprefix(_SETTING), _KNOWN)
+        return did_you_mean(name.removeprefix(_SETTING), TASK_OPTIONS)
     if name.startswith("lock_"):
-        return f"{did_you_mean(name, _KNOWN)} (only options of this package are allowed to begin with lock_)"
+        return f"{did_you_mean(name, TASK_OPTIONS)} (only options of this package are allowed to begin with lock_)"
     if name == "scope" and isinstance(value, str) and value in SCOPES:
         return "; did you mean 'lock_scope'?"
-    may_be_ours = _KNOWN if name.startswith("l") else _POLICIES
-    return did_you_mean(name, _KNOWN) if is_slip(name, may_be_ours) else None
+    may_be_ours = TASK_OPTIONS if name.startswith("l") else _POLICIES
+    return did_you_mean(name, TASK_OPTIONS) if is_slip(name, may_be_ours) else None
 
 
 def _foreign(name: str, value: Any) -> str | None:

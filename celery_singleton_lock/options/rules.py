@@ -6,6 +6,7 @@ is then refused.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -138,11 +139,26 @@ _RETRIES = Rule(
 )
 
 
+def takes(function: Any, count: int) -> bool:
+    """Whether it can be called with so many arguments, as far as is known: some functions in C have no signature."""
+    if not callable(function):
+        return False
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
 def _policy(names: Sequence[str], given: str, *, not_chosen: Sequence[str] = ()) -> Rule:
     """One of these policies, or a callable that chooses one."""
     but = f" except {one_of(*not_chosen).words}" if not_chosen else ""
     return Rule(
-        lambda value: callable(value) or (isinstance(value, str) and value in names),
+        lambda value: takes(value, 2) or (isinstance(value, str) and value in names),
         f"{one_of(*names).words}, or a callable of (task, {given}) that returns one of these{but}",
     )
 
@@ -174,6 +190,9 @@ OPTIONS: Mapping[str, Option] = {
 
 #: Task attributes of this package without an app-wide default.
 KEY_ATTRIBUTES = ("lock_key", "lock_name")
+
+#: Every option of a task, by its name on the task.
+TASK_OPTIONS = (*KEY_ATTRIBUTES, *(option.attribute for option in OPTIONS.values()))
 
 #: Options that a call may not change: they decide whether it duplicates another call, or mean nothing to a worker.
 _OF_THE_TASK = ("scope", "limit", "on_duplicate", "queue_ttl", "on_send_unavailable")

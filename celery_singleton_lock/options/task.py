@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from types import MethodType
 from typing import Any, Literal
 
 from celery_singleton_lock import cleaned
@@ -32,6 +31,7 @@ from celery_singleton_lock.options.rules import (
     DuplicatePolicy,
     Option,
     is_seconds,
+    takes,
 )
 from celery_singleton_lock.options.words import did_you_mean
 
@@ -207,12 +207,22 @@ def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowe
     return answer
 
 
+#: The options that may be callables, and with how many arguments they are called.
+_CALLED_WITH = {"lock_key": 1, "on_conflict": 2, "on_duplicate": 2}
+
+
 def check_task(task: Any, base: type) -> None:
     """Refuse wrong options of a task class derived from `base`, when it is bound to its app, before anything is sent.
+
+    A function that is given to `@app.task(...)` as an option becomes a static method; otherwise it would be a method of
+    the task's class. One that takes `self` as well is one.
 
     Raises:
         InvalidOption: an option is unknown or its value is not allowed.
     """
+    for attribute, count in _CALLED_WITH.items():
+        if takes(function := raw_attribute(task, attribute), count):
+            setattr(task, attribute, staticmethod(function))
     rules = {option.attribute: option.rule for option in OPTIONS.values()} | {"lock_name": TEXT}
     for attribute, rule in rules.items():
         value = raw_attribute(task, attribute)
@@ -280,8 +290,6 @@ def _own_seconds(task: Any, option: Option) -> float:
 
 
 def raw_attribute(task: Any, name: str) -> Any:
-    """An option as set on the task's class: a function given to `@app.task(...)` is not turned into a method."""
+    """An option as set on a task, or on its class; None if only the task can say it, by a property."""
     value = getattr(task, name, None)
-    if isinstance(value, property):
-        return None
-    return value.__func__ if isinstance(value, MethodType) else value
+    return None if isinstance(value, property) else value

@@ -65,6 +65,11 @@ def progress_of(request: RequestLike) -> Progress:
     return progress if progress is not None else _of_request.setdefault(request, Progress())
 
 
+def share(progress: Progress, copy: RequestLike) -> None:
+    """Have a copy of a request be as far as that is."""
+    _of_request[copy] = progress
+
+
 class _ThisThread(threading.local):
     """This thread.
 

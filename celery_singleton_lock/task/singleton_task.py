@@ -18,7 +18,7 @@ from celery import Task
 from celery.utils import uuid
 from celery.utils.log import get_logger
 
-from celery_singleton_lock._celery import current_worker_task, setting
+from celery_singleton_lock._celery import current_worker_task, forget_task, setting
 from celery_singleton_lock.errors import InvalidOption, LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
@@ -35,13 +35,13 @@ from celery_singleton_lock.options.task import (
     raw_attribute,
 )
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import header, map_items, message_identity, queued, sending, synchronous
+from celery_singleton_lock.task import entrance, header, map_items, message_identity, queued, sending, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLock
 from celery_singleton_lock.task.delivery import is_applied
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task.running import progress_of, share
 
 logger = get_logger(__name__)
 
@@ -133,21 +133,34 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: before the lock is asked for, and a refused copy would overwrite the state of the execution that runs.
     tracks_started: ClassVar[bool] = False
 
+    #: `run` with its guard, and as it was, see `entrance`; None for both if it has none.
+    guarded_run: ClassVar[tuple[Any, Any]] = None, None
+
     @classmethod
-    def on_bound(cls, app: Any) -> None:
-        """Check the options when the task is bound to its app.
+    def bind(cls, app: Any) -> Any:
+        """Bind the task to its app, and check its options.
+
+        Not in `on_bound`, which does nothing in Celery's own task, so that many who override it do not call on.
 
         Raises:
-            InvalidOption: an option is unknown or not allowed.
+            InvalidOption: an option is unknown or not allowed, or the body would run without its lock.
         """
-        super().on_bound(app)
+        super().bind(app)
         if cls.name is None or is_builtin(cls.name):
-            return
-        check_task(cls, SingletonTask)
-        synchronous.check(cls.name, object.__new__(cls).run)
-        check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
+            return app
+        try:
+            check_task(cls, SingletonTask)
+            entrance.check(cls, SingletonTask)
+            run = object.__new__(cls).run
+            synchronous.check(cls.name, run)
+            check_lock_key(cls.name, raw_attribute(cls, "lock_key"), run)
+        except Exception:
+            forget_task(app, cls.name)
+            raise
+        entrance.guard(cls, SingletonTask)
         if cls.track_started:
             cls.tracks_started, cls.track_started = True, False
+        return app
 
     @property
     def lock(self) -> Lease:
@@ -235,6 +248,13 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         with nullcontext() if body is None else body.sending():
             return super().on_replace(sig)
 
+    def push_request(self, *args: Any, **kwargs: Any) -> None:
+        """Like Celery's. A direct call within the body, which pushes a copy of its request, is a part of the body."""
+        present = self.request
+        super().push_request(*args, **kwargs)
+        if not ("id" in kwargs or present.called_directly):
+            share(progress_of(present), self.request)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock if a worker or `apply` calls; plainly if a program calls the task as a function."""
         request: RequestLike = self.request
@@ -243,7 +263,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if (sender := map_items.sender()) is not None:
             return map_items.call(self, sender, self._body(), args, kwargs)
         progress = progress_of(request)
-        if request.called_directly or progress.lease is not None:
+        if request.called_directly or progress.in_body or progress.lease is not None:
             return super().__call__(*args, **kwargs)
         progress.in_body = False
         following = self._body()
@@ -294,8 +314,12 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     def _body(self) -> Callable[..., Any]:
         """`run`, or the `__call__` of a class after this one in the MRO."""
         following = super().__call__
+        if getattr(following, "__func__", None) is not Task.__call__:
+            return following
         # Celery's own __call__ would push a second, empty request.
-        return self.run if getattr(following, "__func__", None) is Task.__call__ else following
+        run, (guarded, unguarded) = self.run, self.guarded_run
+        # Celery's autoretry, say, may have put its own there.
+        return unguarded.__get__(self) if getattr(run, "__func__", run) is guarded else run
 
     def lock_options(self, request: RequestLike) -> Options | None:
         """The options of the lock that an execution takes; None when it takes none.

@@ -14,8 +14,8 @@ from tests.programs import ROOT
 #: Pages with real workers and beats take longer.
 SLOW = ("tutorial.md",)
 
-#: Pages that other tests run, on databases and with Django: see tests/contrib.
-ELSEWHERE = ("fencing.md", "testing.md")
+#: Pages that other tests run, on databases, with Django and with Flask: see tests/contrib and tests/beside.
+ELSEWHERE = ("fencing.md", "testing.md", "flask.md")
 
 #: The blocks of README are run by tests/unit/test_docs.py and tests/integration/test_lock.py.
 PAGES = [

@@ -91,6 +91,17 @@ def test_plain_task_gives_no_finding() -> None:
     assert of_app(app) == []
 
 
+def test_plain_task_with_options_of_an_exclusive_one_gets_a_finding() -> None:
+    app = with_task({})
+    app.task(shared=False, name="plain", lock_key=["tenant_id"], lock_ttl=5)(refund)
+    (finding,) = of_app(app)
+    assert str(finding) == (
+        "plain: it has lock_key, lock_ttl, but it is a plain task, which takes no lock; set base=SingletonTask"
+    )
+    assert finding.severity == "warning"
+    assert finding in warnings_at_start(app, Settings.from_app(app), pool="prefork")
+
+
 @pytest.mark.parametrize(
     ("options", "conf", "severity", "words"),
     [

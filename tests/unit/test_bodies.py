@@ -1,11 +1,11 @@
-"""Asynchronous functions as exclusive tasks are refused, since they return before they have run."""
+"""Asynchronous functions and generators as exclusive tasks are refused, since they return before they have run."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -42,6 +42,30 @@ class Callable_:
 def test_async_function_is_refused_when_bound(app: Celery, function: Callable[..., Any]) -> None:
     with pytest.raises(InvalidOption, match=r"is an `async def`.*asyncio\.run"):
         bound(app, function)
+
+
+def yields(x: int) -> Iterator[int]:
+    yield x
+
+
+def test_generator_is_refused_when_bound(app: Celery) -> None:
+    with pytest.raises(InvalidOption, match=r"is a generator, which returns before it has run.*returns a list"):
+        bound(app, yields)
+
+
+def test_function_that_returns_a_generator_is_refused_when_it_runs(app: Celery) -> None:
+    def handing_on(x: int) -> Any:
+        return yields(x)
+
+    with pytest.raises(InvalidOption, match="returned 'generator', which is yet to run"):
+        bound(app, handing_on).apply((1,)).get()
+
+
+def test_function_may_return_what_is_no_generator(app: Celery) -> None:
+    def numbers(x: int) -> range:
+        return range(x)
+
+    assert bound(app, numbers).apply((2,)).get() == range(2)
 
 
 def test_async_method_of_a_class_is_refused_as_well(app: Celery) -> None:

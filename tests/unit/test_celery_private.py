@@ -140,7 +140,7 @@ CLASSES = (
 )
 READ = frozenset(
     """
-    AsyncResult EXCEPTION_STATES READY_STATES Task TimeoutError acks_on_failure active_queues amqp as_uri
+    AsyncResult EXCEPTION_STATES READY_STATES Strategy Task TimeoutError acks_on_failure active_queues amqp as_uri
     before_start broadcast callback connection_class connection_for_read connection_for_write
     connection_kwargs delete disconnect echo encoder execute_command exists finalize flushall get_connection
     get_state get_task_meta is_master loader max_retries ping producer_or_acquire query_task queue_arguments
@@ -655,6 +655,27 @@ class TestTask:
             _celery.pop_task(task)
         assert _celery.current_task() is None
         assert task.request is not request
+
+    def test_celerys_call_pushes_a_copy_of_the_request_with_other_arguments(self, app: Celery) -> None:
+        found: list[Any] = []
+
+        @app.task(shared=False, name="inside.down", bind=True, base=celery.Task)
+        def down(self: Any, n: int) -> None:
+            found.append(_celery.innermost_request(type(self)))
+            if n:
+                self(n - 1)
+
+        assert _celery.innermost_request(down) is None
+        down.apply((1,), task_id="x")
+        assert [(it.id, it.called_directly, it.args) for it in found] == [("x", False, (1,)), ("x", False, (0,))]
+        assert found[0] is not found[1]
+
+    def test_task_that_is_forgotten_is_made_anew(self, app: Celery) -> None:
+        made = app.task(shared=False, name="inside.made")(extend)
+        assert made.name in app.tasks
+        _celery.forget_task(app, made.name)
+        _celery.forget_task(app, "nobody")
+        assert made.name not in app.tasks
 
     def test_worker_task_is_the_outermost_one(self, app: Celery, task: Any) -> None:
         found: list[Any] = []

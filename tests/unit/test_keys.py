@@ -300,9 +300,6 @@ class TestTemplate:
         with pytest.raises(InvalidKey, match=r"lock_key '\{a:\.2f\}' failed: OverflowError"):
             key(10**400, lock_key="{a:.2f}")
 
-    def test_constant_template_makes_one_key(self) -> None:
-        assert key(1, lock_key="all") == key(2, lock_key="all")
-
 
 class TestCallable:
     def test_callable_gets_the_bound_arguments(self) -> None:
@@ -324,7 +321,7 @@ class TestCallable:
 
 
 class TestCheck:
-    @pytest.mark.parametrize("lock_key", [None, [], ["a"], ("a", "b"), "x", "{a}", "{a}:{b.c[d]}", "{a!r:>5}", len])
+    @pytest.mark.parametrize("lock_key", [None, [], ["a"], ("a", "b"), "{a}", "{a}:{b.c[d]}", "{a!r:>5}", len])
     def test_valid_lock_key_is_accepted(self, lock_key: Any) -> None:
         check_lock_key("task", lock_key, f)
 
@@ -347,6 +344,39 @@ class TestCheck:
             check_lock_key("task", lock_key, f)
         assert words in str(caught.value)
         assert repr(lock_key) in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("lock_key", "instead"),
+        [
+            ("a", "['a'] or '{a}'"),
+            ("tenant:a", "['a'] or 'tenant:{a}'"),
+            ("a,b", "['a', 'b'] or '{a},{b}'"),
+            ("t:%(a)s", "['a'] or 't:{a}'"),
+            ("t:%(a)s:%(c)d", "['a', 'c'] or 't:{a}:{c}'"),
+            ("t:{{a}}", "['a'] or 't:{a}'"),
+            ("all", "['a'] or 'all:{a}'"),
+            ("", "['a'] or ':{a}'"),
+        ],
+    )
+    def test_text_that_names_no_argument_is_refused(self, lock_key: str, instead: str) -> None:
+        """It would be one lock for all calls, which is hardly meant."""
+        with pytest.raises(InvalidOption) as caught:
+            check_lock_key("task", lock_key, f)
+        assert f"option lock_key of task task is {lock_key!r}, a template that names no argument" in str(caught.value)
+        assert str(caught.value).endswith(f"; write {instead}, or [] if they are to")
+
+    def test_text_for_a_function_without_names_is_refused(self) -> None:
+        with pytest.raises(InvalidOption, match=r"; write \['tenant'\] or '\{tenant\}', or \[\] if they are to"):
+            check_lock_key("task", "tenant", g)
+        for run, text in ((g, "all of it"), (lambda: None, "all")):
+            with pytest.raises(InvalidOption, match=r"; write \[\] if they are to"):
+                check_lock_key("task", text, run)
+
+    def test_error_names_the_function(self) -> None:
+        with pytest.raises(InvalidOption, match=r"but f has no argument 'x'; it has: a, b, c"):
+            check_lock_key("task", ["x"], f)
+        with pytest.raises(InvalidOption, match=r"has no argument 'x'; it has: none"):
+            check_lock_key("task", ["x"], lambda: None)
 
     def test_star_kwargs_take_any_name(self) -> None:
         check_lock_key("task", ["whatever"], g)

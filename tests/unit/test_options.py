@@ -20,7 +20,14 @@ from hypothesis import given
 from celery_singleton_lock import InvalidOption, SingletonTask, cleaned
 from celery_singleton_lock.options.app import Settings, accepted, problems
 from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, SETTINGS, CallOptions
-from celery_singleton_lock.options.task import MAX_ASKED, Options, check_accepted, check_call, options_for
+from celery_singleton_lock.options.task import (
+    MAX_ASKED,
+    Options,
+    check_accepted,
+    check_call,
+    chosen_policy,
+    options_for,
+)
 from tests.unit.test_cleaned import anything
 
 REDIS = "redis://localhost:1/0"
@@ -46,6 +53,38 @@ def options(*, call: dict[str, Any] | None = None, conf: dict[str, Any] | None =
     made = app(**(conf or {}))
     task = made.task(base=SingletonTask, name="shop.bill", shared=False, **attributes)(body(lambda tenant: None))
     return options_for(task, Settings.from_app(made), call)
+
+
+class Chooses:
+    """Its methods need their own `self`."""
+
+    name = "tenant"
+
+    def key(self, arguments: dict[str, Any]) -> Any:
+        return arguments[self.name]
+
+    def policy(self, task: Any, met: Exception) -> str:
+        return "raise" if self.name == "tenant" else "skip"
+
+    @classmethod
+    def class_key(cls, arguments: dict[str, Any]) -> Any:
+        return arguments[cls.name]
+
+    @classmethod
+    def class_policy(cls, task: Any, met: Exception) -> str:
+        return "raise" if cls.name == "tenant" else "skip"
+
+
+class CalledWith:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def getitem_of(name: str, arguments: dict[str, Any]) -> Any:
+    return arguments[name]
 
 
 class TestDefaults:
@@ -374,6 +413,60 @@ class TestTaskAttributes:
             return "skip"
 
         assert options(on_conflict=decide).on_conflict is decide
+
+    @pytest.mark.parametrize("kind", ["method", "class method", "static method", "object", "partial", "function"])
+    def test_anything_that_can_be_called_is_called_with_what_it_asks_for(self, kind: str) -> None:
+        keys, policies = {
+            "method": (Chooses().key, Chooses().policy),
+            "class method": (Chooses.class_key, Chooses.class_policy),
+            "static method": (staticmethod(lambda its: its["tenant"]), staticmethod(lambda task, met: "raise")),
+            "object": (CalledWith(lambda its: its["tenant"]), CalledWith(lambda task, met: "raise")),
+            "partial": (partial(getitem_of, "tenant"), partial(lambda policy, task, met: policy, "raise")),
+            "function": (lambda its: its["tenant"], lambda task, met: "raise"),
+        }[kind]
+        made = app()
+        options = {"lock_key": keys, "on_conflict": policies, "on_duplicate": policies}
+        task = made.task(base=SingletonTask, shared=False, **options)(body(lambda tenant, month=1: None))
+        assert task.lock_key_of(7) == task.lock_key_of(7, 2) != task.lock_key_of(8)
+        its = options_for(task, Settings.from_app(made))
+        assert chosen_policy("on_conflict", its.on_conflict, task, KeyError(), ["raise"]) == "raise"
+        assert chosen_policy("on_duplicate", its.on_duplicate, task, KeyError(), ["raise"]) == "raise"
+
+    def test_methods_of_the_tasks_own_class_are_its_options(self) -> None:
+        class Job(SingletonTask):
+            name = "job"
+            chosen = "raise"
+
+            def run(self, tenant: int, month: int = 1) -> None: ...
+
+            def lock_key(self, arguments: dict[str, Any]) -> Any:
+                return self.name, arguments["tenant"]
+
+            def on_conflict(self, conflict: Exception) -> str:
+                return self.chosen
+
+            @classmethod
+            def on_duplicate(cls, task: Any, duplicate: Exception) -> str:
+                return cls.chosen
+
+        made = app()
+        task = made.register_task(Job())
+        task.bind(made)
+        assert task.lock_key_of(7) == task.lock_key_of(7, 2) != task.lock_key_of(8)
+        its = options_for(task, Settings.from_app(made))
+        assert chosen_policy("on_conflict", its.on_conflict, task, KeyError(), ["raise"]) == "raise"
+        assert chosen_policy("on_duplicate", its.on_duplicate, task, KeyError(), ["raise"]) == "raise"
+
+    @pytest.mark.parametrize("name", ["on_conflict", "on_duplicate"])
+    @pytest.mark.parametrize("policy", [lambda met: "skip", lambda a, b, c: "skip", len])
+    def test_callable_that_takes_something_else_is_refused_when_bound(self, name: str, policy: Any) -> None:
+        with pytest.raises(InvalidOption, match=rf"{name}.*or a callable of \(task, (conflict|duplicate)\)"):
+            options(**{name: policy})
+        with pytest.raises(InvalidOption, match=rf"{name}.*or a callable of \(task, (conflict|duplicate)\)"):
+            settings(**{f"singleton_lock_{name}": policy})
+
+    def test_callable_without_a_signature_is_accepted(self) -> None:
+        assert options(on_conflict=max).on_conflict is max
 
     def test_option_that_is_set_later_counts_from_then_on(self) -> None:
         made = app()

@@ -1,0 +1,122 @@
+"""A body begins through `SingletonTask.__call__`, which takes its lock, or not at all.
+
+Other people's code stands around a body: a framework's base class whose `__call__` opens a context, a mixin, an
+instrumentation. What comes before ours and calls `run` itself would run the body without its lock. As far as its code
+shows that, the task is refused when it is bound (`check`); whatever else there may be is stopped where the body would
+begin (`guard`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from celery import Task
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock._celery import innermost_request
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.task import map_items
+from celery_singleton_lock.task.running import progress_of
+
+_CALL_ON = "super().__call__(*args, **kwargs)"
+
+
+def check(task: Any, base: type) -> None:
+    """Refuse a task class derived from `base` whose body would be called past it, when it is bound.
+
+    Raises:
+        InvalidOption: it would be called by another class, or by a strategy of its own.
+    """
+    if task.Strategy != Task.Strategy:
+        raise InvalidOption(
+            f"task {task.name} has the Strategy {cleaned.value_shown(task.Strategy)}, which may call it for several "
+            "messages at once, or without one, and so without a lock; use Celery's own, and leave celery-batches to a "
+            "plain task, which sends a call of an exclusive task for each key, or takes a celery_singleton_lock.Lock"
+        )
+    for other in _before(task, base):
+        if _calls_run_itself(vars(other)["__call__"]):
+            raise InvalidOption(
+                f"task {task.name} would run without its lock: {_name(other)} calls `run` itself, before "
+                f"{base.__name__}.__call__ takes the lock; {_instead(task, other, base)}"
+            )
+
+
+def guard(task: Any, base: type) -> None:
+    """Have `run` of a task class refuse to begin in a delivered message, or in `apply`, outside of its lock; `__call__`
+    calls it as it was before.
+    """
+    run = inspect.getattr_static(task, "run")
+    function = run.__func__ if isinstance(run, staticmethod) else run
+    if function is task.guarded_run[0] or not isinstance(run, (staticmethod, FunctionType)):
+        return
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if _is_outside(task):
+            others = " or ".join(map(_name, _before(task, base)))
+            raise InvalidOption(
+                f"task {task.name} does not run without its lock, which {base.__name__}.__call__ takes, once for each "
+                f"message; {others or 'what called `run`'} must call that, by {_CALL_ON} or as the task itself"
+            )
+        return function(*args, **kwargs)
+
+    task.run = staticmethod(guarded) if isinstance(run, staticmethod) else guarded
+    task.guarded_run = guarded, run
+
+
+def _is_outside(task: Any) -> bool:
+    """Whether this thread carries out a message, an `apply` or an item of a map of the task, and not its body."""
+    request = innermost_request(task)
+    if request is None or request.called_directly:  # A plain function call, but not in a map.
+        return map_items.sender() is not None
+    return not progress_of(request).in_body
+
+
+def _before(task: Any, base: type) -> list[type]:
+    """The classes whose `__call__` comes before that of `base`, and does not only wrap it."""
+    mro = task.__mro__
+    having = (cls for cls in mro[: mro.index(base)] if "__call__" in vars(cls))
+    return [cls for cls in having if inspect.unwrap(vars(cls)["__call__"]) is not vars(base)["__call__"]]
+
+
+def _calls_run_itself(method: Any) -> bool:
+    """Whether the code of a `__call__`, as far as it has any, names `run` and no other `__call__`.
+
+    What it calls in the end may be hidden in other functions, and is then seen by the guard alone.
+    """
+    names = {*_names(getattr(inspect.unwrap(method), "__code__", None))}
+    return "run" in names and "__call__" not in names
+
+
+def _names(code: CodeType | None) -> Iterator[str]:
+    if code is not None:
+        yield from code.co_names
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from _names(constant)
+
+
+def _name(cls: type) -> str:
+    method: Callable[..., Any] = inspect.unwrap(vars(cls)["__call__"])
+    return f"{method.__module__}.{getattr(method, '__qualname__', '__call__')}"
+
+
+def _instead(task: Any, other: Any, base: type) -> str:
+    """What to do about the `__call__` of `other`."""
+    if other is task and task.app.conf.task_annotations:
+        return (
+            "if task_annotations sets it, use the key '@__call__' with a function that gets the present __call__ and "
+            f"returns one that calls it, or a base class whose __call__ calls {_CALL_ON}"
+        )
+    if issubclass(other, base):
+        return f"have it call {_CALL_ON} instead"
+    # The class that has both among its bases.
+    joined = next(cls for cls in reversed(task.__mro__) if issubclass(cls, base) and issubclass(cls, other))
+    bases = sorted(joined.__bases__, key=lambda cls: not issubclass(cls, base))
+    order = f"class {joined.__name__}({', '.join(cls.__name__ for cls in bases)})"
+    derived = "" if issubclass(other, Task) else f"derive {other.__name__} from celery.Task and "
+    return f"{derived}write {order}, so that it runs under the lock, or have it call {_CALL_ON} instead"
