@@ -411,6 +411,16 @@ def current_worker_task() -> Any:
     return _internal_state.get_current_worker_task()
 
 
+def with_dumped_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a call as Celery sends them: for a task with `pydantic=True`, models as dictionaries.
+
+    Promise: a call has the same key where it is sent and where it runs.
+    Touches: celery.Task._dump_pydantic_arguments
+    """
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None else dump(args, kwargs)
+
+
 def push_task(task: Any, request: Context) -> None:
     """Have `task` be what this thread carries out, with this request.
 
