@@ -18,6 +18,7 @@ from functools import lru_cache
 from glob import escape as glob_escape
 from typing import TYPE_CHECKING, Any
 
+import celery
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
@@ -33,6 +34,9 @@ from celery.worker import state as worker_state
 from kombu import serialization
 from kombu.exceptions import LimitExceeded
 from kombu.utils import functional
+
+if celery.VERSION[:2] < (5, 4):
+    raise ImportError(f"celery_singleton_lock needs Celery 5.4 or newer, found {celery.__version__}")
 
 #: The versions that were read for this.
 LOOKED_AT = {

@@ -45,8 +45,8 @@ class LockConflict(SingletonLockError):
 
     Attributes:
         key: the key of the lock.
-        task_id: the id of the task that holds it, cut to 255 bytes and printable; None if something else has written the
-            key's value.
+        task_id: the id of the task that holds it, cut to 255 bytes and printable; None if this package did not write
+            the key's value.
         remaining: seconds until the holder's lease ends unless it is renewed; infinite for a key that somebody else
             wrote without a time to live.
         label: a few words about what the digest in the key was made from; empty if unknown, and in an error that a

@@ -66,7 +66,11 @@ def test_another_type(shop: Shop, key: str) -> None:
     (worker,) = shop.start("one")
     waiting = copy_of(shop, "skip")
     until(lambda: f"a key of this lock is {WORDS}" in worker.log)
-    for shown in (ask(shop, "show", key), ask(shop, "explain", EXCLUSIVE, "report"), ask(shop, "release", "--yes", key)):
+    for shown in (
+        ask(shop, "show", key),
+        ask(shop, "explain", EXCLUSIVE, "report"),
+        ask(shop, "release", "--yes", key),
+    ):
         assert f"the value at {key}:run is not a lock" in shown.output
     assert f"{key}:run" in ask(shop, "doctor").stdout
     with shop.locks() as client:

@@ -171,7 +171,10 @@ def test_kept_lock_is_shown_without_a_ttl() -> None:
 def test_lock_that_never_expires_is_explained_as_valid_json() -> None:
     foreign = HeldLock.of("unit:some:thing", Held(None, "owner", math.inf))
     assert json.loads(json.dumps(_holder(foreign), allow_nan=False)) == {"expires_in": None}
-    assert (foreign.holder_in_words(), foreign.end_in_words()) == ("something that this package did not write", "never expires")
+    assert (foreign.holder_in_words(), foreign.end_in_words()) == (
+        "something that this package did not write",
+        "never expires",
+    )
 
 
 def test_too_deeply_nested_argument_is_a_text() -> None:
