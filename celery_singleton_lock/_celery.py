@@ -18,6 +18,7 @@ from functools import lru_cache
 from glob import escape as glob_escape
 from typing import TYPE_CHECKING, Any
 
+import celery
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
@@ -33,6 +34,9 @@ from celery.worker import state as worker_state
 from kombu import serialization
 from kombu.exceptions import LimitExceeded
 from kombu.utils import functional
+
+if celery.VERSION[:2] < (5, 4):
+    raise ImportError(f"celery_singleton_lock needs Celery 5.4 or newer, found {celery.__version__}")
 
 #: The versions that were read for this.
 LOOKED_AT = {
@@ -405,6 +409,16 @@ def current_worker_task() -> Any:
     Touches: celery._state.get_current_worker_task
     """
     return _internal_state.get_current_worker_task()
+
+
+def with_dumped_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a call as Celery sends them: for a task with `pydantic=True`, models as dictionaries.
+
+    Promise: a call has the same key where it is sent and where it runs.
+    Touches: celery.Task._dump_pydantic_arguments
+    """
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None else dump(args, kwargs)
 
 
 def push_task(task: Any, request: Context) -> None:

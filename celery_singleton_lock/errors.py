@@ -36,17 +36,24 @@ class InvalidKey(SingletonLockError, ValueError):
     """No lock key can be made from the arguments of a call."""
 
 
+#: The holder of a lock whose value has another form than ours.
+FOREIGN = "something that this package did not write"
+
+
 class LockConflict(SingletonLockError):
     """Another execution holds the lock.
 
     Attributes:
         key: the key of the lock.
-        task_id: the id of the task that holds it, cut to 255 bytes and printable; None if unknown.
+        task_id: the id of the task that holds it, cut to 255 bytes and printable; None if this package did not write
+            the key's value.
         remaining: seconds until the holder's lease ends unless it is renewed; infinite for a key that somebody else
             wrote without a time to live.
         label: a few words about what the digest in the key was made from; empty if unknown, and in an error that a
             result backend has stored as JSON.
     """
+
+    _nameless = FOREIGN
 
     def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0, *, label: str = "") -> None:
         endless = remaining is None or math.isinf(remaining)
@@ -58,7 +65,7 @@ class LockConflict(SingletonLockError):
         self.label = label
 
     def __str__(self) -> str:
-        holder = f"task {cleaned.text(self.task_id)}" if self.task_id else "another holder"
+        holder = f"task {cleaned.text(self.task_id)}" if self.task_id else self._nameless
         key = with_label(self.key, self.label)
         if math.isinf(self.remaining):
             return f"{key} is held by {holder}, and never expires"

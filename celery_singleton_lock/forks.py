@@ -40,4 +40,8 @@ def _start_all_anew() -> None:
             logger.exception("fork: could not start %r again in the child", it)
 
 
-os.register_at_fork(after_in_child=_start_all_anew)
+#: Whether processes can be forked here: not on Windows.
+CAN_FORK = hasattr(os, "register_at_fork")
+
+if CAN_FORK:
+    os.register_at_fork(after_in_child=_start_all_anew)

@@ -27,7 +27,8 @@ lock_duplicate = Signal(name="lock_duplicate", providing_args=["task_id", "key",
 lock_released = Signal(name="lock_released", providing_args=["task_id", "key", "lease", "held"])
 
 #: Copies are refused again and again. `in_a_row` (how many since a run under this key ended), `holder` (the id of the
-#: task that has the lock; None if unknown), `node` (where it runs), `held` (for how long). Sent from a separate thread.
+#: task that has the lock), `node` (where it runs), `held` (for how long); each is None if this package did not write
+#: the key's value. Sent from a separate thread.
 lock_blocked = Signal(name="lock_blocked", providing_args=["task_id", "key", "in_a_row", "holder", "node", "held"])
 
 #: Two executions ran under one lock at the same time, which this package exists to prevent: found afterwards in the

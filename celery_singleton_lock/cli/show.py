@@ -75,12 +75,12 @@ def _say(title: str, text: str) -> None:
 
 
 def _times(lock: HeldLock) -> str:
-    holder = lock.held.holder
-    if holder is None:
-        return "this package did not write the value" + ("; it never expires" if lock.expires_in is None else "")
+    if lock.held_for is None:
+        return lock.end_in_words()
     over = f"; {GONE}" if lock.is_left_behind else ""
-    stops = f"; it must stop for task {holder.superseded_by}" if holder.superseded_by is not None else ""
-    return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}{stops}"
+    newer = lock.holder.superseded_by
+    stops = f"; it must stop for task {newer}" if newer is not None else ""
+    return f"for {duration(lock.held_for)}, {lock.end_in_words()}{over}{stops}"
 
 
 def _known(record: Record) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_singleton_lock._celery import with_dumped_models
 from celery_singleton_lock.diagnosis.tasks import lock_key_in_words
-from celery_singleton_lock.keys.arguments import bind, choose
+from celery_singleton_lock.keys.arguments import all_delivered, bind
+from celery_singleton_lock.keys.call import Returned, counting_in
 from celery_singleton_lock.keys.encoding import encode
-from celery_singleton_lock.keys.template import fill
+from celery_singleton_lock.keys.template import Filled
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import OPTIONS
 from celery_singleton_lock.options.task import options_for, raw_attribute
@@ -67,7 +69,9 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
     Raises:
         InvalidKey: an argument has no stable form.
     """
-    arguments = bind(task.run, args, kwargs)
+    args, kwargs = with_dumped_models(task, args, kwargs)
+    bound = bind(task.run, args, kwargs)
+    arguments = None if bound is None else all_delivered(task.run, bound)
     key = task.lock_key_of(*args, **kwargs)
     return Explanation(
         task=task.name,
@@ -78,7 +82,7 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
         else lock_key_in_words(task),
         arguments={name: repr(value) for name, value in (arguments or {}).items()},
         defaults=_left_out(task.run, args, kwargs) if arguments is not None else [],
-        counts=_counting(task, arguments, args, kwargs),
+        counts=_counting(task, args, kwargs),
         options=[*_options(task, settings)],
     )
 
@@ -100,23 +104,14 @@ def differences(one: Explanation, other: Explanation) -> list[str]:
     return found or [f"made in different ways: {one.lock_key}, {other.lock_key}"]
 
 
-def _counting(
-    task: Any, arguments: Mapping[str, Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Mapping[str, KeyPart]:
+def _counting(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, KeyPart]:
     """Everything that `key_of_call` puts into the key, by name."""
-    lock_key = raw_attribute(task, "lock_key")
-    if isinstance(lock_key, str) and arguments is not None:
-        text, escaped = fill(task.name, lock_key, arguments)
-        return {"the filled template": KeyPart(text, _serialized(escaped))}
-    if arguments is None:
-        chosen: Mapping[str, Any] = {"args": args, "kwargs": kwargs}
-    elif lock_key is None:
-        chosen = arguments
-    elif callable(lock_key):
-        chosen = {"what lock_key returned": lock_key(dict(arguments))}
-    else:
-        chosen = choose(task.run, lock_key, arguments)
-    return {name: KeyPart(repr(value), _serialized(value)) for name, value in chosen.items()}
+    counting = counting_in(task.name, raw_attribute(task, "lock_key"), task.run, args, kwargs)
+    if isinstance(counting, Filled):
+        return {"the filled template": KeyPart(counting.text, _serialized(counting.escaped))}
+    if isinstance(counting, Returned):
+        counting = {"what lock_key returned": counting.value}
+    return {name: KeyPart(repr(value), _serialized(value)) for name, value in counting.items()}
 
 
 def _serialized(value: object) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock import clock, process_identity
-from celery_singleton_lock.errors import with_label
+from celery_singleton_lock.errors import FOREIGN, with_label
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import is_of_queue, name_in, without_queue
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
@@ -98,6 +98,7 @@ class HeldLock:
             "scope": self.scope,
             "superseded_by": self.holder.superseded_by,
             "left_behind": self.is_left_behind,
+            "foreign": self.held.holder is None,
         }
 
     def lock_in_words(self) -> str:
@@ -107,7 +108,7 @@ class HeldLock:
     def holder_in_short(self) -> str:
         """The holder, short enough for a column."""
         if self.held.holder is None:
-            return "unknown"
+            return "foreign value"
         if self.is_queued:
             return f"{self.holder.task_id} ({self.scope})"
         if self.holder.task_id is not None:
@@ -116,6 +117,8 @@ class HeldLock:
 
     def holder_in_words(self) -> str:
         """The holder, and where it runs."""
+        if self.held.holder is None:
+            return FOREIGN
         holder, who = self.holder, self.holder_in_short()
         if self.is_queued:
             return f"message of task {who}, sent from {holder.node} {duration(self.held_for or 0)} ago"
@@ -139,6 +142,8 @@ class HeldLock:
             return "never expires"
         if self.is_queued:
             return f"expires in {duration(self.expires_in)} at the latest"
+        if self.held.holder is None:
+            return f"expires in {duration(self.expires_in)}"
         renewed = f" unless renewed (ttl {self.ttl:g} s)" if self.ttl else "; nobody renews it"
         return f"expires in {duration(self.expires_in)}{renewed}"
 

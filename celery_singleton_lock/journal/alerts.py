@@ -8,7 +8,7 @@ from weakref import ref
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import with_label
+from celery_singleton_lock.errors import FOREIGN, with_label
 from celery_singleton_lock.journal_entry import Entry
 
 logger = get_logger(__name__)
@@ -33,16 +33,16 @@ class Alerts:
         times = in_a_row // self._blocked_after
         if times & (times - 1):
             return False  # Not 1, 2, 4, 8...
-        held = max(entry.ended - entry.holder_since, 0.0)
+        held = None if entry.holder is None else max(entry.ended - entry.holder_since, 0.0)
         logger.warning(
-            "task %s%s was refused %d times in a row: %s has been held by task %s on %s for %.0f s",
+            "task %s%s was refused %d times in a row: %s %s",
             entry.task,
             f" (beat's entry {entry.scheduled!r})" if entry.scheduled else "",
             in_a_row,
             with_label(entry.key, entry.label),
-            entry.holder,
-            entry.holder_node,
-            held,
+            f"is held by {FOREIGN}"
+            if held is None
+            else f"has been held by task {entry.holder} on {entry.holder_node} for {held:.0f} s",
         )
         details = {"in_a_row": in_a_row, "holder": entry.holder, "node": entry.holder_node, "held": held}
         self._send(signals.lock_blocked, entry, **details)

@@ -5,9 +5,21 @@ the same call.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
+
+from celery_singleton_lock.keys.delivered import delivered, hints_of
+
+#: A path to an argument or to a part of one: `order`, `order.id`, `order[id]`.
+_PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[[^\]]+\])*")
+
+_STEP = re.compile(r"(?<=\[)[^\]]+|[^.\[\]]+")
+
+
+class NotThere(LookupError):
+    """A path that leads nowhere; its text says where it ends, and what there is."""
 
 
 def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -25,12 +37,58 @@ def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     return dict(bound.arguments)
 
 
-def choose(run: Callable[..., Any], names: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `run` with these names, which may be among its `**kwargs`."""
+def all_delivered(run: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `run` in the form in which a message carries them."""
+    hints = its.hints if (its := _parameters_of(run)) is not None else {}
+    return {name: delivered(value, hints.get(name)) for name, value in arguments.items()}
+
+
+def choose(run: Callable[..., Any], paths: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What is at these paths in the arguments of `run`, in the form in which a message carries it.
+
+    An argument that is not given, as may be among its `**kwargs`, is left out.
+
+    Raises:
+        NotThere: an argument has no such part.
+    """
     its = _parameters_of(run)
     others = arguments.get(its.takes_others, {}) if its is not None and its.takes_others is not None else {}
-    named = {**others, **arguments}
-    return {name: named[name] for name in names if name in named}
+    named, hints, found = {**others, **arguments}, its.hints if its is not None else {}, {}
+    for path in paths:
+        name, *steps = _STEP.findall(path)
+        if name in named:
+            value, at = delivered(named[name], hints.get(name)), name
+            for step in steps:
+                value, at = _part(value, step, at, run), f"{at}.{step}"
+            found[path] = value
+    return found
+
+
+def is_path(text: str) -> bool:
+    """Whether the text has the form of a path."""
+    return _PATH.fullmatch(text) is not None
+
+
+def argument_in(path: str) -> str:
+    """The name of the argument that a path begins with."""
+    return str(_STEP.findall(path)[0])
+
+
+def name_of(run: Callable[..., Any]) -> str:
+    """The name of a function, as its author knows it."""
+    return str(getattr(run, "__qualname__", run)).rpartition("<locals>.")[2]
+
+
+def _part(value: Any, step: str, at: str, run: Callable[..., Any]) -> Any:
+    """An item or an attribute."""
+    try:
+        if isinstance(value, Mapping):
+            return value[step]
+        return value[int(step)] if isinstance(value, (list, tuple)) else getattr(value, step)
+    except (LookupError, AttributeError, ValueError):
+        parts = value if isinstance(value, Mapping) else getattr(value, "__dict__", ())
+        has = f"it has: {', '.join(map(str, parts))}" if parts else f"it is {_in_short(value)}"
+        raise NotThere(f"the argument {at} of {name_of(run)} has no {step!r}; {has}") from None
 
 
 def possible(run: Callable[..., Any]) -> Collection[str] | None:
@@ -59,12 +117,14 @@ class _Parameters(NamedTuple):
         names: the names of the parameters.
         defaults: the defaults; None if some parameter cannot be given both by position and by name.
         takes_others: the name of its `**kwargs`, if it has them.
+        hints: see `hints_of`.
     """
 
     signature: inspect.Signature
     names: KeysView[str]
     defaults: Mapping[str, Any] | None
     takes_others: str | None
+    hints: Mapping[str, Any]
 
     @classmethod
     def of(cls, run: Callable[..., Any]) -> _Parameters:
@@ -76,11 +136,14 @@ class _Parameters(NamedTuple):
         signature = inspect.signature(run)
         names, parameters = signature.parameters.keys(), signature.parameters.values()
         takes_others = next((it.name for it in parameters if it.kind is it.VAR_KEYWORD), None)
-        if any(it.kind is not it.POSITIONAL_OR_KEYWORD for it in parameters):
-            return cls(signature, names, None, takes_others)
-        return cls(
-            signature, names, {it.name: it.default for it in parameters if it.default is not it.empty}, takes_others
-        )
+        defaults = {it.name: it.default for it in parameters if it.default is not it.empty}
+        is_plain = all(it.kind is it.POSITIONAL_OR_KEYWORD for it in parameters)
+        return cls(signature, names, defaults if is_plain else None, takes_others, hints_of(run))
+
+
+def _in_short(value: Any) -> str:
+    empty = "an empty " if isinstance(value, Sized) and not len(value) else ""
+    return f"{empty or 'a '}{type(value).__name__}"
 
 
 #: The parameters, by function and by whether it was bound.

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
 from celery_singleton_lock.keys import label, template
-from celery_singleton_lock.keys.arguments import bind, choose, possible
+from celery_singleton_lock.keys.arguments import (
+    NotThere,
+    all_delivered,
+    argument_in,
+    bind,
+    choose,
+    is_path,
+    name_of,
+    possible,
+)
 from celery_singleton_lock.keys.encoding import encode_arguments, encode_named
 from celery_singleton_lock.keys.key import key_of, key_of_text
 
@@ -27,20 +36,44 @@ def key_of_call(
     Raises:
         InvalidKey: an argument has no stable form, or the callable or the template failed.
     """
-    arguments = bind(run, args, kwargs)
-    if callable(lock_key) and arguments is not None:
-        value = _ask(task_name, lock_key, arguments)
-        content = encode_named(task_name, "what the callable lock_key returned", value)
-        return CallKey(key_of(prefix, lock_name, content), label.of_value(value))
-    if isinstance(lock_key, str) and arguments is not None:
-        text, escaped = template.fill(task_name, lock_key, arguments)
-        return CallKey(key_of_text(prefix, lock_name, escaped), label.of_text(text))
-    if arguments is None:
+    counting = counting_in(task_name, lock_key, run, args, kwargs)
+    if isinstance(counting, template.Filled):
+        return CallKey(key_of_text(prefix, lock_name, counting.escaped), label.of_text(counting.text))
+    if isinstance(counting, Returned):
+        content = encode_named(task_name, "what the callable lock_key returned", counting.value)
+        return CallKey(key_of(prefix, lock_name, content), label.of_value(counting.value))
+    return CallKey(key_of(prefix, lock_name, encode_arguments(task_name, counting)), label.of_arguments(counting))
+
+
+class Returned(NamedTuple):
+    """What a callable has returned."""
+
+    value: Any
+
+
+def counting_in(
+    task_name: str, lock_key: Any, run: Callable[..., Any], args: Any, kwargs: Any
+) -> template.Filled | Returned | dict[str, Any]:
+    """What counts in a call, according to `lock_key`: a text, a value, or parts of the arguments by their paths.
+
+    Raises:
+        InvalidKey: the callable or the template failed, or an argument has no such part.
+    """
+    if (arguments := bind(run, args, kwargs)) is None:
         # The call does not fit the signature: the body will raise its own TypeError.
-        chosen = {"args": args, "kwargs": kwargs}
-    else:
-        chosen = arguments if lock_key is None else choose(run, lock_key, arguments)
-    return CallKey(key_of(prefix, lock_name, encode_arguments(task_name, chosen)), label.of_arguments(chosen))
+        return {"args": args, "kwargs": kwargs}
+    if callable(lock_key):
+        return Returned(_ask(task_name, lock_key, all_delivered(run, arguments)))
+    if lock_key is None:
+        return all_delivered(run, arguments)
+    is_template = isinstance(lock_key, str)
+    try:
+        chosen = choose(run, template.fields_in(lock_key) if is_template else lock_key, arguments)
+    except NotThere as error:
+        raise InvalidKey(f"no lock key for task {task_name}: lock_key {lock_key!r} leads nowhere: {error}") from None
+    except Exception as error:
+        raise InvalidKey(f"no lock key for task {task_name}: lock_key {lock_key!r} failed: {error!r}") from error
+    return template.fill(task_name, lock_key, chosen) if is_template else chosen
 
 
 def key_of_choice(prefix: str, lock_name: str, text: str) -> CallKey:
@@ -58,31 +91,45 @@ def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> No
         return
     where, allowed = f"option lock_key of task {task_name} is {lock_key!r}", possible(run)
     if isinstance(lock_key, str):
-        names = template.names_in(where, lock_key)
-        if not names:
+        paths = template.check(where, lock_key)
+        if not paths:
             raise InvalidOption(
                 f"{where}, a template that names no argument, so that all calls would share one lock; write "
                 f"{template.repaired(lock_key, allowed)}[] if they are to"
             )
-    elif isinstance(lock_key, (list, tuple)) and all(isinstance(name, str) for name in lock_key):
-        names = list(lock_key)
+    elif isinstance(lock_key, (list, tuple)) and all(isinstance(path, str) for path in lock_key):
+        paths = list(lock_key)
     else:
         raise InvalidOption(
             f"{where}; allowed: None (all arguments), a list of argument names, a template such as "
             "'tenant:{tenant_id}', or a callable of the dictionary of arguments"
         )
+    for path in paths:
+        if not is_path(path):
+            raise InvalidOption(f"{where}; {path!r} is neither an argument nor a path into one, such as 'order.id'")
     if allowed is None:
         return
-    for name in names:
+    for name in map(argument_in, paths):
         if name not in allowed:
-            function = getattr(run, "__name__", "run")
-            raise InvalidOption(
-                f"{where}, but {function} has no argument {name!r}; it has: {', '.join(allowed) or 'none'}"
-            )
+            has = f"it has: {', '.join(allowed)}" if allowed else "it has none"
+            raise InvalidOption(f"{where}, but {name_of(run)} has no argument {name!r}; {has}")
 
 
 def _ask(task_name: str, lock_key: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     try:
         return lock_key(arguments)
     except Exception as error:
-        raise InvalidKey(f"no lock key for task {task_name}: the callable lock_key raised {error!r}") from error
+        raise InvalidKey(
+            f"no lock key for task {task_name}: the callable lock_key raised {error!r}; it gets the arguments in the "
+            f"form in which a message carries them: {_in_words(arguments)}"
+        ) from error
+
+
+def _in_words(arguments: Mapping[str, Any]) -> str:
+    """The types of the arguments; the names of the parts of those that have some."""
+    return ", ".join(
+        f"{name} with {', '.join(map(str, value)) or 'no parts'}"
+        if isinstance(value, Mapping)
+        else f"{name}, a {type(value).__name__}"
+        for name, value in arguments.items()
+    )

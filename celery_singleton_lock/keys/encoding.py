@@ -7,6 +7,7 @@ length, so no content can pass for a separator.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import json
@@ -80,8 +81,8 @@ def _form(value: Any, path: str, depth: int) -> bytes:  # noqa: PLR0911 - one fo
         # Not each combination of flags has a name.
         member = value.value if isinstance(value, enum.Flag) else value.name
         return _form(["enum", type(value).__module__, type(value).__qualname__, member], path, depth + 1)
-    if hasattr(value, "model_dump"):
-        return _form(value.model_dump(mode="json"), path, depth + 1)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _form({each.name: getattr(value, each.name) for each in dataclasses.fields(value)}, path, depth + 1)
     return _as_message(value, path, depth)
 
 
@@ -104,10 +105,11 @@ def _as_json_key(key: object) -> str | None:
     return None
 
 
-def _as_message(value: object, path: str, depth: int) -> bytes:
-    """Everything else: as kombu's JSON writes it, which is the same for the worker's copy of the value."""
+def _as_message(value: Any, path: str, depth: int) -> bytes:
+    """Everything else: as kombu's JSON writes it, or a model that was pickled writes itself."""
     try:
-        plain = json.loads(kombu_json.dumps(value))
+        is_model = hasattr(value, "model_dump")
+        plain = value.model_dump(mode="json") if is_model else json.loads(kombu_json.dumps(value))
     except Exception as error:
         raise _Unstable(path, value, "has no stable form") from error
     return _form(plain, path, depth + 1)

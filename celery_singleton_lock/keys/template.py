@@ -34,8 +34,8 @@ class Filled(NamedTuple):
     escaped: str
 
 
-def fill(task_name: str, template: str, arguments: Mapping[str, Any]) -> Filled:
-    """Put the values of a call into its template.
+def fill(task_name: str, template: str, values: Mapping[str, Any]) -> Filled:
+    """Put the values of a call into its template, each by its field (see `fields_in`).
 
     Raises:
         InvalidKey: the template needs something that is missing, or that has no stable form.
@@ -44,15 +44,17 @@ def fill(task_name: str, template: str, arguments: Mapping[str, Any]) -> Filled:
     text, escaped = list[str](), list[str]()
     try:
         for literal, field, spec, conversion in _formatter.parse(template):
-            shown = ""
-            if field is not None:
-                value, _ = _formatter.get_field(field, (), arguments)
-                shown = _show(value, spec, conversion)
+            shown = "" if field is None else _show(values[field], spec, conversion)
             text += (literal, shown)
             escaped += (literal, _escape(shown, literals))
     except Exception as error:
         raise InvalidKey(f"no lock key for task {task_name}: lock_key {template!r} failed: {error!r}") from error
     return Filled("".join(text), "".join(escaped))
+
+
+def fields_in(template: str) -> list[str]:
+    """The fields of a template that is valid: paths in the arguments."""
+    return [field for _, field, _, _ in _formatter.parse(template) if field is not None]
 
 
 def _show(value: Any, spec: str | None, conversion: str | None) -> str:
@@ -84,9 +86,13 @@ def repaired(template: str, arguments: Collection[str] | None) -> str:
     return f"{fields!r} or {written!r}, or " if fields else ""
 
 
-def names_in(where: str, template: str) -> list[str]:
-    """The arguments that a template uses."""
-    names, after_field = [], False
+def check(where: str, template: str) -> list[str]:
+    """The fields of a template.
+
+    Raises:
+        InvalidOption: it is no template that can work; `where` begins the message.
+    """
+    after_field = False
     try:
         for literal, field, _, _ in _formatter.parse(template):
             if field is None:
@@ -99,7 +105,6 @@ def names_in(where: str, template: str) -> list[str]:
             name = str(field).replace("[", ".").partition(".")[0]
             if not name or name.isdigit():
                 raise InvalidOption(f"{where}; allowed in a template: names of arguments, such as {{tenant_id}}")
-            names.append(name)
     except ValueError as error:
         raise InvalidOption(f"{where}, which is not a valid template: {error}") from None
-    return names
+    return fields_in(template)

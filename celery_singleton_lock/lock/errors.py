@@ -32,6 +32,8 @@ class NoTimeout(_Plain, SingletonLockError, LockError):
 class NotAcquired(_Plain, LockConflict, LockError):
     """Somebody else holds the lock, and held it for as long as this caller was willing to wait."""
 
+    _nameless = "another holder"  # A program has no task's id, and redis-py's lock is welcome under the same key.
+
     def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0) -> None:
         super().__init__(key, task_id, remaining)
         self.lock_name = key

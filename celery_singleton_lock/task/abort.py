@@ -1,7 +1,8 @@
 """Stops the running body of a task, in a way that depends on the pool.
 
 - prefork and solo: a signal to the main thread, which runs the body. It interrupts blocking calls as well.
-- threads: an asynchronous exception, which arrives with the thread's next bytecode (not within a blocking call).
+- threads, and solo on Windows: an asynchronous exception, which arrives with the thread's next bytecode (not within a
+  blocking call).
 - gevent and eventlet: the exception is thrown into the body's greenlet at its next switch.
 
 Each raises `Aborted` in the body, leaves it half of its grace to clean up, and raises again until the body ends. A
@@ -36,8 +37,8 @@ from celery_singleton_lock.mutex import Mutex
 
 logger = get_logger(__name__)
 
-#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and still works.
-_SIGNAL = signal.SIGUSR1
+#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and still works. None on Windows.
+_SIGNAL: Any = getattr(signal, "SIGUSR1", None)
 
 #: Seconds for which a process that is to be killed may try to log that.
 LAST_WORDS = 0.05
@@ -230,7 +231,7 @@ def _way_of_this_thread() -> _Way:
     if patcher is not None and patcher.is_monkey_patched("thread"):
         eventlet = sys.modules["eventlet"]
         return _ByThrow(eventlet.getcurrent(), partial(eventlet.hubs.get_hub().schedule_call_global, 0))
-    if threading.current_thread() is threading.main_thread():
+    if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
         return _by_signal
     return _ByAsyncException()
 

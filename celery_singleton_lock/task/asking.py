@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from celery_singleton_lock._celery import context_of_producer, sends_by_its_producer
-from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
+from celery_singleton_lock.errors import FOREIGN, DuplicateTask, LockUnavailable
 from celery_singleton_lock.stores.base import Held, LockRequest, PendingAnswer
 from celery_singleton_lock.stores.store import Store
 
@@ -110,5 +110,5 @@ class _Producer:
 
 def _why_not(found: Held, key: str, server: str) -> DuplicateTask | LockUnavailable:
     if found.holder is None or found.holder.task_id is None:
-        return LockUnavailable(server, f"the lock {key} has a value that this package did not write")
+        return LockUnavailable(server, f"the lock {key} is held by {FOREIGN}")
     return DuplicateTask(key, found.holder.task_id, found.holder.since, label=found.holder.label)

@@ -31,7 +31,7 @@ from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MAX_LIMIT, TTL, is_whole
 
 #: The most bytes of a report: up to this, a write is all or nothing (POSIX guarantees 512, Linux 4096).
-MAX_SIZE = min(select.PIPE_BUF, 4096)
+MAX_SIZE = min(getattr(select, "PIPE_BUF", 512), 4096)
 
 #: Bytes that are read at once.
 _CHUNK = 65536

@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import signals
 from celery_singleton_lock._celery import record_end
-from celery_singleton_lock.errors import LockConflict, LockSuperseded, with_label
+from celery_singleton_lock.errors import LockConflict, LockSuperseded
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
@@ -71,14 +71,7 @@ def end(
     carried: requeue.Carried = requeue.AS_BEFORE,
 ) -> NoReturn:
     """End the execution that lost to another task; `carried`: what its copy has to know, if it is put back."""
-    logger.info(
-        "%s on_conflict=%s: %s is held by task %s, %.1f s left",
-        named(task),
-        policy,
-        with_label(conflict.key, conflict.label),
-        conflict.task_id,
-        conflict.remaining,
-    )
+    logger.info("%s on_conflict=%s: %s", named(task), policy, conflict)
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy in WAITING_POLICIES:
         # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.

@@ -18,7 +18,7 @@ from celery import Task
 from celery.utils import uuid
 from celery.utils.log import get_logger
 
-from celery_singleton_lock._celery import current_worker_task, forget_task, setting
+from celery_singleton_lock._celery import current_worker_task, forget_task, setting, with_dumped_models
 from celery_singleton_lock.errors import InvalidOption, LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
@@ -59,8 +59,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     abstract = True
 
-    #: What makes two calls the same. None: all arguments, with defaults applied; a list of argument names ([]: the
-    #: task's name alone); a template such as "tenant:{tenant_id}"; or a callable of the dictionary of arguments.
+    #: What makes two calls the same. None: all arguments, with defaults applied; a list of arguments or parts of them,
+    #: such as "order.id" ([]: the task's name alone); a template such as "tenant:{tenant_id}"; or a callable of the
+    #: dictionary of arguments. All of them see the arguments in the form in which a message carries them.
     lock_key: Any = None  # No ClassVar, here and for two others: pyright would refuse a static method in a subclass.
 
     #: The name that goes into the key; by default the task's. Tasks with the same name exclude each other.
@@ -371,6 +372,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if explicit is not None:
             return key_of_choice(settings.prefix, lock_name, explicit)
         lock_key = raw_attribute(self, "lock_key")
+        args, kwargs = with_dumped_models(self, args, kwargs)
         return key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
 
 

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+from redis.exceptions import AuthenticationError, ConnectionError, ResponseError, TimeoutError
 from redis.retry import Retry
 
 from celery_singleton_lock import clock
@@ -52,6 +52,7 @@ class RedisServer:
         #: Keeps the port while the server does not run.
         self._placeholder = contextlib.ExitStack()
         self._program = _find_program()
+        self.started_by = os.getpid()
         self.port = port
         _servers.add(self)
         self.start()
@@ -155,7 +156,7 @@ class RedisServer:
             try:
                 with Redis(port=port, password=self._password, retry=Retry(NoBackoff(), 0)) as client:
                     return bool(client.info("server")["process_id"] == process.pid)
-            except ResponseError:
+            except (ResponseError, AuthenticationError):
                 return True  # It answers, but requires a password that is not known here.
             except (ConnectionError, TimeoutError):
                 clock.sleep(0.01)
@@ -177,7 +178,8 @@ _servers: weakref.WeakSet[RedisServer] = weakref.WeakSet()
 @atexit.register
 def _stop_all() -> None:
     for server in list(_servers):
-        server.stop()
+        if server.started_by == os.getpid():  # And not in a process that was forked from it.
+            server.stop()
 
 
 def _find_program() -> str:

@@ -6,13 +6,16 @@ Begin with `app`, an ASGI app. `watch` looks at the locks, once for all readers;
 
 from __future__ import annotations
 
+#: What the extra installs.
+_EXTRA = ("jinja2", "markupsafe", "prometheus_client", "starlette", "uvicorn")
+
 try:
     from celery_singleton_lock.web.access import LOOPBACK, Access
     from celery_singleton_lock.web.app import Site, app_of
     from celery_singleton_lock.web.server import serve
 except ImportError as error:
-    if (error.name or "").partition(".")[0] == "celery_singleton_lock":
-        raise
+    if (error.name or "").partition(".")[0] not in _EXTRA:
+        raise  # It is something else, which one of them needs, say.
     raise ImportError(f"{error.name} is not installed: pip install 'celery-singleton-lock[web]'") from error
 
 __all__ = ["LOOPBACK", "Access", "Site", "app_of", "serve"]

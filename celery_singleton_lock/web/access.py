@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import re
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ from urllib.parse import urlsplit
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.web.tries import Tries
+
+_NAME = re.compile(r"[a-z0-9_.:-]+")
 
 #: The names of this machine itself.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -52,7 +56,8 @@ class Access:
     """What is allowed.
 
     Attributes:
-        hosts: the names under which the page may be opened: a request's `Host`, without its port.
+        hosts: the names under which the page may be opened: a request's `Host`, whatever its port. Each is given as a
+            browser shows it, or as the beginning of the address.
         token: proves that somebody may act; empty if nobody may.
         allow_release: whether locks can be released and tasks stopped.
         private: whether only signed-in users see the pages.
@@ -68,12 +73,7 @@ class Access:
     def __post_init__(self) -> None:
         if isinstance(self.hosts, str):
             raise TypeError(f"hosts is {self.hosts!r}; allowed: a list of names, such as [{self.hosts!r}]")
-        for name in self.hosts:
-            if "*" in name:
-                raise WrongHost(
-                    f"{name!r} is not a host name; allowed: the names under which browsers open the page, each in "
-                    "full, such as 'locks.example.com'"
-                )
+        object.__setattr__(self, "hosts", frozenset(map(_allowed, self.hosts)))
         if (self.allow_release or self.private) and not self.token:
             raise ValueError("allow_release and private need a token: give one of at least 16 random characters")
         if self.token and len(self.token) < SHORTEST:
@@ -83,7 +83,7 @@ class Access:
 
     def knows_host(self, host: str) -> bool:
         """Whether a request's `Host` names this page."""
-        return name_of(host) in {name.lower() for name in self.hosts}
+        return name_of(host) in self.hosts
 
     def is_token(self, text: str, address: str) -> bool:
         """Whether somebody at this address knows the token; look at `tries` first."""
@@ -113,6 +113,25 @@ class Access:
 
     def _proof(self, purpose: str, content: str) -> str:
         return hmac.new(self.token.encode(), f"{purpose}:{content}".encode(), hashlib.sha256).hexdigest()
+
+
+def _allowed(given: str) -> str:
+    """The name in a host that is to be allowed: `name`, `name:port`, `https://name`, an address."""
+    text = given.strip().lower()
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        name = name_of(text.removeprefix("http://").removeprefix("https://").removesuffix("/"))
+    try:
+        name = name.encode("idna").decode()  # As browsers send it.
+    except UnicodeError:
+        name = ""
+    if not _NAME.fullmatch(name):
+        raise WrongHost(
+            f"{given!r} is not a host name; allowed: the names under which browsers open the page, each in full, such "
+            "as 'locks.example.com', '10.0.0.7' or '::1'"
+        )
+    return name
 
 
 def name_of(host: str) -> str:

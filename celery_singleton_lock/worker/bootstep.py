@@ -18,7 +18,7 @@ from celery.utils.log import get_logger
 
 import celery_singleton_lock.worker.remote_control
 import celery_singleton_lock.worker.unread  # noqa: F401 - connects itself
-from celery_singleton_lock import process_identity
+from celery_singleton_lock import forks, process_identity
 from celery_singleton_lock._celery import (
     begin_now,
     extend_every_app,
@@ -59,6 +59,9 @@ _DISABLE = click.Option(
     help="Run exclusive tasks without a lock, as with singleton_lock_enabled = False.",
 )
 
+
+#: The pools in which exclusive tasks can run on Windows: the others fork processes, or wait for pipes.
+_ON_WINDOWS = ("solo", "threads")
 
 #: The entry points that are imported when a worker starts, so that they can connect to our signals.
 OBSERVERS = "celery_singleton_lock.observers"
@@ -137,6 +140,8 @@ class LockStep(bootsteps.StartStopStep):
         if not settings.enabled:
             logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
             return
+        if not forks.CAN_FORK:
+            _check_windows(audit.pool_name(parent.pool_cls))
         if is_prefork(parent.pool_cls):
             _look_after_processes(parent, runtime)
         _have_copies_wait(parent, runtime)
@@ -177,6 +182,19 @@ class LockStep(bootsteps.StartStopStep):
             children.close()
 
     terminate = stop
+
+
+def _check_windows(pool: str) -> None:
+    """Say what a worker cannot do there, or refuse what it cannot do at all."""
+    if pool not in _ON_WINDOWS:
+        raise InvalidOption(
+            f"setting worker_pool is {pool!r}, in which exclusive tasks cannot run on Windows; allowed there: "
+            f"{' or '.join(_ON_WINDOWS)} (celery worker -P solo)"
+        )
+    logger.warning(
+        "singleton lock: on Windows, a task that loses its lock is stopped only after a call that blocks, and the lock "
+        "of a process that was killed ends with its ttl"
+    )
 
 
 def _have_copies_wait(parent: Any, runtime: Runtime) -> None:

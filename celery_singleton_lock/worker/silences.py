@@ -14,7 +14,7 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.worker.pipe import Pipe
 
 #: The most bytes of a report: up to this, a write is all or nothing (POSIX guarantees 512, Linux 4096).
-MAX_SIZE = min(select.PIPE_BUF, 4096)
+MAX_SIZE = min(getattr(select, "PIPE_BUF", 512), 4096)
 
 #: More than a pipe holds, so that a read ends with a whole report.
 _ALL = 1 << 20

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -194,6 +197,35 @@ def replacing(self: Any, job: str, seconds: float = 0.05) -> str:
 @app.task(bind=True, base=Exclusive, on_conflict="replace", acks_late=True, reject_on_worker_lost=True)
 def replacing_late(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, on_conflict="replace")
+def forking(self: Any, job: str, how: str, task_id: str) -> str:
+    """Forks a process when it is told, which sends a message and ends."""
+    with recording.run(job, self.request.id):
+        while not recording.may_end("fork"):
+            time.sleep(0.02)
+        _in_child(how, lambda: mark.apply_async(("child",), task_id=task_id))
+        recording.mark("forked", self.request.id)
+        while not recording.may_end(job):
+            time.sleep(0.02)
+    return job
+
+
+def _in_child(how: str, act: Callable[[], object]) -> None:
+    if how == "multiprocessing":
+        multiprocessing.current_process()._config["daemon"] = False  # Or Celery's processes may have no children.
+        child = multiprocessing.get_context("fork").Process(target=act)
+        child.start()
+        child.join()
+        return
+    if (pid := os.fork()) == 0:
+        try:
+            act()
+            gc.collect()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
 
 
 @app.task(bind=True, base=Exclusive, on_conflict="retry")

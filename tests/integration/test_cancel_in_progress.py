@@ -13,6 +13,7 @@ import pytest
 from billiard.exceptions import WorkerLostError
 from celery import chain, chord, group
 from celery.result import AsyncResult
+from celery.utils import uuid
 
 from celery_singleton_lock import clock
 from tests.conftest import LASTING
@@ -68,6 +69,31 @@ def ran(shop: Shop) -> list[tuple[str, str]]:
 
 class TestAtOnce:
     """No renewal is due within these tests."""
+
+    @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+    def test_process_that_a_body_forks_leaves_the_connections_to_its_parent(self, shop: Shop, how: str) -> None:
+        (worker,) = shop.start("one")
+        result = shop.send("forking", "report", how, child := uuid())
+        shop.record.wait_for(starts=1)
+        with shop.locks() as locks:
+
+            def blocked() -> set[str]:
+                clients = [dict(each) for each in locks.client_list()]
+                return {each["id"] for each in clients if each["cmd"] == "blpop" and each["db"] == "2"}
+
+            until(lambda: len(blocked()) >= 1, "it can be told to stop")
+            before, held = blocked(), shop.held()
+            shop.record.let_end("fork")
+            shop.record.wait_for(starts=1, job="forked")
+            assert blocked() == before
+            assert shop.held() == held != []
+        newer = shop.send("forking", "report", how, uuid())
+        assert is_superseded_by(result, newer)
+        shop.record.let_end("report")
+        assert newer.get(timeout=LIMIT) == "report"
+        assert AsyncResult(child, app=shop.app).get(timeout=LIMIT) == "marked", "the child could send"
+        assert "Traceback" not in worker.log
+        assert "could not start" not in worker.log
 
     @pytest.mark.parametrize("pool", POOLS)
     def test_holder_is_stopped_and_the_newest_runs(self, shop: Shop, pool: str) -> None:

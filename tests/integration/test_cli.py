@@ -88,8 +88,8 @@ class TestList:
         shown = ask(shop, "list")
         assert shown.exit_code == 0, shown.stderr
         assert [line.split()[:2] for line in shown.stdout.splitlines()[1:]] == [
-            ["singleton_lock:1:{foreign:x}", "unknown"],
-            ["singleton_lock:no-braces", "unknown"],
+            ["singleton_lock:1:{foreign:x}", "foreign"],
+            ["singleton_lock:no-braces", "foreign"],
         ]
 
     def test_watching_goes_on_until_ctrl_c(self, shop: Shop, tmp_path: Path) -> None:

@@ -84,3 +84,23 @@ def test_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pyte
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert server._find_program() != str(old)
+
+
+def test_server_with_a_password_that_is_not_known_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_free_port", iter([server._free_port()]).__next__)  # Else it would try five times.
+    with RedisServer(["--requirepass", "secret"]) as started:
+        assert started.pid is not None
+
+
+def test_process_that_was_forked_leaves_the_server_alone() -> None:
+    program = (
+        "import os, sys\n"
+        "from celery_singleton_lock.testing import RedisServer\n"
+        "server = RedisServer()\n"
+        "if (child := os.fork()) == 0:\n"
+        "    sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "print(server.client().ping())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr

@@ -58,12 +58,12 @@ def test_lock_of_a_message_is_shown_as_queued() -> None:
     by_time = lock(pid=0, ttl=3600.0)
     assert replace(by_time, key=queued.key).scope == "until_expired"
     foreign = HeldLock.of(queued.key, Held(None, "hello", 20.0))
-    assert cells(foreign)[:2] == (queued.key, "unknown"), "users need the name to delete it"
+    assert cells(foreign)[:2] == (queued.key, "foreign value"), "users need the name to delete it"
 
 
-def test_value_of_a_stranger_is_shown_as_unknown() -> None:
+def test_value_of_a_stranger_is_shown_as_foreign() -> None:
     foreign = HeldLock.of("unit:some:thing", Held(None, "hello", float("inf"), slot=0))
-    assert cells(foreign) == ("unit:some:thing", "unknown", "-", "-", "-", "never", "0", "")
+    assert cells(foreign) == ("unit:some:thing", "foreign value", "-", "-", "-", "never", "0", "")
     assert (foreign.expires_in, foreign.ttl, foreign.scope) == (None, None, None)
 
 
@@ -76,8 +76,8 @@ def test_each_lock_is_shown_once_and_in_order() -> None:
 def test_columns_are_as_wide_as_necessary() -> None:
     foreign = HeldLock.of("unit:some:\nthing", Held(None, "hello", float("inf"), slot=0))
     assert table([foreign]).splitlines() == [
-        "KEY                HOLDER   NODE  PID  HELD FOR  EXPIRES IN  WAITERS  LABEL",
-        "unit:some:\\nthing  unknown  -     -    -         never       0",
+        "KEY                HOLDER         NODE  PID  HELD FOR  EXPIRES IN  WAITERS  LABEL",
+        "unit:some:\\nthing  foreign value  -     -    -         never       0",
     ]
 
 
@@ -171,7 +171,10 @@ def test_kept_lock_is_shown_without_a_ttl() -> None:
 def test_lock_that_never_expires_is_explained_as_valid_json() -> None:
     foreign = HeldLock.of("unit:some:thing", Held(None, "owner", math.inf))
     assert json.loads(json.dumps(_holder(foreign), allow_nan=False)) == {"expires_in": None}
-    assert (foreign.holder_in_words(), foreign.end_in_words()) == ("unknown", "never expires")
+    assert (foreign.holder_in_words(), foreign.end_in_words()) == (
+        "something that this package did not write",
+        "never expires",
+    )
 
 
 def test_too_deeply_nested_argument_is_a_text() -> None:

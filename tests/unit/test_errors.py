@@ -59,7 +59,7 @@ def test_conflict_with_a_lock_that_never_expires_says_so() -> None:
     """A stranger's key without a time to live, or a key that lost it."""
     error = LockConflict("k", None, math.inf)
     assert error.remaining == math.inf
-    assert str(error) == "k is held by another holder, and never expires"
+    assert str(error) == "k is held by something that this package did not write, and never expires"
     assert pickle.loads(pickle.dumps(error)).remaining == math.inf
 
 

@@ -48,7 +48,6 @@ def configure(url: str) -> Celery:
             }
         ],
         STATIC_URL="/static/",
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         CELERY_BROKER_URL=url,
         CELERY_RESULT_BACKEND=url,
     )
@@ -70,6 +69,7 @@ def main(url: str) -> None:
     from django.test import Client
 
     urlpatterns[:] = [path("admin/", admin.site.urls)]
+    call_command("check", fail_level="WARNING")
     call_command("migrate", run_syncdb=True, verbosity=0)
     said = StringIO()
     call_command("makemigrations", dry_run=True, stdout=said)

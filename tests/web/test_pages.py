@@ -248,8 +248,33 @@ class TestHosts:
         assert client.get("/", headers={"host": "ops.example:80"}).status_code == 200
         assert client.get("/").status_code == 421
 
+    @pytest.mark.parametrize(
+        ("given", "host"),
+        [
+            ("ops.example:8443", "ops.example"),
+            ("https://Ops.example", "ops.example:443"),
+            ("http://ops.example:80/", "ops.example"),
+            ("ops.example.", "ops.example"),
+            ("[::1]", "[::1]:9809"),
+            ("::1", "[::1]"),
+            ("10.0.0.7:80", "10.0.0.7"),
+            ("b\u00fcro.example", "xn--bro-hoa.example"),
+        ],
+    )
+    def test_host_may_be_given_as_a_part_of_an_address(self, app: Celery, given: str, host: str) -> None:
+        assert client_of(app, hosts=[given]).get("/", headers={"host": host}).status_code == 200
+
     def test_pattern_is_not_a_name(self, app: Celery) -> None:
-        for name in ("*", "*.example"):
+        for name in (
+            "*",
+            "*.example",
+            "",
+            "a b",
+            "https://ops.example/locks",
+            "user@ops.example",
+            "ops.example:x",
+            "a..b",
+        ):
             with pytest.raises(ValueError, match=r"is not a host name; allowed: .* such as 'locks.example.com'"):
                 app_of(app, hosts=["localhost", name])
 

@@ -99,6 +99,7 @@ class Connection:
     def __init__(self, undialed: RedisPyConnection) -> None:
         undialed.connect()  # type: ignore[no-untyped-call]
         self._dialed = undialed
+        self._pid = os.getpid()
         self._wire = Wire(socket_of(undialed))
         self._step: float | None = None
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
@@ -308,21 +309,18 @@ class Connection:
         return is_settled and self._is_understood and not self.is_doubtful
 
     def close(self) -> None:
-        """End it, whatever is still under way."""
+        """End it, whatever is still under way; in the child of a fork, only here."""
         self._dialed.disconnect()  # type: ignore[no-untyped-call]
-
-    def forsake(self) -> None:
-        """In the child of a fork: close it only here, so that it ends with the parent."""
-        os.close(self._wire.detach())
 
     def drop(self) -> None:
         """End it, and have the kernel forget what has not reached the server yet.
 
         Otherwise the kernel would go on trying for minutes, and what was given up would be carried out when the network
-        is back.
+        is back. In the child of a fork it ends only here: the parent has the same socket.
         """
-        with suppress(OSError):
-            self._wire.reset_at_end()
+        if os.getpid() == self._pid:
+            with suppress(OSError):
+                self._wire.reset_at_end()
         self.close()
 
     def _received(self) -> bytes:

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock.errors import FOREIGN
 from celery_singleton_lock.stores.redis._redis_py import names_of_library
 from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready
@@ -46,6 +47,8 @@ def words_of(error: BaseException) -> str:
     A server that does not know AUTH (renamed, or a proxy) repeats its arguments: these are left out, too.
     """
     text = f"{type(error).__name__}: {error}".partition(" : <")[0].partition(", with args beginning with")[0]
+    if "WRONGTYPE" in text and "script" in text:  # The server names the line of the script, and not the key.
+        return f"a key of this lock is {FOREIGN}, of another type; `celery locks doctor` finds it (WRONGTYPE)"
     return cleaned.text(text)
 
 

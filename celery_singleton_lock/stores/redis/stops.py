@@ -46,9 +46,7 @@ class RedisStops:
 
     def start_anew(self) -> None:
         """In the child of a fork: leave the connection to the parent; nobody would listen here."""
-        connection, self._connection, self._exits = self._connection, None, ExitStack()
-        if connection is not None:
-            connection.forsake()
+        self._connection, self._exits = None, ExitStack()
 
     def wait(self) -> StopOrder | None:
         try:

@@ -70,9 +70,7 @@ class RedisWakeUps:
 
     def start_anew(self) -> None:
         """In the child of a fork: leave the connections to the parent; nobody would listen here."""
-        lines, self._lines = self._lines, {}
-        for line in lines.values():
-            line.forsake()
+        self._lines = {}
 
     def wait(
         self,
@@ -322,12 +320,6 @@ class _Line:
         self._connection, self._places = None, {}
         with suppress(RedisError, OSError):
             self._exits.__exit__(type(error), error, error.__traceback__)
-
-    def forsake(self) -> None:
-        """In the child of a fork: leave the connection to the parent."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.forsake()
 
     def _lines_to_tidy(self) -> list[str]:
         """Once in a while, the lines from which it removes processes that are gone."""

@@ -79,10 +79,6 @@ class Wire:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def detach(self) -> int:
-        """The descriptor, which is the caller's from now on."""
-        return self._socket.detach()
-
     def reset_at_end(self) -> None:
         """Have the system forget what the server has not got when the connection is closed."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)

@@ -11,3 +11,4 @@ class LocksConfig(AppConfig):  # type: ignore[misc]
     name = "celery_singleton_lock.web.django"
     label = "celery_singleton_lock_web"
     verbose_name = "Celery"
+    default_auto_field = "django.db.models.BigAutoField"  # Of no table; Django asks for it before version 6.
