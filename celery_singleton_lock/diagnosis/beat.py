@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from celery.beat import PersistentScheduler
+from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.imports import qualname, symbol_by_name
 
 from celery_singleton_lock._celery import named_schedulers
@@ -51,16 +51,49 @@ def led_by_nobody(it: AppContext) -> Iterator[Finding]:
         )
 
 
+def shared_with_others(it: AppContext) -> Iterator[Finding]:
+    """A record of what was sent that another project writes, too."""
+    beat, known = BeatSettings.from_app(it.app), entries_in_settings(it.app)
+    if known is not None:
+        yield from of_others(beat.name, it.recorded, known)
+
+
+def of_others(name: str, recorded: Collection[str], own: Collection[str]) -> Iterator[Finding]:
+    """The entries that are recorded for a schedule of this name, if most of them are not its own."""
+    strangers, shared = sorted({*recorded} - {*own}), {*recorded} & {*own}
+    if own and len([*filter(_is_chosen, strangers)]) > len([*filter(_is_chosen, shared)]):
+        yield Subject(f"schedule {name}").warning(
+            f"the lock server records what was sent of {some(strangers)}, which are not in it: another project may have "
+            "the same prefix and name, and only the schedule of one of the two is sent",
+            "give each project its own singleton_lock_prefix; if these entries were removed or renamed, all is well",
+        )
+
+
+def entries_in_settings(app: Any) -> Collection[str] | None:
+    """The names of the schedule's entries, if it is that of the settings; None if a scheduler has it elsewhere."""
+    scheduler = _class_of(BeatSettings.from_app(app).scheduler)
+    return [*(app.conf.beat_schedule or ())] if scheduler in (Scheduler, PersistentScheduler) else None
+
+
+def _is_chosen(entry: str) -> bool:
+    """Whether somebody chose the name; Celery adds the other entries to each project's schedule."""
+    return not entry.startswith("celery.")
+
+
 def _scheduler(app: Any) -> Any:
     """Beat's scheduler according to the settings; its name if there is no such class."""
+    return _class_of(app.conf.beat_scheduler)
+
+
+def _class_of(scheduler: Any) -> Any:
     try:
-        return symbol_by_name(app.conf.beat_scheduler, aliases=named_schedulers())
+        return symbol_by_name(scheduler, aliases=named_schedulers())
     except Exception:  # noqa: BLE001 - the imported module may do anything, such as use a Django model
-        return app.conf.beat_scheduler
+        return scheduler
 
 
 def _task_of(entry: Any) -> Any:
     return entry.get("task") if isinstance(entry, Mapping) else getattr(entry, "task", None)
 
 
-RULES = (sent_by_two_beats, led_by_nobody)
+RULES = (sent_by_two_beats, led_by_nobody, shared_with_others)
