@@ -47,6 +47,7 @@ class Histogram(NamedTuple):
 COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
+    Counter("duplicates", "policy", "Calls that met another message's lock when sent, by what the caller got."),
     Counter("joined", "", "Executions that joined another one and ended as it did."),
     Counter("superseded", "", "Executions that a newer one superseded: it came while they waited or ran."),
     Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
@@ -119,6 +120,8 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
         return found
     if entry.kind in ("stand-by", "drop", "repeat"):
         return [(("redeliveries", task, entry.kind), 1)]
+    if entry.kind == "duplicate":
+        return [(("duplicates", task, entry.outcome), 1)]
     if entry.kind in ("joined", "superseded"):
         return [((entry.kind, task, ""), 1)]
     if entry.kind == "free":
