@@ -42,8 +42,8 @@ class Entry(NamedTuple):
         kind: see `Kind`.
         task: the task's name.
         key: the key of the lock.
-        task_id: the task id of the copy; of a "free" entry, that of the run that died; None for a duplicate that was not
-            sent.
+        task_id: the task id of the copy; of a "free" entry, that of the run that died; None for a duplicate that was
+            not sent.
         node, pid: where it was: the worker's node name, and the process.
         began, ended: when the body ran; for a copy that did not run, when it asked for the lock and when it had its
             answer. Seconds on one clock: this host's until the entry is written, then the server's.

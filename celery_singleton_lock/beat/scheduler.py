@@ -62,7 +62,9 @@ class ExclusiveScheduler(Scheduler):
         self._arguments = kwargs
         self._inner: Claiming | None = None
         self._ticking = False
-        begins = "beat: this beat sends nothing until the lock server answers (celery locks doctor shows what to do): %s%s"
+        begins = (
+            "beat: this beat sends nothing until the lock server answers (celery locks doctor shows what to do): %s%s"
+        )
         self._outage = Outage(begins=begins, level=logging.ERROR)
         #: The same on standby, when the beat that leads may well go on sending.
         self._outage_on_standby = Outage(begins="beat: on standby, and the lock server does not answer: %s%s")

@@ -53,18 +53,18 @@ def led_by_nobody(it: AppContext) -> Iterator[Finding]:
 
 def shared_with_others(it: AppContext) -> Iterator[Finding]:
     """A record of what was sent that another project writes, too."""
-    beat, known = BeatSettings.from_app(it.app), entries_in_settings(it.app)
-    if known is not None:
-        yield from of_others(beat.name, it.recorded, known)
+    if it.recorded and (own := entries_in_settings(it.app)) is not None:
+        yield from of_others(BeatSettings.from_app(it.app).name, it.recorded, own)
 
 
 def of_others(name: str, recorded: Collection[str], own: Collection[str]) -> Iterator[Finding]:
     """The entries that are recorded for a schedule of this name, if most of them are not its own."""
-    strangers, shared = sorted({*recorded} - {*own}), {*recorded} & {*own}
-    if own and len([*filter(_is_chosen, strangers)]) > len([*filter(_is_chosen, shared)]):
+    chosen, mine = _chosen(recorded), _chosen(own)
+    strangers = sorted(chosen - mine)
+    if mine and len(strangers) > len(chosen & mine):
         yield Subject(f"schedule {name}").warning(
-            f"the lock server records what was sent of {some(strangers)}, which are not in it: another project may have "
-            "the same prefix and name, and only the schedule of one of the two is sent",
+            f"the lock server records what was sent of {some(strangers)}, which are not in it: another project may "
+            "have the same prefix and name, and only the schedule of one of the two is sent",
             "give each project its own singleton_lock_prefix; if these entries were removed or renamed, all is well",
         )
 
@@ -75,9 +75,9 @@ def entries_in_settings(app: Any) -> Collection[str] | None:
     return [*(app.conf.beat_schedule or ())] if scheduler in (Scheduler, PersistentScheduler) else None
 
 
-def _is_chosen(entry: str) -> bool:
-    """Whether somebody chose the name; Celery adds the other entries to each project's schedule."""
-    return not entry.startswith("celery.")
+def _chosen(entries: Collection[str]) -> set[str]:
+    """The entries without those that Celery adds to each project's schedule."""
+    return {entry for entry in entries if not entry.startswith("celery.")}
 
 
 def _scheduler(app: Any) -> Any:

@@ -120,14 +120,13 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
         return found
     if entry.kind in ("stand-by", "drop", "repeat"):
         return [(("redeliveries", task, entry.kind), 1)]
-    if entry.kind == "duplicate":
-        return [(("duplicates", task, entry.outcome), 1)]
     if entry.kind in ("joined", "superseded"):
         return [((entry.kind, task, ""), 1)]
     if entry.kind == "free":
         ran = (("runs", task, CRASHED), 1), *_observed(HELD, task, entry.ended - entry.began)
         return [(("takeovers", task, ""), 1), *(ran if entry.ran else ())]
-    conflict: tuple[Key, int] = ("conflicts", task, entry.kind), 1
+    met = ("duplicates", task, entry.outcome) if entry.kind == "duplicate" else ("conflicts", task, entry.kind)
+    conflict: tuple[Key, int] = met, 1
     if entry.scheduled and entry.kind in REFUSALS:
         return [conflict, (("refused_ticks", task, entry.scheduled), 1)]
     return [conflict]

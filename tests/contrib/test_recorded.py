@@ -99,7 +99,7 @@ def test_call_that_was_not_sent_was_a_duplicate(locks: RecordedLocks, policy: st
 def test_argument_that_the_task_does_not_have_is_pointed_out(shop: Shop, locks: RecordedLocks) -> None:
     """`lock_key` does not use it."""
     shop.bill.apply((7, 1))
-    for wrong in ({"month": 1, "tennant": 3}, {"mont": 1}, {}):
+    for wrong in ({"month": 1, "tenannt": 3}, {"mont": 1}, {}):
         with pytest.raises(TypeError, match="is no call of this task: "):
             locks.assert_acquired(shop.bill, 7, **wrong)
         with pytest.raises(TypeError, match="is no call of this task: "), hold_lock(shop.bill, 7, **wrong):
