@@ -9,7 +9,6 @@ Protocol: `docs/protocol.md`, section 12.
 
 from __future__ import annotations
 
-import atexit
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.later import Later
+from celery_singleton_lock.later import Later, do_at_exit
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockStore
 
@@ -52,7 +51,7 @@ class Confirmations:
         self.start_anew()
         forks.start_anew_in_child(self)
         write: Callable[[], object] = self.write
-        _write_at_exit(WeakMethod(write))
+        do_at_exit(WeakMethod(write))
 
     def start_anew(self) -> None:
         #: The holds to confirm, and until when that is useful. Without a mutex: a signal handler may interrupt the
@@ -93,13 +92,3 @@ class Confirmations:
                 if until >= now:
                     batch.append((hold, until))
         return batch
-
-
-def _write_at_exit(write: WeakMethod[Callable[[], object]]) -> None:
-    """Let a program that ends right after sending confirm its messages before."""
-
-    def at_exit() -> None:
-        if (found := write()) is not None:
-            found()
-
-    atexit.register(at_exit)

@@ -1,4 +1,4 @@
-"""An entry of the journal: what happened to one copy of a message."""
+"""An entry of the journal: what happened to one copy of a message, or to a call that is a duplicate."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from celery_singleton_lock import cleaned
 #: What happened to the copy: it ran; it was refused according to `on_conflict`, or waits, perhaps for the message that
 #: it follows; it ended as the task that it had joined or followed; a newer message came while it waited; it was on
 #: stand-by for a copy that runs elsewhere, or was dropped because of one; it ended like another copy that had finished;
-#: its lock was freed because its process had died.
+#: its lock was freed because its process had died. Or it is no copy: a call was a duplicate of another message.
 Waiting = Literal["retry", "rerun", "replace", "join", "follow"]
-Kind = Literal["run", "skip", "raise", "reject", Waiting, "joined", "superseded", "stand-by", "drop", "repeat", "free"]
+Kind = Literal[
+    "run", "skip", "raise", "reject", Waiting, "joined", "superseded", "stand-by", "drop", "repeat", "free", "duplicate"
+]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -37,13 +39,15 @@ class Entry(NamedTuple):
         kind: see `Kind`.
         task: the task's name.
         key: the key of the lock.
-        task_id: the task id of the copy; of a "free" entry, that of the run that died.
+        task_id: the task id of the copy; of a "free" entry, that of the run that died; None for a duplicate that was
+            not sent.
         node, pid: where it was: the worker's node name, and the process.
         began, ended: when the body ran; for a copy that did not run, when it asked for the lock and when it had its
             answer. Seconds on one clock: this host's until the entry is written, then the server's.
         waited: seconds of waiting for the lock; for a run, since its message first met a conflict.
         outcome: for a run: Celery's state for it, LOST, STOPPED or SUPERSEDED; for a "free" entry CRASHED, or '' if
-            nothing is known about the run that died, as in the entries of older versions.
+            nothing is known about the run that died, as in the entries of older versions; for a duplicate: what the
+            caller got, as in `on_duplicate`, or "follow" for a part of a canvas.
         fence, renewals: the fence of a run's lease, and how often it was renewed.
         limit: how many may hold the lock at once.
         holder, holder_node, holder_since: the task that had the lock meanwhile, where it ran, and since when.

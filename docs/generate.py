@@ -35,6 +35,8 @@ IN_WORDS = {
     "`memory://` with a `memory://` broker",
     "singleton_lock_done_ttl": "the broker's `visibility_timeout`, and `3600` at least",
     "singleton_lock_beat_name": "the app's name",
+    "singleton_lock_prefix": '`"singleton_lock"`, after the `global_keyprefix` of the broker (if that is Redis) or of '
+    "the result backend (if the locks are there)",
     "singleton_lock_transport_options": "`{}`; the broker's `master_name` and `sentinel_kwargs` with a broker's "
     "Sentinels",
     "singleton_lock_accept": "all but `disable`",

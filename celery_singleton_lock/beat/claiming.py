@@ -22,6 +22,7 @@ from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.comparing import Comparing
 from celery_singleton_lock.beat.ticks import Tick
+from celery_singleton_lock.diagnosis.beat import of_others
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.task import header
@@ -74,6 +75,8 @@ class Claiming(PunctualScheduler):
         """As in the wrapped scheduler, with the last runs that all beats share."""
         forget_heap(self)
         with _leaving():
+            for finding in of_others(self._settings.name, self._claims.recorded(), self.schedule):
+                logger.warning("beat: %s", finding)  # Only once: what this schedule does not have is forgotten next.
             behind = self._claims.align(self.schedule.values())
         for entry in behind:
             # The beat that sent it died before it wrote that to the database.

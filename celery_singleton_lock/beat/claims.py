@@ -7,7 +7,7 @@ again, under the same id. The cost is small, since a tick is recorded within mil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from celery_singleton_lock import clock, trust
@@ -71,6 +71,14 @@ class Claims:
             if kept is not None and known > kept:
                 behind.append(entry)
         return behind
+
+    def recorded(self) -> Collection[str]:
+        """The entries of which somebody has recorded what was sent.
+
+        Raises:
+            LockUnavailable: it is not known.
+        """
+        return self._ledger.lasts()
 
     def granted(self, entry: ScheduleEntry) -> Tick | None:
         """The tick of the entry that may be sent now."""

@@ -61,6 +61,11 @@ class Leadership:
         return self._lease is not None and self._lease.held
 
     @property
+    def on_standby(self) -> bool:
+        """Whether another beat leads, as far as this one knows."""
+        return self._leader is not None
+
+    @property
     def renews_in(self) -> float:
         """Seconds until the lease must be renewed."""
         return max(self._renews_at - clock.now(), 0.0)

@@ -28,6 +28,7 @@ from celery_singleton_lock._celery import close_connection, forget_heap, schedul
 from celery_singleton_lock.beat.claiming import Claiming, NotNow, claiming
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.leader import ASK_AFTER, RETRY_AFTER, Leadership
+from celery_singleton_lock.diagnosis.beat import entries_in_settings, of_others
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import key_of_beat
@@ -61,8 +62,14 @@ class ExclusiveScheduler(Scheduler):
         self._arguments = kwargs
         self._inner: Claiming | None = None
         self._ticking = False
-        begins = "beat: nothing is sent until the lock server answers (celery locks doctor shows what to do): %s%s"
+        begins = (
+            "beat: this beat sends nothing until the lock server answers (celery locks doctor shows what to do): %s%s"
+        )
         self._outage = Outage(begins=begins, level=logging.ERROR)
+        #: The same on standby, when the beat that leads may well go on sending.
+        self._outage_on_standby = Outage(begins="beat: on standby, and the lock server does not answer: %s%s")
+        #: Whether it has compared the entries that the leader sends with its own.
+        self._has_compared = False
         super().__init__(app, lazy=True, **kwargs)
         self._leadership: Leadership | None = None
         if lazy:
@@ -101,8 +108,10 @@ class ExclusiveScheduler(Scheduler):
         try:
             seconds = self._tick(*args, **kwargs)
             self._outage.answered(self._server)
+            self._outage_on_standby.answered(self._server)
         except LockUnavailable as error:
-            self._outage.failed(error)
+            on_standby = self._leadership is not None and self._leadership.on_standby
+            (self._outage_on_standby if on_standby else self._outage).failed(error)
             seconds = RETRY_AFTER
         finally:
             self._ticking = False
@@ -126,6 +135,7 @@ class ExclusiveScheduler(Scheduler):
         # Also if another beat leads now: what this beat left unsettled could delay it.
         self._claims.settle_in_time()
         if not self._leads():
+            self._compare()
             return 0.0
         inner = self._take_over() if self._inner is None else self._inner
         try:
@@ -148,6 +158,14 @@ class ExclusiveScheduler(Scheduler):
             if self._inner is not None and not (self._leadership.holds and self._leadership.term == term):
                 self._retire(self._inner)
         return leads
+
+    def _compare(self) -> None:
+        """On standby: warn if the beat that leads sends another project's schedule, for then nobody sends this one."""
+        own = None if self._has_compared else entries_in_settings(self.app)
+        if own is not None and (recorded := self._claims.recorded()):
+            self._has_compared = True
+            for finding in of_others(self._settings.name, recorded, own):
+                logger.warning("beat: on standby; %s", finding)
 
     def _take_over(self) -> Claiming:
         try:

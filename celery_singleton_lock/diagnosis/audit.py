@@ -5,7 +5,7 @@ This connects to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +39,11 @@ def audit_tasks(app: Any, of_app: Settings) -> list[Audited]:
     ]
 
 
-def audit_app(app: Any, of_app: Settings, *, leaders: int | None = None) -> list[Finding]:
-    """Findings about the app as a whole, worst first; `leaders` as for `AppContext`."""
-    return worst_first(judged((*settings.RULES, *beat.RULES), AppContext(app, of_app, leaders)))
+def audit_app(
+    app: Any, of_app: Settings, *, leaders: int | None = None, recorded: Collection[str] = ()
+) -> list[Finding]:
+    """Findings about the app as a whole, worst first; `leaders` and `recorded` as for `AppContext`."""
+    return worst_first(judged((*settings.RULES, *beat.RULES), AppContext(app, of_app, leaders, recorded)))
 
 
 def task_warnings(app: Any, of_app: Settings, *, pool: str | None = None) -> list[Finding]:

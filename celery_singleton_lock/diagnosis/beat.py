@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from celery.beat import PersistentScheduler
+from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.imports import qualname, symbol_by_name
 
 from celery_singleton_lock._celery import named_schedulers
@@ -51,16 +51,49 @@ def led_by_nobody(it: AppContext) -> Iterator[Finding]:
         )
 
 
+def shared_with_others(it: AppContext) -> Iterator[Finding]:
+    """A record of what was sent that another project writes, too."""
+    if it.recorded and (own := entries_in_settings(it.app)) is not None:
+        yield from of_others(BeatSettings.from_app(it.app).name, it.recorded, own)
+
+
+def of_others(name: str, recorded: Collection[str], own: Collection[str]) -> Iterator[Finding]:
+    """The entries that are recorded for a schedule of this name, if most of them are not its own."""
+    chosen, mine = _chosen(recorded), _chosen(own)
+    strangers = sorted(chosen - mine)
+    if mine and len(strangers) > len(chosen & mine):
+        yield Subject(f"schedule {name}").warning(
+            f"the lock server records what was sent of {some(strangers)}, which are not in it: another project may "
+            "have the same prefix and name, and only the schedule of one of the two is sent",
+            "give each project its own singleton_lock_prefix; if these entries were removed or renamed, all is well",
+        )
+
+
+def entries_in_settings(app: Any) -> Collection[str] | None:
+    """The names of the schedule's entries, if it is that of the settings; None if a scheduler has it elsewhere."""
+    scheduler = _class_of(BeatSettings.from_app(app).scheduler)
+    return [*(app.conf.beat_schedule or ())] if scheduler in (Scheduler, PersistentScheduler) else None
+
+
+def _chosen(entries: Collection[str]) -> set[str]:
+    """The entries without those that Celery adds to each project's schedule."""
+    return {entry for entry in entries if not entry.startswith("celery.")}
+
+
 def _scheduler(app: Any) -> Any:
     """Beat's scheduler according to the settings; its name if there is no such class."""
+    return _class_of(app.conf.beat_scheduler)
+
+
+def _class_of(scheduler: Any) -> Any:
     try:
-        return symbol_by_name(app.conf.beat_scheduler, aliases=named_schedulers())
+        return symbol_by_name(scheduler, aliases=named_schedulers())
     except Exception:  # noqa: BLE001 - the imported module may do anything, such as use a Django model
-        return app.conf.beat_scheduler
+        return scheduler
 
 
 def _task_of(entry: Any) -> Any:
     return entry.get("task") if isinstance(entry, Mapping) else getattr(entry, "task", None)
 
 
-RULES = (sent_by_two_beats, led_by_nobody)
+RULES = (sent_by_two_beats, led_by_nobody, shared_with_others)

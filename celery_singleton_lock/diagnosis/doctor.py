@@ -55,11 +55,11 @@ def diagnose(app: Any, *, timeout: float) -> Diagnosis:
         InvalidOption: a setting is wrong.
     """
     runtime, found = Runtime.of(app), Diagnosis()
-    leaders = None
+    leaders, recorded = None, frozenset[str]()
     if _look_at_servers(found, runtime):
         found.findings += _tried_out(runtime.store, runtime.settings)
-        leaders = _look_at_beat(found, app, runtime)
-    found.findings += audit_app(app, runtime.settings, leaders=leaders)
+        leaders, recorded = _look_at_beat(found, app, runtime)
+    found.findings += audit_app(app, runtime.settings, leaders=leaders, recorded=recorded)
     found.findings += task_warnings(app, runtime.settings)
     found.findings += _broker_without_delays(app)
     _ask_workers(found, app, timeout)
@@ -121,17 +121,18 @@ def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
-    """How many beats lead the schedule; None if unknown."""
+def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> tuple[int | None, frozenset[str]]:
+    """How many beats lead the schedule, None if unknown; and the entries that they have sent."""
     name = BeatSettings.from_app(app).name
+    key = key_of_beat(runtime.settings.prefix, name)
     try:
-        held = runtime.store.held(key_of_beat(runtime.settings.prefix, name))
+        held, recorded = runtime.store.held(key), runtime.store.ledger(key).lasts()
     except LockUnavailable as error:
         found.findings.append(unusable(runtime.settings.backend.masked, words_of(error)))
-        return None
+        return None, frozenset()
     leaders = [it.holder for it in held if it.holder]
     found.seen += [f"beat: {leader.place} leads the schedule {name}" for leader in leaders]
-    return len(leaders)
+    return len(leaders), frozenset(recorded)
 
 
 def _broker_without_delays(app: Any) -> Iterator[Finding]:

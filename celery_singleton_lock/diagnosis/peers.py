@@ -17,7 +17,7 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import add_method, ask_each_worker
 from celery_singleton_lock.runtime import Runtime
 
-#: What all workers of an app must have in common: "version", "enabled", "backend", "prefix".
+#: What all workers of an app must have in common: "version", "enabled", "backend", "prefix"; and the app's name, "app".
 LockSetup = Mapping[str, Any]
 
 #: An attribute that exclusive tasks have and plain ones do not.
@@ -48,6 +48,7 @@ def lock_setup(app: Any) -> LockSetup:
         "enabled": settings.enabled,
         "backend": settings.backend.masked,
         "prefix": settings.prefix,
+        "app": app.main or "",
     }
 
 
@@ -111,7 +112,7 @@ def _sorted_out(tasks: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
 
 def _known(answer: Any) -> LockSetup | None:
     """How a worker locks; None if it answered that it does not know the command."""
-    texts = ("version", "backend", "prefix")
+    texts = ("version", "backend", "prefix", "app")
     if not isinstance(answer, Mapping) or not answer.keys() >= {*texts, "enabled"}:
         return None
     return {**{name: cleaned.text(answer[name]) for name in texts}, "enabled": answer["enabled"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +31,13 @@ class AppContext:
 
     Attributes:
         leaders: how many beats lead its schedule; None if no server was asked.
+        recorded: the entries of which the server records what beat has sent.
     """
 
     app: Any
     settings: Settings
     leaders: int | None = None
+    recorded: Collection[str] = ()
 
 
 def switched_off(it: AppContext) -> Iterator[Finding]:

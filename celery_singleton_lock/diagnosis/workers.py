@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from celery_singleton_lock.diagnosis.finding import Finding, Subject
+from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.peers import LockSetup, Peer
 
 
@@ -63,4 +63,13 @@ def _set_up_otherwise(it: WorkerContext) -> Iterator[Finding]:
         )
 
 
-RULES = (_unprotected, _unknown, _set_up_otherwise)
+def _of_another_app(it: WorkerContext) -> Iterator[Finding]:
+    its, own, same = it.peer.setup, it.own, sorted(it.exclusive & it.peer.exclusive)
+    if its is not None and same and its["app"] != own["app"] and its["prefix"] == own["prefix"]:
+        yield it.note(
+            f"it runs the app {its['app']!r}, this one is {own['app']!r}: {some(same)} of both have the same locks",
+            "if these are two projects, give each its own singleton_lock_prefix",
+        )
+
+
+RULES = (_unprotected, _unknown, _set_up_otherwise, _of_another_app)

@@ -47,6 +47,7 @@ class Histogram(NamedTuple):
 COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
+    Counter("duplicates", "policy", "Calls that met another message's lock when sent, by what the caller got."),
     Counter("joined", "", "Executions that joined another one and ended as it did."),
     Counter("superseded", "", "Executions that a newer one superseded: it came while they waited or ran."),
     Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
@@ -124,7 +125,8 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
     if entry.kind == "free":
         ran = (("runs", task, CRASHED), 1), *_observed(HELD, task, entry.ended - entry.began)
         return [(("takeovers", task, ""), 1), *(ran if entry.ran else ())]
-    conflict: tuple[Key, int] = ("conflicts", task, entry.kind), 1
+    met = ("duplicates", task, entry.outcome) if entry.kind == "duplicate" else ("conflicts", task, entry.kind)
+    conflict: tuple[Key, int] = met, 1
     if entry.scheduled and entry.kind in REFUSALS:
         return [conflict, (("refused_ticks", task, entry.scheduled), 1)]
     return [conflict]

@@ -28,6 +28,7 @@ _SIGNS = {
     **dict.fromkeys(("retry", "rerun", "replace", "join", "follow", "stand-by", "drop", "repeat"), "↻"),
     "joined": "=",
     "superseded": "»",
+    "duplicate": "≡",
     "free": "†",
 }
 
@@ -167,12 +168,13 @@ def _bars(entry: Entry, window: Window) -> Iterator[str]:
 
 
 def in_words(entry: Entry) -> str:
-    holder = f", held by {entry.holder} on {entry.holder_node}" if entry.holder else ""
+    on_node = f" on {entry.holder_node}" if entry.holder_node else ""
+    holder = f", held by {entry.holder}{on_node}" if entry.holder else ""
     waited = f", waited {entry.waited:.2f} s" if entry.waited >= 0.005 else ""
     after = "after" if entry.outcome == CRASHED else "for"
     seconds = f" {after} {entry.ended - entry.began:.2f} s" if entry.ran else ""
     where = f" on {entry.node} (pid {entry.pid})" if entry.node else ""
-    task = f"{entry.task}[{entry.task_id}]"
+    task = f"{entry.task}[{entry.task_id}]" if entry.task_id else entry.task
     return f"{_moment(entry.began)[11:]} {task}{where}: {_ending(entry)}{seconds}{waited}{holder}"
 
 
@@ -194,6 +196,8 @@ def _row(entry: Entry) -> str:
 
 
 def _ending(entry: Entry) -> str:
+    if entry.kind == "duplicate":
+        return f"duplicate ({entry.outcome})"
     return entry.outcome.lower() if entry.ran else entry.kind
 
 

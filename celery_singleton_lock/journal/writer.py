@@ -1,7 +1,7 @@
 """Collects what happened to the locks of this process, and writes it to the journal.
 
-A separate thread writes every few seconds, so no task and no renewal ever waits for it. If the process is killed, the
-entries of its last seconds are lost.
+A separate thread writes every few seconds, so no task, no renewal and no caller ever waits for it; a program that ends
+writes the rest. If the process is killed, the entries of its last seconds are lost.
 
 Entries are timed on this host's steady clock, and written with the server's time. Each write is also a sample of the
 difference between the two, with an error of at most half of the time that the write took (Cristian 1989). The best of
@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakMethod
 
 from celery.utils.log import get_logger
 
@@ -23,7 +24,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.later import Later
+from celery_singleton_lock.later import Later, do_at_exit
 from celery_singleton_lock.stores.journal import Journal, Written
 
 logger = get_logger(__name__)
@@ -66,6 +67,8 @@ class JournalWriter:
         self._later = Later("singleton-lock-journal", self._write_later, after=WRITE_AFTER)
         self.start_anew()
         forks.start_anew_in_child(self)
+        write: Callable[[], object] = self.write
+        do_at_exit(WeakMethod(write))
 
     def start_anew(self) -> None:
         self._mutex = threading.RLock()  # A cold shutdown's handler may have interrupted `add`.
@@ -120,9 +123,10 @@ class JournalWriter:
         return WRITE_AFTER if self._counts else None
 
     def _write(self, journal: Journal, counts: Counter[metrics.Key], entries: Sequence[Entry]) -> None:
-        if not self._samples:
+        if not self._samples and any(entry.kind != "duplicate" for entry in entries):
             self._timed(partial(journal.write, {}, [], slack=0.0))
-        sample = min(self._samples)
+        # A program that only sends writes once: how exactly its entries are timed does not matter.
+        sample = min(self._samples, default=_Sample(0.0, clock.wall() - clock.now()))
         texts = {metrics.dumps(count): by for count, by in counts.items()}
         coarse = {metrics.dumps(it): metrics.dumps(other) for it in counts if (other := metrics.coarse(it)) is not None}
         for start in range(0, max(len(entries), 1), BATCH):

@@ -9,7 +9,7 @@ from typing import Any
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.backend import Backend, can_keep_locks, scheme
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.delivery import visibility_timeout
+from celery_singleton_lock.options.delivery import is_redis, visibility_timeout
 from celery_singleton_lock.options.rules import (
     ACCEPTABLE,
     CALL_KEYS,
@@ -26,6 +26,9 @@ MIN_DONE_TTL = 3600.0
 
 #: The keys of `broker_transport_options` that are for Sentinel.
 _SENTINEL_OPTIONS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
+
+#: The key of `broker_transport_options` and `result_backend_transport_options` that all keys of Celery's begin with.
+_KEY_PREFIX = "global_keyprefix"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +82,11 @@ class Settings:
             raise error
         enabled = setting(conf, "singleton_lock_enabled", True)
         explicit, visibility = setting(conf, "singleton_lock_backend"), visibility_timeout(conf) or 0.0
-        found, transport_options = _backend(conf, backend or explicit, enabled=enabled)
+        found, transport_options, key_prefix = _backend(conf, backend or explicit, enabled=enabled)
         return cls(
             backend=found,
             transport_options={**transport_options, **setting(conf, "singleton_lock_transport_options", {})},
-            prefix=setting(conf, "singleton_lock_prefix", "singleton_lock"),
+            prefix=setting(conf, "singleton_lock_prefix") or _default_prefix(key_prefix),
             enabled=enabled,
             labels=setting(conf, "singleton_lock_labels", True),
             # By default, as long as the broker may redeliver a message.
@@ -131,26 +134,44 @@ def parse_backend(urls: str) -> Backend:
         raise InvalidOption(f"setting singleton_lock_backend is {error}") from None
 
 
-def _backend(conf: Any, explicit: str | None, *, enabled: bool) -> tuple[Backend, Mapping[str, Any]]:
-    """The lock server and its options: as set, else the broker if it is Redis, else the result backend."""
+def _backend(conf: Any, explicit: str | None, *, enabled: bool) -> tuple[Backend, Mapping[str, Any], object]:
+    """The lock server, its options, and what Celery's keys begin with: as set, else the broker if it is Redis, else
+    the result backend.
+    """
+    of_broker = conf.get("broker_transport_options") or {}
     if explicit is not None:
-        return parse_backend(explicit), {}
+        return parse_backend(explicit), {}, of_broker.get(_KEY_PREFIX) if is_redis(conf) else None
     for url, ssl, options in (
-        (conf.broker_url, conf.get("broker_use_ssl"), conf.get("broker_transport_options")),
-        (conf.result_backend, conf.get("redis_backend_use_ssl"), conf.get("result_backend_transport_options")),
+        (conf.broker_url, conf.get("broker_use_ssl"), of_broker),
+        (conf.result_backend, conf.get("redis_backend_use_ssl"), conf.get("result_backend_transport_options") or {}),
     ):
         if isinstance(url, str) and can_keep_locks(url):
-            of_sentinels = {name: (options or {})[name] for name in _SENTINEL_OPTIONS if name in (options or {})}
-            return parse_backend("memory://" if scheme(url) == "memory" else url), {
+            of_sentinels = {name: options[name] for name in _SENTINEL_OPTIONS if name in options}
+            own = {
                 **(ssl if isinstance(ssl, Mapping) else {}),
                 **(of_sentinels if scheme(url) == "sentinel" else {}),
             }
+            return parse_backend("memory://" if scheme(url) == "memory" else url), own, options.get(_KEY_PREFIX)
     if not enabled:
-        return parse_backend("memory://"), {}
+        return parse_backend("memory://"), {}, None
     raise InvalidOption(
         "setting singleton_lock_backend is not set, and neither broker_url nor result_backend is one Redis server: "
         "set it to a URL such as 'redis://localhost:6379/0'"
     )
+
+
+def _default_prefix(key_prefix: object) -> str:
+    """The prefix if none is set: what sets this project's keys apart on its Redis, and then our name.
+
+    Only what sender and worker must have in common anyway may be part of it; else they would take two locks. Messages
+    reach no worker with another `global_keyprefix`, but one with another app name.
+    """
+    if not key_prefix:
+        return "singleton_lock"
+    # Braces, the hash tag of a project whose keys are all in one slot of a cluster, would be that of all our keys.
+    prefix = str(key_prefix).translate({ord(brace): None for brace in "{}"}) + "singleton_lock"
+    where = f"setting singleton_lock_prefix, which begins with {_KEY_PREFIX} unless you set it,"
+    return str(SETTINGS["singleton_lock_prefix"].require(prefix, where))
 
 
 def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:

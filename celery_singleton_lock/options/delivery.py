@@ -44,9 +44,14 @@ def is_rabbitmq(conf: Any) -> bool:
     return _transport(conf) in ("amqp", "amqps", "pyamqp")
 
 
+def is_redis(conf: Any) -> bool:
+    """Whether the broker is Redis."""
+    return _transport(conf) in ("redis", "rediss", "sentinel")
+
+
 def _transport(conf: Any) -> str:
     """The broker's transport, by kombu's name."""
-    url = conf.get("broker_url")
+    url = conf.broker_url  # As Celery reads it: an environment variable comes first.
     first = str(url if isinstance(url, str) else next(iter(url or ()), "")).lower()
     scheme, found, _ = first.partition("://")
     return scheme.partition("+")[0] if found else "amqp"

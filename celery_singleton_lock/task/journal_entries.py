@@ -1,16 +1,21 @@
-"""Entries of the journal about an execution."""
+"""Entries of the journal about an execution, and about a call that is a duplicate."""
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 from celery import states
 
 from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock.errors import DuplicateTask
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal.crashes import crash
 from celery_singleton_lock.journal_entry import LOST, STOPPED, SUPERSEDED, Entry, Kind
+from celery_singleton_lock.keys.key import without_queue
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.execution import Execution
@@ -41,6 +46,26 @@ def died(execution: Execution, found: Held) -> None:
     it, fence = execution, found.fence or 0
     entry = crash(it.task.name, it.key, found.holder, limit=it.options.limit, fence=fence)
     it.runtime.journal.add(entry, at_once=it.request.is_eager)
+
+
+def was_duplicate(runtime: Runtime, task_name: str, error: DuplicateTask, policy: str, task_id: str | None) -> None:
+    """A call met the lock of another message as it was to be sent; `task_id` is its own if it is sent all the same."""
+    now = clock.now()
+    entry = Entry(
+        "duplicate",
+        task_name,
+        without_queue(error.key),
+        task_id,
+        socket.gethostname(),
+        os.getpid(),
+        now,
+        now,
+        outcome=policy,
+        holder=error.task_id,
+        holder_since=error.since,
+        label=error.label,
+    )
+    runtime.journal.add(entry)
 
 
 def _add(execution: Execution, kind: Kind, began: float, ended: float, waited: float, **of_kind: Any) -> None:

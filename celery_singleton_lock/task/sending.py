@@ -37,7 +37,7 @@ from celery_singleton_lock.options.rules import (
 from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, Reservation
-from celery_singleton_lock.task import message_identity, replacing
+from celery_singleton_lock.task import journal_entries, message_identity, replacing
 from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.header import HEADER
@@ -228,7 +228,7 @@ class _Duplicate(NamedTuple):
             return self._send_following(named, publish)
         policy = self._policy()
         logger.info("%s, on_duplicate=%s: %s", self.task.name, policy, self.error)
-        self._say(policy)
+        self._say(policy, named["task_id"] if policy == "replace" else None)
         if policy == "replace":
             return self._send_instead(named, publish)
         if policy == "raise":
@@ -245,8 +245,9 @@ class _Duplicate(NamedTuple):
         )
         return policy
 
-    def _say(self, policy: str) -> None:
+    def _say(self, policy: str, sent_as: str | None) -> None:
         error = self.error
+        journal_entries.was_duplicate(Runtime.of(self.task.app), self.task.name, error, policy, sent_as)
         signals.lock_duplicate.send(
             sender=self.task, task_id=error.task_id, key=error.key, duplicate=error, policy=policy
         )
@@ -261,7 +262,7 @@ class _Duplicate(NamedTuple):
         if leader is None or leader.task_id == named["task_id"] or not is_able or self._wants_a_run_of_its_own(named):
             return _publish_without(publish, task, named, self.error)
         logger.info("%s[%s] follows: %s", task.name, named["task_id"], self.error)
-        self._say("follow")
+        self._say("follow", named["task_id"])
         return publish(**_with_lock(task, named, replace(self.lock, follows=leader)))
 
     def _wants_a_run_of_its_own(self, named: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal
 
 from celery.utils import uuid
@@ -22,6 +23,7 @@ from celery_singleton_lock import (
     signals,
 )
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import without_queue
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.runtime import Runtime
@@ -35,25 +37,31 @@ _SIGNALS = {
     "released": signals.lock_released,
     "superseded": signals.lock_superseded,
     "lost": signals.lock_lost,
+    "duplicate": signals.lock_duplicate,
 }
+
+#: The events that the execution itself tells, so that its arguments are known.
+_TOLD_BY_EXECUTION = ("acquired", "conflict", "released", "superseded")
 
 
 @dataclass(frozen=True, slots=True)
 class LockEvent:
-    """An event of the lock of one execution of a task.
+    """An event of the lock of one execution of a task, or of one call.
 
     Attributes:
-        what: "acquired", "conflict", "released", "superseded" or "lost".
+        what: "acquired", "conflict", "released", "superseded", "lost" or "duplicate".
         task: the name of the task.
-        task_id: the id of the task.
+        task_id: the id of the task; None for a duplicate.
         key: the key of the lock.
-        args: the task's arguments; empty when the lock was lost, because another thread finds that out.
-        kwargs: the keyword arguments; see `args`.
-        policy: what was done about a conflict, such as "skip"; otherwise None.
-        held_by: the id of the task that held the lock in a conflict; otherwise None.
+        args: the task's arguments; empty when the lock was lost, because another thread finds that out, and for a
+            duplicate.
+        kwargs: the keyword arguments; None where the arguments are not known.
+        policy: what was done about a conflict or a duplicate, such as "skip"; otherwise None.
+        held_by: the id of the task that held the lock in a conflict, or of the message that a call duplicates;
+            otherwise None.
     """
 
-    what: Literal["acquired", "conflict", "released", "superseded", "lost"]
+    what: Literal["acquired", "conflict", "released", "superseded", "lost", "duplicate"]
     task: str
     task_id: str | None
     key: str
@@ -63,8 +71,9 @@ class LockEvent:
     held_by: str | None = None
 
     def __str__(self) -> str:
-        end = f", {self.policy} (held by task {self.held_by})" if self.what == "conflict" else ""
-        return f"{self.what}: {_shown(self.task, self.args, self.kwargs or {})}{end}, {self.key}"
+        end = f", {self.policy} (held by task {self.held_by})" if self.held_by else ""
+        call = self.task if self.kwargs is None else _shown(self.task, self.args, self.kwargs)
+        return f"{self.what}: {call}{end}, {self.key}"
 
 
 class RecordedLocks:
@@ -77,7 +86,7 @@ class RecordedLocks:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: Everything that has happened, in order. Any thread that runs a task appends to it.
+        #: Everything that has happened, in order. Any thread that runs or sends a task appends to it.
         self.events: list[LockEvent] = []
 
     @property
@@ -89,6 +98,11 @@ class RecordedLocks:
     def conflicts(self) -> list[LockEvent]:
         """Executions that met a held lock; `policy` is what was done about it."""
         return self._all("conflict")
+
+    @property
+    def duplicates(self) -> list[LockEvent]:
+        """Calls that met the lock of another message as they were sent; `policy` is what the caller got."""
+        return self._all("duplicate")
 
     @property
     def released(self) -> list[LockEvent]:
@@ -116,6 +130,10 @@ class RecordedLocks:
     def assert_skipped(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
         """Fail unless such a call was skipped because the lock was held."""
         return self._assert_some("conflict", "was skipped", task, args, kwargs, policy="skip")
+
+    def assert_duplicate(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
+        """Fail unless such a call met the lock of another message as it was sent, whatever its caller got."""
+        return self._assert_some("duplicate", "was a duplicate", task, args, kwargs)
 
     def assert_free(self, task: Any, *args: Any, **kwargs: Any) -> None:
         """Fail if the lock of such a call is held."""
@@ -146,22 +164,23 @@ class RecordedLocks:
         if not self.events:
             return (
                 "no task asked for a lock. A task does so when it runs in this process: with .apply(), with "
-                ".delay() and task_always_eager, or in a worker in a thread; a direct call takes no lock"
+                ".delay() and task_always_eager, or in a worker in a thread; a direct call takes no lock. A call asks "
+                "for one when it is sent, with a lock_scope that begins then and without task_always_eager"
             )
         return "\n  ".join(["what happened:", *map(str, self.events)])
 
     def _record(self, what: Any, sender: Any, details: Mapping[str, Any]) -> None:
-        told = what != "lost"
-        request, conflict = sender.request, details.get("conflict")
+        told, request, is_duplicate = what in _TOLD_BY_EXECUTION, sender.request, what == "duplicate"
+        met = details.get("conflict") or details.get("duplicate")
         event = LockEvent(
             what=what,
             task=sender.name,
-            task_id=details["task_id"],
-            key=details["key"],
+            task_id=None if is_duplicate else details["task_id"],
+            key=without_queue(details["key"]),
             args=tuple(request.args or ()) if told else (),
-            kwargs=dict(request.kwargs or {}) if told else {},
+            kwargs=dict(request.kwargs or {}) if told else None,
             policy=details.get("policy"),
-            held_by=conflict.task_id if conflict else None,
+            held_by=met.task_id if met else None,
         )
         self.events.append(event)
 
@@ -224,6 +243,11 @@ def _key(task: Any, args: Any, kwargs: Any) -> str:
         key_of = task.lock_key_of
     except AttributeError:
         raise TypeError(f"{task!r} is not an exclusive task; those have base=SingletonTask") from None
+    try:
+        signature(task.run).bind(*args, **kwargs)
+    except TypeError as error:
+        # A lock_key that does not use the wrong argument would not notice it.
+        raise TypeError(f"{_shown(task.name, args, kwargs)} is no call of this task: {error}") from None
     return str(key_of(*args, **kwargs))
 
 

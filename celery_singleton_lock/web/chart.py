@@ -185,7 +185,7 @@ def _summary(runs: Iterable[Entry], others: Iterable[Entry]) -> str:
         (len(runs) - now, "run" if len(runs) - now == 1 else "runs"),
         (died, "of these died"),
         (kinds.count("refused"), "refused"),
-        (kinds.count("copy"), "copies or retries"),
+        (kinds.count("copy"), "copies, duplicates or retries"),
         (kinds.count("freed"), "locks freed after a death"),
     )
     return ", ".join(f"{count} {what}" for count, what in counts if count)

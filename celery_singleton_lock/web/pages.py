@@ -306,6 +306,7 @@ def _of_task(counts: Mapping[str, Any]) -> dict[str, Any]:
         "failed": counts["runs"].get("FAILURE", 0),
         "conflicts": sum(counts["conflicts"].values()),
         "refused": refusals,
+        "duplicates": sum(counts["duplicates"].values()),
         "losses": counts["losses"],
         "each": counts["held"] / runs if runs else None,
     }

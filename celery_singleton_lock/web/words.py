@@ -31,6 +31,13 @@ _ENDINGS: Mapping[Kind, str] = {
     "drop": "dropped: another copy of this message ran",
     "repeat": "ended as another copy of this message had",
     "free": "lock freed: its process had died",
+    "duplicate": "a duplicate, not sent",
+}
+
+#: What a duplicate's caller got, if its message was sent all the same.
+_SENT = {
+    "replace": "a duplicate, sent in place of the message that waited",
+    "follow": "a duplicate, sent to end as the message that has the lock",
 }
 
 
@@ -38,6 +45,8 @@ def ending(entry: Entry) -> str:
     """What happened to the copy."""
     if entry.ran:
         return _OUTCOMES.get(entry.outcome, f"ran: {entry.outcome.lower()}")
+    if entry.kind == "duplicate":
+        return _SENT.get(entry.outcome, _ENDINGS[entry.kind])
     return _ENDINGS.get(entry.kind, entry.kind)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import LockConflict, SingletonTask, lock_acquired
+from celery_singleton_lock import DuplicateTask, LockConflict, SingletonTask, lock_acquired
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RecordedLocks, RedisServer, hold_lock, memory_locks
 from tests.integration.conftest import until
@@ -75,6 +75,35 @@ def test_conflict_that_raises_was_not_skipped(shop: Shop, locks: RecordedLocks) 
     assert event.policy == "raise"
     with pytest.raises(AssertionError, match=r"no shop.bill\(7, 2\) was skipped; what happened:\n  conflict:"):
         locks.assert_skipped(shop.bill, 7, 2)
+
+
+@pytest.mark.parametrize("policy", ["existing", "skip", "raise"])
+def test_call_that_was_not_sent_was_a_duplicate(locks: RecordedLocks, policy: str) -> None:
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    options = {"lock_key": ["tenant"], "lock_scope": "until_executed", "on_duplicate": policy}
+    bill = app.task(name="shop.bill", base=SingletonTask, shared=False, **options)(_bill)
+    first = bill.delay(7, month=1)
+    with pytest.raises(AssertionError, match=r"no shop.bill\(7, 1\) was a duplicate"):
+        locks.assert_duplicate(bill, 7, 1)
+    with suppress(DuplicateTask):
+        bill.delay(7, month=2)
+    (event,) = locks.assert_duplicate(bill, 7, month=3)
+    assert (event.policy, event.held_by, event.task_id) == (policy, first.id, None)
+    assert event.key == bill.lock_key_of(7, 1)
+    assert str(event) == f"duplicate: shop.bill, {policy} (held by task {first.id}), {event.key}"
+    assert locks.duplicates == [event]
+    with pytest.raises(AssertionError):
+        locks.assert_duplicate(bill, 8, month=2)
+
+
+def test_argument_that_the_task_does_not_have_is_pointed_out(shop: Shop, locks: RecordedLocks) -> None:
+    """`lock_key` does not use it."""
+    shop.bill.apply((7, 1))
+    for wrong in ({"month": 1, "tenannt": 3}, {"mont": 1}, {}):
+        with pytest.raises(TypeError, match="is no call of this task: "):
+            locks.assert_acquired(shop.bill, 7, **wrong)
+        with pytest.raises(TypeError, match="is no call of this task: "), hold_lock(shop.bill, 7, **wrong):
+            pass
 
 
 def test_failed_assertion_says_why_nothing_was_recorded(shop: Shop, locks: RecordedLocks) -> None:

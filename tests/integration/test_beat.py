@@ -150,7 +150,7 @@ def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> N
         first, second = beats.start("first", "second")
         beats.wait_for_sent(2)
         locks.kill()
-        beats.leader().wait_for("nothing is sent until the lock server answers")
+        beats.leader().wait_for("sends nothing until the lock server answers")
         before = len(beats.sent())
         clock.sleep(2 * TTL)
         assert len(beats.sent()) <= before + 1
@@ -166,7 +166,7 @@ def test_lock_server_that_hangs(own_redis: RedisServer, tmp_path: Path) -> None:
         beats.start("first", "second")
         beats.wait_for_sent(2)
         locks.pause()
-        beats.leader().wait_for("nothing is sent until the lock server answers")
+        beats.leader().wait_for("sends nothing until the lock server answers")
         clock.sleep(TTL)
         locks.resume()
         beats.wait_for_sent(4)

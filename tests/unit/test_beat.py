@@ -525,7 +525,7 @@ def test_lock_server_that_does_not_answer_is_reported_once(
     with monkeypatch.context() as patch, caplog.at_level("INFO"):
         patch.setattr(ledger, "claim", silent)
         assert [scheduler.tick() for _ in range(3)] == [1.0, 1.0, 1.0]
-    assert caplog.text.count("nothing is sent until the lock server answers") == 1
+    assert caplog.text.count("sends nothing until the lock server answers") == 1
     assert len(Recorder.sent) == before
     run(scheduler, lambda: "answers again" in caplog.text)
     assert len(Recorder.sent) > before

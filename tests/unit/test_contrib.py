@@ -92,7 +92,7 @@ def test_observer_with_a_missing_library_is_skipped(monkeypatch: pytest.MonkeyPa
     observers = [EntryPoint("absent", "no_such_library", bootstep.OBSERVERS), *entry_points(group=bootstep.OBSERVERS)]
     monkeypatch.setattr(bootstep, "entry_points", lambda *, group: observers)
     bootstep.observe()
-    assert [observer.name for observer in observers] == ["absent", "opentelemetry"]
+    assert [observer.name for observer in observers] == ["absent", "opentelemetry", "sentry"]
 
 
 def test_span_has_the_attributes_of_the_lock(app: Celery) -> None:

@@ -239,7 +239,7 @@ class TestKeys:
 class TestWorkers:
     """Answers of workers."""
 
-    OWN = {"version": "1.0", "enabled": True, "backend": "redis://a", "prefix": "singleton_lock"}
+    OWN = {"version": "1.0", "enabled": True, "backend": "redis://a", "prefix": "singleton_lock", "app": "shop"}
 
     def _found(self, *, plain: str = "", **its: Any) -> list[Finding]:
         setup = None if its.get("setup", 1) is None else {**self.OWN, **its}
@@ -262,6 +262,7 @@ class TestWorkers:
             ({"backend": "redis://b"}, "warning", "keeps its locks at redis://b"),
             ({"version": "0.9"}, "warning", "runs celery-singleton-lock 0.9"),
             ({"setup": None}, "warning", "does not report how it locks"),
+            ({"app": "crm"}, "note", "it runs the app 'crm', this one is 'shop': bill of both have the same locks"),
         ],
     )
     def test_differences_are_reported(self, its: dict[str, Any], severity: str, words: str) -> None:

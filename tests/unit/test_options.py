@@ -542,6 +542,47 @@ class TestSettings:
         with pytest.raises(InvalidOption, match="singleton_lock_prefix"):
             settings(singleton_lock_prefix=value)
 
+    @pytest.mark.parametrize(
+        ("conf", "prefix"),
+        [
+            ({"broker_transport_options": {"global_keyprefix": "shop:"}}, "shop:singleton_lock"),
+            ({"broker_transport_options": {"global_keyprefix": "{shop}"}}, "shopsingleton_lock"),
+            ({"broker_transport_options": {"global_keyprefix": ""}}, "singleton_lock"),
+            (
+                {"broker_transport_options": {"global_keyprefix": "shop:"}, "singleton_lock_backend": "redis://locks"},
+                "shop:singleton_lock",
+            ),
+            (
+                {"broker_transport_options": {"global_keyprefix": "shop:"}, "singleton_lock_prefix": "mine"},
+                "mine",
+            ),
+            (
+                {
+                    "broker_url": "amqp://",
+                    "broker_transport_options": {"global_keyprefix": "unused:"},
+                    "result_backend": "redis://results",
+                    "result_backend_transport_options": {"global_keyprefix": "results:"},
+                },
+                "results:singleton_lock",
+            ),
+            (
+                {
+                    "broker_url": "amqp://",
+                    "broker_transport_options": {"global_keyprefix": "unused:"},
+                    "singleton_lock_backend": "redis://locks",
+                },
+                "singleton_lock",
+            ),
+        ],
+    )
+    def test_prefix_begins_with_what_sets_the_apps_keys_apart(self, conf: dict[str, Any], prefix: str) -> None:
+        assert settings(**conf).prefix == prefix
+
+    @pytest.mark.parametrize("key_prefix", ["a b", "ä", "x" * 90, b"shop"])
+    def test_key_prefix_that_ours_cannot_begin_with_is_refused(self, key_prefix: object) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_prefix, which begins with global_keyprefix unless"):
+            settings(broker_transport_options={"global_keyprefix": key_prefix})
+
     @pytest.mark.parametrize("value", [-1, "3600", True, float("nan"), 2_592_001])
     def test_done_ttl_is_in_seconds(self, value: object) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_done_ttl"):
