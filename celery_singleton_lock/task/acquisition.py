@@ -12,7 +12,7 @@ from typing import NoReturn
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, process_identity, trust
-from celery_singleton_lock.errors import InvalidOption, LockUnavailable, with_label
+from celery_singleton_lock.errors import InvalidOption, LockUnavailable, WrongLockServer, with_label
 from celery_singleton_lock.holder import FIRST, new_owner, stem
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
@@ -76,7 +76,7 @@ class Acquisition:
                 self.abandon()
                 self._watch.failed(error, it.key)
                 policy = it.options.on_unavailable
-                if policy == "run":
+                if policy == "run" and not isinstance(error, WrongLockServer):
                     logger.warning("%s runs without a lock: %s", it, error)
                     return None
                 if policy == "wait":

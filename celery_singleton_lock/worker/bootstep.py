@@ -37,6 +37,7 @@ from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
 from celery_singleton_lock.shared_flag import SharedFlag
+from celery_singleton_lock.stores import check_servers
 from celery_singleton_lock.task import key_report, requeue
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.worker.children import Children, free
@@ -87,7 +88,8 @@ def install(app: Celery) -> None:
 
 
 class LockStep(bootsteps.StartStopStep):
-    """Applies the command line's options, then refuses to start with settings that are wrong.
+    """Applies the command line's options, then refuses to start with settings that are wrong, also for the lock server
+    that is there.
 
     Steps are made before the pool is started, so that its processes inherit what is set here.
     """
@@ -142,6 +144,7 @@ class LockStep(bootsteps.StartStopStep):
         if not settings.enabled:
             logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
             return
+        check_servers(settings)
         if is_prefork(parent.pool_cls):
             _look_after_processes(parent, runtime)
         _have_copies_wait(parent, runtime)
