@@ -296,6 +296,26 @@ def begin_now(consumer: Any, request: WorkerRequest) -> bool:
     return False
 
 
+def give_token_back(consumer: Any, task_name: str) -> None:
+    """Have a consumer that has spent a token of a task's `rate_limit` have it back, and spend it on the next request.
+
+    Any thread may call it; the consumer's own thread does it, since only that may touch the bucket.
+
+    Promise: an execution that has met a held lock, and so has not run, does not count for `rate_limit`.
+    Touches: celery.worker.consumer.consumer.Consumer.task_buckets,
+    celery.worker.consumer.consumer.Consumer._schedule_bucket_request, kombu.utils.limits.TokenBucket._tokens
+    """
+
+    def give_back() -> None:
+        if (bucket := consumer.task_buckets[task_name]) is not None:
+            bucket.expected_time()  # Counts what has come since it last looked.
+            bucket._tokens = min(bucket.capacity, bucket._tokens + 1)
+            consumer._schedule_bucket_request(bucket)
+
+    if consumer.task_buckets[task_name] is not None:
+        consumer.timer.call_after(0, give_back)
+
+
 def has_free_slot(pool: Any) -> bool:
     """Whether the pool could begin with one more request now.
 

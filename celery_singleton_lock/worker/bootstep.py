@@ -42,7 +42,7 @@ from celery_singleton_lock.task import key_report, requeue
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
-from celery_singleton_lock.worker.request import children_of
+from celery_singleton_lock.worker.request import children_of, worker_of
 from celery_singleton_lock.worker.run_hold import RunHold
 from celery_singleton_lock.worker.silences import report
 
@@ -162,6 +162,7 @@ class LockStep(bootsteps.StartStopStep):
         """Free the locks that an earlier life left behind, and prepare the broker; the start waits for neither."""
         runtime = Runtime.of(parent.app)
         if runtime.settings.enabled:
+            worker_of[parent.app] = parent
             let_pauses_switch()
             if (children := children_of.get(parent.app)) is not None:
                 children.start()
@@ -177,6 +178,7 @@ class LockStep(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """Leave the lines, so that others are woken; the process may go on, and start another worker."""
+        worker_of.pop(parent.app, None)
         if (line := line_of.pop(parent.app, None)) is not None:
             line.close()
             line.join()

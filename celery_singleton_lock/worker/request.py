@@ -32,7 +32,14 @@ from celery.signals import task_revoked
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock._celery import WorkerRequest, counts_part_once, is_active, raised, reported
+from celery_singleton_lock._celery import (
+    WorkerRequest,
+    counts_part_once,
+    give_token_back,
+    is_active,
+    raised,
+    reported,
+)
 from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
@@ -55,6 +62,9 @@ logger = get_logger(__name__)
 
 #: The children of each app's worker, if it has a pool of processes.
 children_of: WeakKeyDictionary[Any, Children] = WeakKeyDictionary()
+
+#: Each app's worker, while it runs.
+worker_of: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 #: Makes the keys that no child has reported.
 aside = Aside("singleton-lock-aside")
@@ -188,6 +198,11 @@ class SingletonRequest(WorkerRequest):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """It failed, by itself (`return_ok`) or because its child is gone."""
         error = raised(exc_info)
+        if (
+            isinstance(error, (Skipped, RejectedCopy, requeue.GoesOn))
+            and (worker := worker_of.get(self.app)) is not None
+        ):
+            give_token_back(worker.consumer, self.task.name)
         if isinstance(error, Skipped):
             self._announce_skipped(expired=isinstance(error, Expired))
         if isinstance(error, RejectedCopy):
