@@ -16,6 +16,7 @@ from celery_singleton_lock.errors import (
     ResultLost,
     SingletonLockError,
     StaleFence,
+    WrongLockServer,
 )
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import CallOptions
@@ -57,6 +58,7 @@ __all__ = [
     "SingletonRequest",
     "SingletonTask",
     "StaleFence",
+    "WrongLockServer",
     "install",
     "lock_acquired",
     "lock_blocked",

@@ -19,6 +19,7 @@ from glob import escape as glob_escape
 from typing import TYPE_CHECKING, Any
 
 import celery
+from billiard import einfo
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
@@ -47,6 +48,7 @@ LOOKED_AT = {
 
 #: Their stubs leave these parts out.
 _internal_state: Any = _state
+_einfo: Any = einfo
 _trace: Any = trace
 _bootsteps: Any = bootsteps
 _functional: Any = functional
@@ -235,6 +237,17 @@ def reported(error: Exception) -> Any:
         return ExceptionInfo()
 
 
+def raised(exc_info: Any) -> BaseException:
+    """What a task has raised, as its process reports that: wrapped, unless it came from another process.
+
+    Promise: the lock that a retry carries is not freed for the attempt that has sent it.
+    Touches: billiard.einfo.ExceptionInfo.exception, billiard.einfo.ExceptionWithTraceback
+    """
+    error: Any = exc_info.exception
+    found: BaseException = error.exc if isinstance(error, _einfo.ExceptionWithTraceback) else error
+    return found
+
+
 def active_requests() -> list[Any]:
     """What the pool has begun with and not reported the end of.
 
@@ -281,6 +294,26 @@ def begin_now(consumer: Any, request: WorkerRequest) -> bool:
             timer.apply_entry(entry)
             return True
     return False
+
+
+def give_token_back(consumer: Any, task_name: str) -> None:
+    """Have a consumer that has spent a token of a task's `rate_limit` have it back, and spend it on the next request.
+
+    Any thread may call it; the consumer's own thread does it, since only that may touch the bucket.
+
+    Promise: an execution that has met a held lock, and so has not run, does not count for `rate_limit`.
+    Touches: celery.worker.consumer.consumer.Consumer.task_buckets,
+    celery.worker.consumer.consumer.Consumer._schedule_bucket_request, kombu.utils.limits.TokenBucket._tokens
+    """
+
+    def give_back() -> None:
+        if (bucket := consumer.task_buckets[task_name]) is not None:
+            bucket.expected_time()  # Counts what has come since it last looked.
+            bucket._tokens = min(bucket.capacity, bucket._tokens + 1)
+            consumer._schedule_bucket_request(bucket)
+
+    if consumer.task_buckets[task_name] is not None:
+        consumer.timer.call_after(0, give_back)
 
 
 def has_free_slot(pool: Any) -> bool:
@@ -669,6 +702,41 @@ def is_prefork(pool: type[Any]) -> bool:
     Touches: celery.concurrency.prefork.TaskPool
     """
     return issubclass(pool, prefork.TaskPool)
+
+
+class InitialArguments(tuple[Any, ...]):
+    """What a pool of processes calls Celery's initializer with in each of them, the app first. billiard pickles this
+    for a process that it starts afresh and does not fork; by that, the process gets more.
+
+    Promise: what the main process does for its children it also does for those that are not forked, as on macOS, or
+    with `worker_pool_start_method = "spawn"`.
+    Touches: celery.concurrency.base.BasePool.options, billiard.pool.Worker.initargs, billiard.reduction.DupFd
+    """
+
+    inherit: Callable[..., None]
+    descriptors: Callable[[], Sequence[int]]
+
+    @classmethod
+    def extend(cls, pool: Any, inherit: Callable[..., None], descriptors: Callable[[], Sequence[int]]) -> None:
+        """Call `inherit`, a module's function, before anything else in each process that `pool` does not fork.
+
+        Args:
+            pool: of a worker, not started yet.
+            inherit: gets the app, and descriptors of the process's own.
+            descriptors: finds those of this process that such a process is to have as well.
+        """
+        arguments = pool.options["initargs"] = cls(pool.options["initargs"])
+        arguments.inherit, arguments.descriptors = inherit, descriptors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from billiard.reduction import DupFd  # Windows has none.
+
+        return self._arrive, (tuple(self), self.inherit, [DupFd(each) for each in self.descriptors()])
+
+    @staticmethod
+    def _arrive(arguments: tuple[Any, ...], inherit: Callable[..., None], given: Sequence[Any]) -> tuple[Any, ...]:
+        inherit(arguments[0], *[each.detach() for each in given])
+        return arguments
 
 
 def is_child_of_a_pool() -> bool:

@@ -147,6 +147,13 @@ class LockUnavailable(SingletonLockError):
         return f"lock server {self.server}: {self.reason or 'no answer'}"
 
 
+class WrongLockServer(LockUnavailable):
+    """The lock server answered that it is one node of a cluster, which nobody has named.
+
+    That is no silence: `on_unavailable="run"` and `on_send_unavailable="send"` are not for it.
+    """
+
+
 class StaleFence(SingletonLockError):
     """A write was refused: a later holder of the lock has written there, or the writer holds no lock at all.
 

@@ -44,13 +44,14 @@ class Heartbeat(Renewer):
 
     Attributes:
         server_watch: logs when the store does not answer.
+        renew_flag: shared with the processes of a pool: all leases are to be renewed at once.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.server_watch = ServerWatch(store.server, self._ask_about, self._under_watch)
         self._closed = False
-        self._renew_flag = SharedFlag()
+        self.renew_flag = SharedFlag()
         self.start_anew()
         forks.start_anew_in_child(self)
         pulse.prepare()
@@ -128,16 +129,16 @@ class Heartbeat(Renewer):
 
     def renew_now(self) -> None:
         """Renew all leases at once, because one of them was taken away and its holder must learn that; within a second,
-        this also happens in the processes that were forked from this one.
+        this also happens in the processes of this worker's pool.
         """
         with pulse.mutex:
-            self._renew_flag.set()
+            self.renew_flag.set()
             if self.watched:
                 pulse.follow(self, 0.0)
 
     def heed(self) -> None:
         # Not during a renewal, which may have been sent before.
-        if self.in_round or self.taken or not self._renew_flag.is_new():
+        if self.in_round or self.taken or not self.renew_flag.is_new():
             return
         for watched in list(self.watched.values()):
             if (lease := watched.lease()) is not None and lease.reason is None:

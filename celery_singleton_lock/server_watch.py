@@ -56,6 +56,11 @@ class ServerWatch:
         self._is_left = False
         forks.start_anew_in_child(self)
 
+    def leave_to_parent(self, report: Callable[[str, str], None]) -> None:
+        """In a process of a pool that was not forked: as `watch_for_children`, and a fork, would have it."""
+        self._report = report
+        self.start_anew()
+
     def start_anew(self) -> None:
         """In the child of a fork."""
         self._is_left = self._report is not None

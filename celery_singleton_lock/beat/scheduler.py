@@ -35,6 +35,7 @@ from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores import check_servers
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 
@@ -56,7 +57,7 @@ class ExclusiveScheduler(Scheduler):
     is_exclusive = True
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
-        """Raises `InvalidOption` for wrong settings; does not connect to anything."""
+        """Raises `InvalidOption` for wrong settings, also for the lock server that is there."""
         self._settings = BeatSettings.from_app(app)
         self._wrapped = _class_of(self._settings.scheduler)
         self._arguments = kwargs
@@ -75,7 +76,9 @@ class ExclusiveScheduler(Scheduler):
         if lazy:
             return
         settings, store = Runtime.of(app).settings, Runtime.of(app).store
-        if not settings.enabled:
+        if settings.enabled:
+            check_servers(settings)
+        else:
             store = MemoryStore()
         self._server = store.server
         key = key_of_beat(settings.prefix, self._settings.name)

@@ -34,6 +34,7 @@ _REFUSALS = {
     "AuthenticationError": _CREDENTIALS,
     "AuthenticationWrongNumberOfArgsError": _CREDENTIALS,
     "AuthorizationError": _CREDENTIALS,
+    "HELLO": "write redis+cluster:// (with TLS rediss+cluster://) there, without the number of a database",
     "BusyLoadingError": "wait until it has loaded its data",
     "NoPermissionError": "give its user the rights that docs/security.md lists",
     "OutOfMemoryError": "give it more memory, or find out what fills it",

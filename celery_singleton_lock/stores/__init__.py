@@ -36,6 +36,7 @@ __all__ = [
     "Reservation",
     "Store",
     "Waiter",
+    "check_servers",
     "open_store",
     "open_url",
 ]
@@ -52,6 +53,27 @@ def open_store(settings: Settings) -> Store:
     if settings.backend.in_memory:
         return _IN_THIS_PROCESS
     return _open(settings.backend, settings.transport_options, replicas=settings.replicas, prefix=settings.prefix)
+
+
+def check_servers(settings: Settings) -> None:
+    """Refuse servers that answer and are of another kind than the settings say; a silent one may be started later.
+
+    Raises:
+        InvalidOption: a node of a cluster is taken for a single server.
+    """
+    if settings.backend.kind not in (Kind.SERVER, Kind.REDLOCK):
+        return
+    from celery_singleton_lock.stores.redis.probe import Servers
+    from celery_singleton_lock.stores.redis.server import NAME_THE_CLUSTER, OF_A_CLUSTER
+
+    servers = Servers(settings)
+    found = servers.of_a_cluster()
+    servers.close()
+    if found:
+        raise InvalidOption(
+            f"setting singleton_lock_backend is {settings.backend.masked!r}; of {found[0]}: {OF_A_CLUSTER}; "
+            f"{NAME_THE_CLUSTER}"
+        )
 
 
 def open_url(

@@ -5,13 +5,14 @@ Protocol: `docs/protocol.md`, sections 2 and 7.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import NoReturn
 
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, process_identity, trust
-from celery_singleton_lock.errors import LockUnavailable, with_label
+from celery_singleton_lock.errors import InvalidOption, LockUnavailable, WrongLockServer, with_label
 from celery_singleton_lock.holder import FIRST, new_owner, stem
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
@@ -27,6 +28,9 @@ OWN_RETRY_WAIT = 5.0
 
 class Acquisition:
     """Gets the lock of one execution.
+
+    Raises:
+        InvalidOption: this process is none of those that the worker's pool starts.
 
     Attributes:
         given_up: owners under which this message has asked for its lock before, without an answer.
@@ -48,7 +52,12 @@ class Acquisition:
         self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
         #: When it began to wait for the lock; an item of a map, which stays here, does not count the server's silence.
         self._asks_since = execution.began
-        self._report()
+        if not self._report():
+            raise InvalidOption(
+                f"{execution} got into process {os.getpid()} in a way that this package does not know: the worker's "
+                "main process, which renews and frees the locks of its pool, cannot be reached; allowed pools: "
+                "-P prefork, threads, gevent, eventlet, solo"
+            )
 
     def acquire(self) -> Lease | Held | Record | None:
         """The lock server's answer; None to run without a lock, if there is no answer.
@@ -67,7 +76,7 @@ class Acquisition:
                 self.abandon()
                 self._watch.failed(error, it.key)
                 policy = it.options.on_unavailable
-                if policy == "run":
+                if policy == "run" and not isinstance(error, WrongLockServer):
                     logger.warning("%s runs without a lock: %s", it, error)
                     return None
                 if policy == "wait":
@@ -166,11 +175,14 @@ class Acquisition:
         self._owner, self.execution.progress.gives_up = new_owner(), None
         self._report()
 
-    def _report(self) -> None:
-        """Report to the worker's main process, if there is one, which lock is asked for next."""
-        if (given := self._delivered_as) is not None:
-            it, label = self.execution, self.execution.holder.label
-            key_report.send(key_report.Report(given, it.key, it.options.ttl, it.options.limit, self._owner, label))
+    def _report(self) -> bool:
+        """Report to the worker's main process, if there is one, which lock is asked for next; False if that is out of
+        reach.
+        """
+        if (given := self._delivered_as) is None:
+            return True
+        it, label = self.execution, self.execution.holder.label
+        return key_report.send(key_report.Report(given, it.key, it.options.ttl, it.options.limit, self._owner, label))
 
     def _free_left_behind(self, found: Held) -> bool:
         """Free the lock of a process of this host that has provably ended; whether it was freed."""

@@ -3,7 +3,7 @@
 The main process renews and frees locks for the processes of its pool. It could make the same key from the same
 message, but that would run the user's code (`lock_key`, and whatever an argument's class does). That code may take long
 or hang, and every other lock depends on the main process. So the execution reports its key before it asks for the lock:
-through a pipe that the processes of the pool inherit, or directly if it runs in the main process itself. A process that
+through a pipe that the processes of the pool have, or directly if it runs in the main process itself. A process that
 dies after that has reported what it may hold.
 
 While it runs under its lease, the execution also reports until when it trusts the lease.
@@ -118,15 +118,25 @@ class Reported:
     report: Report | None = None
     give_up_at: float | None = None
 
-
-class _Channel:
-    """The way from the processes of a pool to their main process."""
-
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
+
+
+class _Channel:
+    """The way from the processes of a pool to their main process.
+
+    Attributes:
+        pid: the process that reads; None in one that was not forked from it.
+        writer: where to write.
+    """
+
+    def __init__(self, writer: int | None = None) -> None:
+        self.pid = os.getpid() if writer is None else None
+        if writer is None:
+            self._reader, writer = os.pipe()
+            os.set_blocking(self._reader, False)
+            os.set_blocking(writer, False)
+        self.writer = writer
         self._rest = b""
         self._deliveries = count(1)
 
@@ -139,7 +149,7 @@ class _Channel:
         line = report.dumps()
         if len(line) <= MAX_SIZE:
             with suppress(OSError):  # It is full; or the main process is gone, and so are we in a moment.
-                os.write(self._writer, line)
+                os.write(self.writer, line)
 
     def read(self) -> list[bytes]:
         """In the main process, by one thread at a time: the lines that have come."""
@@ -162,12 +172,19 @@ _channel: _Channel | None = None
 _mutex = Mutex(threading.RLock)
 
 
-def open_channel() -> None:
-    """In the main process, before the pool forks; a second call changes nothing."""
+def open_channel() -> int:
+    """In the main process, before the pool starts its processes; a second call changes nothing. Where they write."""
     global _channel  # noqa: PLW0603 - there is one per process
     with _mutex.lock:
         if _channel is None or _channel.pid != os.getpid():
             _channel = _Channel()
+        return _channel.writer
+
+
+def report_to(writer: int) -> None:
+    """In a process of the pool that was not forked, before it does anything else: where to write."""
+    global _channel  # noqa: PLW0603
+    _channel = _Channel(writer)
 
 
 def expect(owner: str) -> Reported:
@@ -175,12 +192,14 @@ def expect(owner: str) -> Reported:
     return _reported.setdefault(owner, Reported())
 
 
-def send(report: Report | End) -> None:
-    """Say which lock is asked for next, or until when a lease is trusted."""
+def send(report: Report | End) -> bool:
+    """Say which lock is asked for next, or until when a lease is trusted; False if this process has got the delivery
+    from another one, and no way to report to that.
+    """
     if _channel is not None and _channel.pid != os.getpid():
         _channel.write(report)
-    else:
-        _give(report)
+        return True
+    return _give(report)
 
 
 def receive() -> None:
@@ -201,10 +220,12 @@ def make_room() -> None:
         receive()
 
 
-def _give(report: Report | End) -> None:
-    if (reported := _reported.get(report.owner)) is None:
-        return
+def _give(report: Report | End) -> bool:
+    reported = _reported.get(report.owner)
+    if reported is None or reported.pid != os.getpid():
+        return False
     if isinstance(report, End):
         reported.give_up_at = report.give_up_at
     else:  # It asks for another lock, or again: until that is answered, it has no lease.
         reported.report, reported.give_up_at = report, None
+    return True

@@ -24,7 +24,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock._celery import current_worker_task, setting
-from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
+from celery_singleton_lock.errors import DuplicateTask, LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.options.rules import (
     DUPLICATE_POLICIES,
@@ -96,7 +96,7 @@ def send(
 
     Raises:
         DuplicateTask: with `on_duplicate="raise"`.
-        LockUnavailable: with `on_send_unavailable="raise"`.
+        LockUnavailable: with `on_send_unavailable="raise"`, or if it is the wrong server.
     """
     task_id = named["task_id"]
     before = _Before.of(task, named, sender)
@@ -133,7 +133,7 @@ def send(
             if (found := asking.found) is not None and isinstance(error, DuplicateTask):
                 if not before.is_one:
                     return _Duplicate(task, options, lock, found, error).answer(named, publish)
-            elif options.on_send_unavailable == "raise" and not _follows(before, named):
+            elif _is_raised(error, options) and not _follows(before, named):
                 raise
             return _publish_without(publish, task, named, error)
     if lock.scope != UNTIL_EXPIRED:
@@ -283,7 +283,7 @@ class _Duplicate(NamedTuple):
         try:
             taken = replacing.take_over(runtime.store, self.lock, task_id, self.found)
         except LockUnavailable as error:
-            if self.options.on_send_unavailable == "raise":
+            if _is_raised(error, self.options):
                 raise
             return _publish_without(publish, task, named, error)
         old = taken.old
@@ -297,6 +297,11 @@ class _Duplicate(NamedTuple):
             replacing.supersede(runtime.store, lock, task_id, lock.replaced, old)
         runtime.confirmations.add(lock.confirmed())
         return result
+
+
+def _is_raised(error: Exception, options: Options) -> bool:
+    """Whether a new message is not sent because of this."""
+    return options.on_send_unavailable == "raise" or isinstance(error, WrongLockServer)
 
 
 def _is_part(named: Mapping[str, Any]) -> bool:

@@ -7,19 +7,22 @@ Installed on every Celery app of a process that imports this package, through Ce
 
 from __future__ import annotations
 
+import os
 import threading
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
 import click
 from celery import Celery, bootsteps
-from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
+from celery.signals import worker_process_init, worker_process_shutdown, worker_shutdown, worker_shutting_down
 from celery.utils.log import get_logger
 
 import celery_singleton_lock.worker.remote_control
 import celery_singleton_lock.worker.unread  # noqa: F401 - connects itself
 from celery_singleton_lock import forks, process_identity
 from celery_singleton_lock._celery import (
+    InitialArguments,
     begin_now,
     extend_every_app,
     has_free_slot,
@@ -33,12 +36,15 @@ from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
+from celery_singleton_lock.shared_flag import SharedFlag
+from celery_singleton_lock.stores import check_servers
 from celery_singleton_lock.task import key_report, requeue
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
-from celery_singleton_lock.worker.request import children_of
+from celery_singleton_lock.worker.request import children_of, worker_of
 from celery_singleton_lock.worker.run_hold import RunHold
+from celery_singleton_lock.worker.silences import report
 
 logger = get_logger(__name__)
 
@@ -85,7 +91,8 @@ def install(app: Celery) -> None:
 
 
 class LockStep(bootsteps.StartStopStep):
-    """Applies the command line's options, then refuses to start with settings that are wrong.
+    """Applies the command line's options, then refuses to start with settings that are wrong, also for the lock server
+    that is there.
 
     Steps are made before the pool is started, so that its processes inherit what is set here.
     """
@@ -142,11 +149,11 @@ class LockStep(bootsteps.StartStopStep):
             return
         if not forks.CAN_FORK:
             _check_windows(audit.pool_name(parent.pool_cls))
+        check_servers(settings)
         if is_prefork(parent.pool_cls):
             _look_after_processes(parent, runtime)
         _have_copies_wait(parent, runtime)
-        observe()
-        reword_ignored(requeue.GoesOn.read)
+        _prepare_to_run()
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
             settings.backend.masked,
@@ -160,6 +167,7 @@ class LockStep(bootsteps.StartStopStep):
         """Free the locks that an earlier life left behind, and prepare the broker; the start waits for neither."""
         runtime = Runtime.of(parent.app)
         if runtime.settings.enabled:
+            worker_of[parent.app] = parent
             let_pauses_switch()
             if (children := children_of.get(parent.app)) is not None:
                 children.start()
@@ -175,6 +183,7 @@ class LockStep(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """Leave the lines, so that others are woken; the process may go on, and start another worker."""
+        worker_of.pop(parent.app, None)
         if (line := line_of.pop(parent.app, None)) is not None:
             line.close()
             line.join()
@@ -218,14 +227,38 @@ def _leave_lines(**_: Any) -> None:
 
 def _look_after_processes(parent: Any, runtime: Runtime) -> None:
     """Renew and free for the processes of the pool; refuse several processes that share no locks."""
+    reports = key_report.open_channel()
     if not runtime.settings.backend.in_memory:
-        children_of[parent.app] = Children(runtime.store, runtime.journal, runtime.heartbeat.server_watch)
-        key_report.open_channel()
+        children = children_of[parent.app] = Children(runtime.store, runtime.journal, runtime.heartbeat.server_watch)
+        flag = runtime.heartbeat.renew_flag
+        InitialArguments.extend(parent.pool, _inherit, lambda: [reports, children.silences.writer, flag.file()])
     elif parent.concurrency > 1:
         raise InvalidOption(
             "setting singleton_lock_backend is 'memory://', which the processes of a prefork pool do not share; "
             "allowed here: a redis:// URL, or a pool of threads (-P threads) or of one process (-c 1)"
         )
+
+
+def _inherit(app: Any, *descriptors: int) -> None:
+    """In a process of the pool that is not forked, before it does anything: what a forked one has."""
+    reports, silences, flag = descriptors
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    key_report.report_to(reports)
+
+    def begin(**_: Any) -> None:
+        heartbeat = Runtime.of(app).heartbeat
+        heartbeat.renew_flag = SharedFlag(flag)
+        heartbeat.server_watch.leave_to_parent(partial(report, silences))
+        _prepare_to_run()
+
+    worker_process_init.connect(begin, weak=False)  # Then the app has its settings.
+
+
+def _prepare_to_run() -> None:
+    """Where tasks are to run."""
+    observe()
+    reword_ignored(requeue.GoesOn.read)
 
 
 def free_left_behind(runtime: Runtime, node: str) -> None:

@@ -17,6 +17,7 @@ import signal
 import threading
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from celery.utils.log import get_logger
@@ -34,7 +35,7 @@ from celery_singleton_lock.server_watch import ServerWatch
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.worker.nudge import Nudge
 from celery_singleton_lock.worker.run_hold import RunHold
-from celery_singleton_lock.worker.silences import Silences
+from celery_singleton_lock.worker.silences import Silences, report
 
 logger = get_logger(__name__)
 
@@ -175,6 +176,9 @@ class Children:
         store: where their locks are.
         journal: notes what is freed for them.
         server_watch: notices outages of the store for them.
+
+    Attributes:
+        silences: where they report such outages.
     """
 
     def __init__(self, store: Store, journal: JournalWriter, server_watch: ServerWatch) -> None:
@@ -186,9 +190,9 @@ class Children:
         self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `assign`.
         self._thread: threading.Thread | None = None
         self._news = Nudge()
-        self._silences = Silences()
+        self.silences = Silences()
         self._server_watch = server_watch
-        server_watch.watch_for_children(self._silences.report, self._leased)
+        server_watch.watch_for_children(partial(report, self.silences.writer), self._leased)
         #: When the thread goes on by itself.
         self._wakes_at = 0.0
         self._closed = False
@@ -279,10 +283,10 @@ class Children:
             now = clock.now()
             self._wakes_at = min((child.looked_at(now) for child in self._children.values()), default=float("inf"))
             seconds = self._wakes_at - now
-        awaited = [self._news.descriptor, self._silences.descriptor, *pidfds]
+        awaited = [self._news.descriptor, self.silences.descriptor, *pidfds]
         _poll(awaited, None if seconds == float("inf") else max(seconds, 0.0))
         self._news.take()
-        if (reported := self._silences.latest()) is not None:
+        if (reported := self.silences.latest()) is not None:
             self._server_watch.look(*reported)
 
     def _free_for_the_dead(self) -> None:

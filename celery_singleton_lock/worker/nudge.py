@@ -14,7 +14,7 @@ class Nudge(Pipe):
     def give(self) -> None:
         """Wake the thread; may be called in a signal handler."""
         with suppress(BlockingIOError):  # The pipe is full of nudges.
-            os.write(self._writer, b".")
+            os.write(self.writer, b".")
 
     def take(self) -> None:
         """Take all nudges that were given."""

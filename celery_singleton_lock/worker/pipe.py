@@ -1,4 +1,4 @@
-"""A pipe to one thread of this process, from its other threads and from processes that it forks."""
+"""A pipe to one thread of this process, from its other threads and from processes that it starts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ class Pipe:
 
     Attributes:
         descriptor: the descriptor to watch; readable from a write on, until what was written is read.
+        writer: where to write.
     """
 
     def __init__(self) -> None:
-        self.descriptor, self._writer = os.pipe()
-        for each in self.descriptor, self._writer:
+        self.descriptor, self.writer = os.pipe()
+        for each in self.descriptor, self.writer:
             os.set_blocking(each, False)
             finalize(self, os.close, each).atexit = False

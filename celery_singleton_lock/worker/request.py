@@ -19,12 +19,11 @@ from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from celery import Task, states
+from celery import states
 from celery.exceptions import (
     Ignore,
     Reject,
     Retry,
-    SoftTimeLimitExceeded,
     Terminated,
     TimeLimitExceeded,
     WorkerLostError,
@@ -33,7 +32,14 @@ from celery.signals import task_revoked
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock._celery import WorkerRequest, counts_part_once, is_active, reported
+from celery_singleton_lock._celery import (
+    WorkerRequest,
+    counts_part_once,
+    give_token_back,
+    is_active,
+    raised,
+    reported,
+)
 from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
@@ -55,6 +61,9 @@ logger = get_logger(__name__)
 
 #: The children of each app's worker, if it has a pool of processes.
 children_of: WeakKeyDictionary[Any, Children] = WeakKeyDictionary()
+
+#: Each app's worker, while it runs.
+worker_of: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 #: Makes the keys that no child has reported.
 aside = Aside("singleton-lock-aside")
@@ -191,7 +200,12 @@ class SingletonRequest(WorkerRequest):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """It failed, by itself (`return_ok`) or because its child is gone."""
-        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        error = raised(exc_info)
+        if (
+            isinstance(error, (Skipped, RejectedCopy, requeue.GoesOn))
+            and (worker := worker_of.get(self.app)) is not None
+        ):
+            give_token_back(worker.consumer, self.task.name)
         if isinstance(error, Skipped):
             self._announce_skipped(expired=isinstance(error, Expired))
         if isinstance(error, RejectedCopy):
@@ -200,7 +214,7 @@ class SingletonRequest(WorkerRequest):
             self._pass_on()
         if return_ok or not isinstance(error, _LOST):
             result = super().on_failure(exc_info, send_failed_event, return_ok)
-            if not (return_ok and self._had_begun(error)) and self._is_over:
+            if self._brought is not None and not (return_ok and self._has_freed(error)) and self._is_over:
                 self._end_brought()
             return result
         # Before the message goes back: its next delivery must not be refused by this one's lock.
@@ -325,11 +339,11 @@ class SingletonRequest(WorkerRequest):
             logger.debug("%s: the main process cannot tell what it brought: %r", self, error)
             return None
 
-    def _had_begun(self, error: BaseException) -> bool:
-        """Whether its process got far enough to free what the message brought, or that is not to be freed."""
-        has_hook = getattr(type(self.task), "before_start", None) is not Task.before_start
-        may_not = has_hook or isinstance(error, SoftTimeLimitExceeded)  # That may strike as soon as the pool begins.
-        return not may_not or isinstance(error, (Ignore, Reject, Retry))
+    def _has_freed(self, error: BaseException) -> bool:
+        """Whether its process has freed what the message brought, or that goes on. Before the task is called, as in
+        `before_start`, or if a soft time limit strikes there, the process does not, and has reported no key.
+        """
+        return isinstance(error, (Retry, requeue.GoesOn)) or self.hold() is not None
 
     def _end_brought(self) -> None:
         brought, self._brought = self._brought, None

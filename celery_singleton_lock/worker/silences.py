@@ -20,15 +20,16 @@ MAX_SIZE = min(getattr(select, "PIPE_BUF", 512), 4096)
 _ALL = 1 << 20
 
 
-class Silences(Pipe):
-    """Reports of questions without an answer; made before the pool forks."""
+def report(writer: int, key: str, reason: str) -> None:
+    """In a process of the pool; never waits."""
+    line = json.dumps([cleaned.text(key, most=cleaned.MAX_KEY_BYTES), cleaned.text(reason)]).encode() + b"\n"
+    if len(line) <= MAX_SIZE:
+        with suppress(OSError):  # The pipe is full of reports; or the main process is gone.
+            os.write(writer, line)
 
-    def report(self, key: str, reason: str) -> None:
-        """In a process of the pool; never waits."""
-        line = json.dumps([cleaned.text(key, most=cleaned.MAX_KEY_BYTES), cleaned.text(reason)]).encode() + b"\n"
-        if len(line) <= MAX_SIZE:
-            with suppress(OSError):  # The pipe is full of reports; or the main process is gone.
-                os.write(self._writer, line)
+
+class Silences(Pipe):
+    """Reports of questions without an answer; made before the pool starts its processes."""
 
     def latest(self) -> tuple[str, str] | None:
         """In the main process: take all reports; the key and reason of the last, None if there was none."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery, chain
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.options.rules import SCOPES
@@ -111,6 +111,29 @@ def define(app: Celery) -> SimpleNamespace:
     def before_start(self: Any, *_: Any) -> None:
         raise ValueError("as told")
 
+    def ends_before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """A hook: ends the first attempt in the way that its second argument says."""
+        _, how = args
+        if self.request.retries:
+            return
+        if how == "retry":
+            raise self.retry(countdown=PAUSE)
+        if how == "retry for a cause":
+            raise self.retry(exc=ValueError("as told"), countdown=PAUSE)
+        if how == "ignore":
+            raise Ignore
+        if how == "reject":
+            raise Reject("as told", requeue=False)
+
+    def works_when_asked(self: Any, job: str, how: str) -> str:
+        return work(self, job, 300.0)
+
+    def retries_when_late(self: Any, job: str) -> str:
+        try:
+            return work(self, job, 300.0)
+        except SoftTimeLimitExceeded as error:
+            raise self.retry(exc=error, countdown=PAUSE) from None
+
     def too_long(self: Any, job: str) -> None:
         time.sleep(300)
 
@@ -142,6 +165,8 @@ def define(app: Celery) -> SimpleNamespace:
         resent=task(name="queued.resent")(resent),
         sends_its_id=task(name="queued.sends_its_id")(sends_its_id),
         given_back=task(name="queued.given_back")(given_back),
+        hooked=task(name="queued.hooked", before_start=ends_before_start)(works_when_asked),
+        retries_when_late=task(name="queued.retries_when_late", soft_time_limit=1)(retries_when_late),
         not_begun=task(name="queued.not_begun", before_start=before_start)(work),
         dies_rejected=task(name="queued.dies_rejected", acks_late=True, acks_on_failure_or_timeout=False)(dies),
         long_lease=task(name="queued.long_lease", lock_ttl=600.0)(work),

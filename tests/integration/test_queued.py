@@ -18,7 +18,7 @@ from celery.signals import before_task_publish
 from celery_singleton_lock import DuplicateResult, SingletonTask, clock
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.outcome import OF_USE
-from tests.integration.conftest import LONG, Shop, quick_first, until
+from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
 from tests.integration.queued_tasks import PAUSE, define
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -123,6 +123,15 @@ class TestMessageIsOver:
         result = tasks.__dict__[name].delay("report")
         until(lambda: result.state == states.FAILURE)
         until_can_be_sent(shop)
+
+    @pytest.mark.parametrize("how", ["ignore", "reject"])
+    @pytest.mark.parametrize("pool", POOLS)
+    def test_in_before_start(self, shop: Shop, tasks: SimpleNamespace, pool: str, how: str) -> None:
+        tasks.hooked.delay("report", how)
+        assert len(queued(shop)) == 1
+        start(shop, pool=pool)
+        until_can_be_sent(shop)
+        assert shop.record.runs() == []
 
     def test_revoked_before_it_starts(self, shop: Shop, tasks: SimpleNamespace) -> None:
         (worker,) = start(shop)
@@ -252,6 +261,26 @@ class TestMessageGoesOn:
         assert not is_sent(tasks.retrying.delay("report"))
         assert first.get(timeout=LIMIT) == "report"
         assert len(shop.record.runs("report")) == 2
+        until_can_be_sent(shop)
+
+    @pytest.mark.parametrize("how", ["retry", "retry for a cause"])
+    @pytest.mark.parametrize("pool", POOLS)
+    def test_by_a_retry_in_before_start(self, shop: Shop, tasks: SimpleNamespace, pool: str, how: str) -> None:
+        start(shop, pool=pool)
+        first = tasks.hooked.delay("report", how)
+        shop.record.wait_for(starts=1)
+        assert not is_sent(tasks.hooked.delay("report", how))
+        shop.record.let_end("report")
+        assert first.get(timeout=LIMIT) == "report"
+        until_can_be_sent(shop)
+
+    def test_by_a_retry_for_a_soft_time_limit(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        first = tasks.retries_when_late.delay("report")
+        shop.record.wait_for(starts=2)
+        assert not is_sent(tasks.retries_when_late.delay("report"))
+        shop.record.let_end("report")
+        assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 
     def test_by_a_retry_that_it_sends_before_it_ends(self, shop: Shop, tasks: SimpleNamespace) -> None:

@@ -28,6 +28,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.worker import children
 from celery_singleton_lock.worker.children import Children
 from celery_singleton_lock.worker.run_hold import RunHold
+from celery_singleton_lock.worker.silences import report
 from tests.patience import LIMIT, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")
@@ -500,7 +501,7 @@ def test_outage_that_a_child_reports_is_looked_into(
     caplog.set_level(logging.WARNING)
     family.start()
     store.fail = True
-    family._silences.report("k", "refused")
+    report(family.silences.writer, "k", "refused")
     until(lambda: "trying again" in caplog.text)
     store.fail = False
     until(lambda: "answers again" in caplog.text)

@@ -38,7 +38,7 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     opened = key_report._channel
     yield
     os.close(opened._reader)
-    os.close(opened._writer)
+    os.close(opened.writer)
 
 
 def in_child(function: Callable[[], object]) -> None:
@@ -88,7 +88,7 @@ def test_execution_that_asks_again_has_no_lease_yet(channel: None) -> None:
 @pytest.mark.parametrize("at", ['"soon"', "null", "NaN", "[1.0]", "true"])
 def test_nonsense_in_place_of_a_time_is_not_believed(channel: None, at: str) -> None:
     delivery = Delivery()
-    os.write(key_report._channel._writer, f'["{delivery.owner}", {at}]\n'.encode())
+    os.write(key_report._channel.writer, f'["{delivery.owner}", {at}]\n'.encode())
     key_report.receive()
     assert delivery.give_up_at is None
 
@@ -137,10 +137,10 @@ def test_too_long_report_is_left_out(channel: None) -> None:
 def test_cut_lines_are_joined(channel: None) -> None:
     delivery = Delivery()
     line = Report(delivery.owner, "k", 30.0, 2, delivery.owner, "").dumps()
-    os.write(key_report._channel._writer, b"nonsense\n[1]\n\xff\n" + line[:20])
+    os.write(key_report._channel.writer, b"nonsense\n[1]\n\xff\n" + line[:20])
     key_report.receive()
     assert delivery.report is None
-    os.write(key_report._channel._writer, line[20:])
+    os.write(key_report._channel.writer, line[20:])
     key_report.receive()
     assert delivery.report is not None
 

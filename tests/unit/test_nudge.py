@@ -34,8 +34,8 @@ def test_full_pipe_blocks_nobody() -> None:
 
 def test_unused_nudge_is_closed() -> None:
     nudge = Nudge()
-    reader, writer = os.dup(nudge.descriptor), os.dup(nudge._writer)
-    descriptors, pipe = (nudge.descriptor, nudge._writer), os.fstat(reader).st_ino
+    reader, writer = os.dup(nudge.descriptor), os.dup(nudge.writer)
+    descriptors, pipe = (nudge.descriptor, nudge.writer), os.fstat(reader).st_ino
     del nudge
     gc.collect()
     for descriptor in descriptors:

@@ -533,6 +533,8 @@ def test_soft_time_limit_before_the_task_is_called_frees_what_the_message_brough
     request = receive(task, carries={"queue": [task.name, key, owner, 600.0, 1, "until_executed"]})
     request.on_accepted(1, time.monotonic())
     request.acknowledge()
+    if not is_freed:
+        begin(request)
     request.on_failure(info(error), return_ok=True)
     done = threading.Event()
     aside.do(done.set)

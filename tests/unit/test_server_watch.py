@@ -8,13 +8,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from celery_singleton_lock import LockUnavailable, clock, forks, server_watch
 from celery_singleton_lock.server_watch import ServerWatch
-from celery_singleton_lock.worker.silences import MAX_SIZE, Silences
+from celery_singleton_lock.worker.silences import MAX_SIZE, Silences, report
 from tests.patience import until
 
 
@@ -148,7 +149,7 @@ def test_child_leaves_the_outage_to_its_main_process(
     server: Server, watch: ServerWatch, said: Callable[[str], list[str]]
 ) -> None:
     silences = Silences()
-    watch.watch_for_children(silences.report, list)
+    watch.watch_for_children(partial(report, silences.writer), list)
     watch.start_anew()  # As after a fork.
     watch.failed(server.error(), "k")
     assert said("trying again") == ["DEBUG"]
@@ -206,8 +207,8 @@ class TestSilences:
         assert silences.latest() is None
         pid = os.fork()
         if pid == 0:
-            silences.report("first", "refused")
-            silences.report("späť", "reset")
+            report(silences.writer, "first", "refused")
+            report(silences.writer, "späť", "reset")
             os._exit(0)
         os.waitpid(pid, 0)
         assert silences.latest() == ("späť", "reset")
@@ -216,13 +217,13 @@ class TestSilences:
     def test_full_pipe_blocks_nobody(self) -> None:
         silences = Silences()
         for number in range(100_000):
-            silences.report(f"key-{number:09}", "refused")
+            report(silences.writer, f"key-{number:09}", "refused")
         assert str(silences.latest()).startswith("('key-")
         assert silences.latest() is None
 
     def test_reports_are_short(self) -> None:
         silences = Silences()
-        silences.report("k" * MAX_SIZE, "\U0001f600" * MAX_SIZE)
+        report(silences.writer, "k" * MAX_SIZE, "\U0001f600" * MAX_SIZE)
         key, reason = silences.latest() or ("", "")
         assert key.startswith("kkk")
         assert reason.startswith("\U0001f600")
@@ -230,5 +231,5 @@ class TestSilences:
     def test_nonsense_is_not_believed(self) -> None:
         silences = Silences()
         for line in (b"nonsense\n", b"[1]\n", b"\xff\n"):
-            os.write(silences._writer, line)
+            os.write(silences.writer, line)
             assert silences.latest() is None

@@ -23,7 +23,7 @@ from celery_singleton_lock.stores.redis._redis_py import sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.lock_answers import parse_held
 from celery_singleton_lock.stores.redis.script import Command
-from celery_singleton_lock.stores.redis.server import Server, words_of
+from celery_singleton_lock.stores.redis.server import OF_A_CLUSTER, Server, words_of
 
 #: The most keys that are looked at on one server.
 MAX_KEYS = 100_000
@@ -147,8 +147,14 @@ class Servers:
         for _, server in self._each:
             server.close()
 
+    def of_a_cluster(self) -> list[str]:
+        """Those that are taken for single servers, and are nodes of a cluster, as far as they say."""
+        return [name for name, server in self._each if self._cluster is None and server.is_of_a_cluster]
+
     def _probed(self, name: str, server: Server) -> Probe:
         try:
+            if self._cluster is None and server.is_of_a_cluster:
+                return Probe(name, error=f"HELLO: {OF_A_CLUSTER}")
             refused = _refused(server, self._trial_key(server))
             ahead, uncertain = _clock(server)
             return Probe(

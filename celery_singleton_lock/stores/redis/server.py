@@ -11,7 +11,14 @@ from typing import Any, Protocol
 from redis.backoff import NoBackoff
 from redis.connection import Connection as RedisPyConnection
 from redis.connection import ConnectionPool
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
@@ -41,6 +48,17 @@ OF_A_POOL = frozenset(
 _NAMES_OF_LIBRARY = frozenset({"driver_info", "lib_name", "lib_version"})
 
 
+#: Of a node of a cluster that is taken for a single server: what is wrong, and what to do.
+OF_A_CLUSTER = "it is a node of a cluster, which has a part of the keys"
+NAME_THE_CLUSTER = (
+    "write redis+cluster:// (with TLS rediss+cluster://) in singleton_lock_backend, without the number of a database; "
+    "a Lock takes a redis.cluster.RedisCluster"
+)
+
+#: MOVED (which is an AskError in redis-py), ASK, CROSSSLOT, CLUSTERDOWN and TRYAGAIN.
+_OF_A_CLUSTER = (AskError, ClusterCrossSlotError, ClusterDownError, TryAgainError)
+
+
 def words_of(error: BaseException) -> str:
     """An error's text, without the internals at the end of an error about Sentinels: some versions show a password.
 
@@ -50,6 +68,11 @@ def words_of(error: BaseException) -> str:
     if "WRONGTYPE" in text and "script" in text:  # The server names the line of the script, and not the key.
         return f"a key of this lock is {FOREIGN}, of another type; `celery locks doctor` finds it (WRONGTYPE)"
     return cleaned.text(text)
+
+
+def is_of_a_cluster(error: BaseException) -> bool:
+    """Whether an answer to somebody who takes the server for a single one shows that it is a node of a cluster."""
+    return isinstance(error, _OF_A_CLUSTER) or "not allowed in cluster mode" in str(error)
 
 
 class Endpoint(Protocol):
@@ -120,6 +143,15 @@ class Server:
         """Run several scripts in one round trip. See `Connection.run_each`."""
         with self.connection(step) as connection:
             return connection.run_each(calls)
+
+    @property
+    def is_of_a_cluster(self) -> bool:
+        """Whether it is a node of a cluster, as far as it says: any user may ask for that."""
+        try:
+            answer = self.command("HELLO")
+        except (RedisError, OSError) as error:
+            return is_of_a_cluster(error)
+        return isinstance(answer, list) and (b"mode", b"cluster") in zip(answer[::2], answer[1::2], strict=False)
 
     def server_of(self, key: str) -> Server:
         """The server that has the key: this one."""

@@ -28,7 +28,7 @@ from redis.exceptions import (
 )
 
 from celery_singleton_lock import chance, clock, trust
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, PendingAnswer, Record, Reservation, Waiter
@@ -41,7 +41,15 @@ from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import CallId, PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Ready, batches
-from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
+from celery_singleton_lock.stores.redis.server import (
+    NAME_THE_CLUSTER,
+    OF_A_CLUSTER,
+    STEP_TIMEOUT,
+    Endpoint,
+    Server,
+    is_of_a_cluster,
+    words_of,
+)
 from celery_singleton_lock.stores.redis.stops import RedisStops, tell
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
 from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
@@ -106,6 +114,8 @@ class RedisStore:
             except (RedisError, OSError) as error:
                 return self._patiently(attempt, failed=error)
         except BaseException as error:
+            if isinstance(error, WrongLockServer):
+                raise  # It has done nothing.
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
             question.drop()  # What is pending for this lock may have kept it from being read.
@@ -411,6 +421,8 @@ class RedisStore:
             clock.sleep(chance.spread(min(PAUSE * 2**failures, MAX_PAUSE), least=0.0))
 
     def _unavailable(self, error: BaseException) -> LockUnavailable:
+        if isinstance(self._servers, Server) and is_of_a_cluster(error):
+            return WrongLockServer(self.server, f"{words_of(error)}: {OF_A_CLUSTER}; {NAME_THE_CLUSTER}")
         return LockUnavailable(self.server, words_of(error))
 
 
