@@ -34,6 +34,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock._celery import WorkerRequest, counts_part_once, is_active, reported
+from celery_singleton_lock.background import Aside
 from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
@@ -47,7 +48,6 @@ from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skippe
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_of
-from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.run_hold import RunHold
@@ -199,6 +199,9 @@ class SingletonRequest(WorkerRequest):
             result = super().on_failure(exc_info, send_failed_event, return_ok)
             if not (return_ok and self._had_begun(error)) and self._is_over:
                 self._end_brought()
+            has_not_asked = self.hold() is None  # Its `before_start` has failed, say.
+            if self._is_over and (has_not_asked or isinstance(error, LockUnavailable)) and self._may_be_kept_for():
+                aside.do(self._free_kept)
             return result
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
