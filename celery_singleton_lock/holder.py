@@ -23,7 +23,8 @@ STEM_LENGTH = 28
 #: The attempt (see `Holder.attempt`) of a message that is neither a retry nor a replacement.
 FIRST = (0, 0)
 
-#: A value for `Holder.replaced` that no message has, so that no message takes the lock for its own.
+#: The highest value of `Holder.replaced` for a lock that an operator has taken from a task, see `Holder.taken_away`. No
+#: message has a negative one, so that no message takes the lock for its own.
 NOBODY = -1
 
 #: The number of parts of a holder beside an owner token. The store writes the fence after them; parts that were added
@@ -110,6 +111,23 @@ class Holder:
         return self.replaced, self.retries
 
     @property
+    def is_nobody(self) -> bool:
+        """Whether an operator has taken the lock from this task, so that nobody gets it before the task is gone."""
+        return self.replaced <= NOBODY
+
+    def taken_away(self, node: str) -> Holder:
+        """The holder that keeps the lock when an operator takes it from this one."""
+        return Holder(
+            self.task_id,
+            self.retries,
+            node,
+            since=self.since,
+            replaced=NOBODY - self.replaced,
+            sending=self.sending,
+            label=self.label,
+        )
+
+    @property
     def message(self) -> str:
         """A name for the message, the same for each copy."""
         return f"{self.record or self.sending}:{self.replaced}.{self.retries}"
@@ -158,7 +176,7 @@ class Holder:
             cleaned.text_or_none(node),
             cleaned.count(pid),
             cleaned.seconds(since),
-            replaced if replaced == NOBODY else cleaned.count(replaced),
+            _replaced(replaced),
             cleaned.text(process),
             cleaned.seconds(ttl),
             cleaned.text(sending),
@@ -172,6 +190,12 @@ def task_arriving_as(name: bytes) -> str | None:
     """The task's id in what `Holder.arrives_as` says."""
     fields = cleaned.array(name.rstrip(b",") + b"]")
     return cleaned.text_or_none(fields[1]) if fields is not None and len(fields) > 1 else None
+
+
+def _replaced(value: object) -> int:
+    if isinstance(value, int) and value <= NOBODY:
+        return NOBODY - cleaned.count(NOBODY - value)
+    return cleaned.count(value)
 
 
 def _task_of(newer: object) -> str | None:

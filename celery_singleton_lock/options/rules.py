@@ -56,6 +56,9 @@ MAX_DONE_TTL = 2_592_000.0
 #: The longest time in seconds for which a waiting message keeps others from being sent: 30 days.
 MAX_QUEUE_TTL = 2_592_000.0
 
+#: For how long a message that waits keeps its lock if nothing says how long, beyond its countdown.
+QUEUE_TTL = 3600.0
+
 #: The most entries that a journal can keep, each of some hundred bytes.
 MAX_JOURNAL = 1_000_000
 

@@ -27,10 +27,11 @@ class Joined(NamedTuple):
 
     @classmethod
     def of(cls, holder: Holder) -> Joined | None:
-        """The holder of a lock; None if that is not a task, or it is not known which."""
-        if holder.task_id is None or not holder.sending or holder.replaced == NOBODY:
+        """The holder of a lock, or the task from which an operator has taken it; None if that is not a task."""
+        if holder.task_id is None or not holder.sending:
             return None
-        return cls(holder.task_id, holder.sending, holder.replaced, holder.retries, holder.since)
+        replaced = NOBODY - holder.replaced if holder.is_nobody else holder.replaced
+        return cls(holder.task_id, holder.sending, replaced, holder.retries, holder.since)
 
     @classmethod
     def read(cls, value: object) -> Joined | None:

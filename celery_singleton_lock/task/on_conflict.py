@@ -3,6 +3,8 @@
 Everything here ends the execution by raising what Celery understands. Nobody waits forever afterwards: either a refused
 execution gets a final state, and so do its chain's later steps and its chord, or its message goes back to the queue
 under the same id. A conflict never spends the task's own retries.
+
+A message that has begun is never refused, whatever the policy: half of its work may be done. It waits.
 """
 
 from __future__ import annotations
@@ -53,12 +55,16 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     Raises:
         InvalidOption: the user's callable did not return a policy.
     """
-    policy: ConflictPolicy = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)
+    policy: ConflictPolicy
+    if requeue.has_begun(task) and options.on_conflict not in NEWEST_POLICIES:
+        policy = "retry"
+    else:
+        policy = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)
     if policy in WAITING_POLICIES and task.request.is_eager:
         return "raise"
-    bound = options.conflict_retries
-    if policy == "retry" and bound is not None and requeue.put_back_count(task.request, "conflict") >= bound:
-        return "raise"  # A copy that has joined only looks, however often.
+    bound = _bound_of(task, policy, options)
+    if bound is not None and requeue.put_back_count(task.request, "conflict") >= bound:
+        return "raise"
     return policy
 
 
@@ -75,7 +81,7 @@ def end(
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy in WAITING_POLICIES:
         # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.
-        is_bounded = policy == "retry" and options.conflict_retries is not None
+        is_bounded = _bound_of(task, policy, options) is not None
         waits = None if is_bounded else requeue.Waits(conflict.key, options.limit)
         requeue.put_back(task, reason="conflict", carried=carried._replace(waits=waits))
     elif policy == "raise":
@@ -106,6 +112,11 @@ def revoke(task: TaskLike, why: Ignore) -> NoReturn:
         # A bare Ignore would leave chains and chords waiting forever.
         _record(task, TaskRevokedError(str(why)), states.REVOKED)
     raise why
+
+
+def _bound_of(task: TaskLike, policy: ConflictPolicy, options: Options) -> int | None:
+    """How often the execution is put back; None: without a limit, as a copy that has joined, which only looks."""
+    return options.conflict_retries if policy == "retry" and not requeue.has_begun(task) else None
 
 
 def _reject(task: TaskLike, conflict: LockConflict) -> NoReturn:

@@ -167,6 +167,14 @@ def may_have_begun(request: RequestLike) -> bool:
     return delivery.is_redelivered(request) or _known_of(request).get("redelivered") is True
 
 
+def has_begun(task: TaskLike) -> bool:
+    """Whether the body of the running message may have begun before: in an earlier attempt; or in an earlier delivery
+    of a message that is acknowledged late, whose worker has died, or has lost the broker.
+    """
+    request = task.request
+    return cleaned.count(request.retries) > 0 or bool(task.acks_late and may_have_begun(request))
+
+
 def comes_too_late(request: RequestLike) -> bool:
     """Whether the message has expired, and reaches its task all the same, since it may have begun before."""
     expires = maybe_iso8601(request.expires) if may_have_begun(request) else None

@@ -23,8 +23,8 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
-from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.options.rules import QUEUE_TTL
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import (
     delivery,
@@ -185,7 +185,7 @@ class Run:
         if reason == GONE:
             with suppress(LockUnavailable):
                 for held in it.runtime.store.held(it.key, limit=it.options.limit):
-                    if held.holder and held.holder.replaced == NOBODY and it.is_copy_of(held):
+                    if held.holder and held.holder.is_nobody and it.is_copy_of(held):
                         return "an operator has released it (celery control release_lock)"
         return reason
 
@@ -274,7 +274,9 @@ def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation
         return None
     holder = newest.as_holder(execution)
     following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
-    return Reservation(following, seconds_until(error) + options.ttl)
+    # Nobody renews it until a worker begins with that attempt, whose message may wait in the queue behind others.
+    late = max(options.ttl, options.queue_ttl or QUEUE_TTL)
+    return Reservation(following, seconds_until(error) + late)
 
 
 def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from celery import states
@@ -22,13 +24,15 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import clock, signals
+from celery_singleton_lock import cleaned, clock, signals
 from celery_singleton_lock._celery import current_worker_task, setting
+from celery_singleton_lock.background import Aside
 from celery_singleton_lock.errors import DuplicateTask, LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.options.rules import (
     DUPLICATE_POLICIES,
     MAX_QUEUE_TTL,
+    QUEUE_TTL,
     UNTIL_EXPIRED,
     WHILE_EXECUTING,
     DuplicatePolicy,
@@ -37,18 +41,31 @@ from celery_singleton_lock.options.rules import (
 from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, Reservation
-from celery_singleton_lock.task import journal_entries, message_identity, replacing
+from celery_singleton_lock.task import journal_entries, message_identity, outcome, replacing
 from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.leader import Leader, may_be_followed
-from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_in, lock_of
+from celery_singleton_lock.task.queue_lock import (
+    SAID_FOR,
+    QueueLock,
+    holder_of_message,
+    is_by_time,
+    lock_in,
+    lock_of,
+)
 from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
 
-#: Seconds that a message may wait if nothing says how long, and seconds that are added to what is said.
-A_DAY, MARGIN = 86_400.0, 60.0
+#: The seconds that a caller waits for the result backend's answer whether another message has ended.
+PATIENCE = 1.0
+
+#: Asks the result backend. Its thread stays for a while: a backend has its connections for each thread.
+_aside = Aside("singleton-lock-ended", linger=5.0)
+
+#: Seconds that are added to how long a message may wait.
+MARGIN = 60.0
 
 #: Options of a call if something follows from its message, which must not be lost, whatever message has the lock. Also
 #: those that Celery gives to each part of a canvas, whose id somebody may wait for; a chord's body has only the last.
@@ -88,11 +105,14 @@ def send(
     named: dict[str, Any],
     publish: Callable[..., Any],
     sender: Any,
+    *,
+    asks: bool = True,
 ) -> Any:
     """Send a message with its lock by `publish`, or answer as `on_duplicate` says.
 
     `call` has the lock options of this call, and `named` whatever else `apply_async` was given, by name, with the id
-    and our header; `sender` is the task that a worker carries out meanwhile.
+    and our header; `sender` is the task that a worker carries out meanwhile. If another message has the lock, and
+    `asks`, the result backend is asked whether that message has ended.
 
     Raises:
         DuplicateTask: with `on_duplicate="raise"`.
@@ -120,7 +140,7 @@ def send(
     else:
         handing_over: AbstractContextManager[None] = nullcontext()
         if kept is not None:  # Each of the two messages has an owner of its own.
-            holder = replace(holder, record=lock.owner)
+            holder = replace(holder, record=lock.owner, retries=1)
             lock = replace(lock, owner=holder.reserved_as)
             handing_over = before.handing_over(Reservation(holder, lock.request(holder).ttl))
         asking = Asking(runtime.store, lock.request(holder))
@@ -132,7 +152,8 @@ def send(
                 raise
             if (found := asking.found) is not None and isinstance(error, DuplicateTask):
                 if not before.is_one:
-                    return _Duplicate(task, options, lock, found, error).answer(named, publish)
+                    again = partial(send, task, call, args, kwargs, named, publish, sender, asks=False)
+                    return _Duplicate(task, options, lock, found, error).answer(named, publish, again if asks else None)
             elif _is_raised(error, options) and not _follows(before, named):
                 raise
             return _publish_without(publish, task, named, error)
@@ -194,8 +215,11 @@ def _send_on(
     publish: Callable[..., Any],
 ) -> Any:
     """Send a message with the lock of the one that it continues."""
-    if before.request is None and lock.ends_at_start and lock.follows is None:
-        with suppress(LockUnavailable):  # It may have ended as the body began, whose process has died.
+    # It may have ended as the body began, whose process has died. Or the attempt before stores an end (`_is_outdated`).
+    asks = lock.ends_at_start if before.request is None else lock.ends_at_end and before.has_run(named)
+    if asks and lock.follows is None:
+        holder = replace(holder, retries=cleaned.count(named.get("retries")))
+        with suppress(LockUnavailable):
             Runtime.of(task.app).store.acquire(lock.request(holder))
     result = publish(**_with_lock(task, named, lock))
     before.pass_on(lock, named)
@@ -222,8 +246,10 @@ class _Duplicate(NamedTuple):
     found: Held
     error: DuplicateTask
 
-    def answer(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
-        """What the caller gets; its message is sent, or is not."""
+    def answer(self, named: Mapping[str, Any], publish: Callable[..., Any], again: Callable[[], Any] | None) -> Any:
+        """What the caller gets; its message is sent, or is not. Sent `again` if the other message has ended."""
+        if again is not None and self._is_outdated():
+            return again()
         if _is_part(named):
             return self._send_following(named, publish)
         policy = self._policy()
@@ -237,6 +263,35 @@ class _Duplicate(NamedTuple):
             error = TaskRevokedError(f"skipped: {self.error}")
             return EagerResult(uuid(), error, states.REVOKED, name=self.task.name)
         return DuplicateResult.of(self.task, self.error)
+
+    def _is_outdated(self) -> bool:
+        """Free the lock if its message has ended, and nobody has freed it: a worker without this package has run it.
+
+        Whether the lock may be free by now.
+        """
+        holder = self.found.holder
+        answers: SimpleQueue[bool] = SimpleQueue()
+        lasts_for_its_time = self.lock.scope == UNTIL_EXPIRED or is_by_time(self.found)
+        if holder is None or holder.task_id is None or lasts_for_its_time:
+            return False
+        if holder.retries:  # What has ended may be an earlier attempt, or the message that has sent this one.
+            return False
+
+        def ask(task_id: str = holder.task_id, since: float = holder.since) -> None:
+            try:
+                answers.put(outcome.has_ended(self.task, task_id, since))
+            except Exception as error:  # noqa: BLE001 - every backend has its own
+                logger.info("%s: it is not known whether task %s has ended: %r", self.task.name, task_id, error)
+                answers.put(False)
+
+        _aside.do(ask)
+        with suppress(Empty, LockUnavailable):
+            if answers.get(timeout=PATIENCE):
+                logger.warning("%s: task %s has ended and left its lock, which is freed", self.lock.key, holder.task_id)
+                hold = self.found.hold(self.lock.key, ttl=SAID_FOR, limit=self.lock.limit)
+                Runtime.of(self.task.app).store.free(hold)
+                return True
+        return False
 
     def _policy(self) -> DuplicatePolicy:
         allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or replaces(self.options)]
@@ -334,7 +389,7 @@ def _seconds(task: Any, options: Options, named: Mapping[str, Any]) -> float:
         return min(delay + options.queue_ttl, MAX_QUEUE_TTL)
     if (expires := named.get("expires", task.expires)) is not None:
         life = _seconds_until(expires)
-    return min((delay + A_DAY if life is None else life) + MARGIN, MAX_QUEUE_TTL)
+    return min((delay + QUEUE_TTL if life is None else life) + MARGIN, MAX_QUEUE_TTL)
 
 
 def _seconds_until(when: Any) -> float | None:

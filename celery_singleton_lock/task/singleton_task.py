@@ -80,8 +80,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: canvas, or a call with callbacks, is sent and ends as the other message does; with "replace" it runs by itself.
     on_duplicate: DuplicatePolicy | Callable[..., Any] | None = None
 
-    #: Seconds (1 to 2592000) for which a message that waits can keep others from being sent, beyond its countdown; None
-    #: (default): until it expires, or for a day. With "until_expired": seconds for which no second message is sent.
+    #: Seconds (1 to 2592000) for which a message that waits can keep others from being sent, and the lock of a retry be
+    #: kept, beyond its countdown; None (default): until it expires, or for an hour. With "until_expired": seconds for
+    #: which no second message is sent.
     lock_queue_ttl: ClassVar[float | None] = None
 
     #: What to do if the lock server does not answer when a message is sent. "send" (default): send it without a lock;
@@ -99,7 +100,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: `LockConflict`; "retry": try again later, without spending `max_retries`; "reject": reject the message, which a
     #: dead-letter queue may take if it is acknowledged late; "join": wait, and end as that execution ends, without
     #: a run; "rerun": wait as "retry" does, but of all that wait only the newest runs; "replace": the same, and stop
-    #: the older one that runs; or a callable of (task, conflict) that returns one of the first five.
+    #: the older one that runs; or a callable of (task, conflict) that returns one of the first five. A message that has
+    #: begun, such as a retry, waits, whatever this says.
     on_conflict: ConflictPolicy | Callable[..., Any] | None = None
 
     #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without a limit.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -22,14 +21,13 @@ from celery.worker.control import control_command, inspect_command
 from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock._celery import active_requests, add_method, ask_each_worker
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable, with_label
-from celery_singleton_lock.holder import NOBODY, mark_of_owner
+from celery_singleton_lock.holder import mark_of_owner, stem
 from celery_singleton_lock.keys.key import has_form_of_key, is_key
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.worker.request import SingletonRequest
 from celery_singleton_lock.worker.run_hold import RunHold
 
@@ -91,7 +89,7 @@ def release_lock(state: Any, key: str = "", mark: str = "", **_: Any) -> Any:
     try:
         for request, hold in _running():
             is_meant = hold.key == key.removesuffix(":run") and mark in ("", mark_of_owner(hold.owner))
-            if is_meant and (kept := _take_away(store, request, hold, state.hostname)):
+            if is_meant and (kept := _take_away(store, hold, state.hostname)):
                 arguments = (request, kept, store)
                 threading.Thread(target=_free_after, args=arguments, name="singleton-lock-release", daemon=True).start()
                 promises.append(_promise(request, hold))
@@ -136,11 +134,12 @@ def _running() -> Iterator[tuple[SingletonRequest, RunHold]]:
             yield request, hold
 
 
-def _take_away(store: Store, request: SingletonRequest, hold: RunHold, node: str) -> Hold | None:
+def _take_away(store: Store, hold: RunHold, node: str) -> Hold | None:
     """Reserve a lock for nobody; the hold that keeps it then, None if the task did not have the lock."""
-    nobody = replace(
-        holder_of(request.task, request.context, hold.holder.label), node=node, pid=0, process="", replaced=NOBODY
-    )
+    found = [held.holder for held in store.held(hold.key, limit=hold.limit) if stem(held.owner) == stem(hold.owner)]
+    if not found or found[0] is None:
+        return None
+    nobody = found[0].taken_away(node)
     if not store.free(hold, reservation=Reservation(nobody, hold.ttl)):
         return None
     key = with_label(hold.key, hold.holder.label)

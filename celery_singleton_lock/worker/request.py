@@ -40,6 +40,7 @@ from celery_singleton_lock._celery import (
     raised,
     reported,
 )
+from celery_singleton_lock.background import Aside
 from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
@@ -52,7 +53,6 @@ from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
-from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.run_hold import RunHold
@@ -216,6 +216,9 @@ class SingletonRequest(WorkerRequest):
             result = super().on_failure(exc_info, send_failed_event, return_ok)
             if self._brought is not None and not (return_ok and self._has_freed(error)) and self._is_over:
                 self._end_brought()
+            has_not_asked = self.hold() is None  # Its `before_start` has failed, say.
+            if self._is_over and (has_not_asked or isinstance(error, LockUnavailable)) and self._may_be_kept_for():
+                aside.do(self._free_kept)
             return result
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()

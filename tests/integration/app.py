@@ -416,6 +416,19 @@ def stubborn(self: Any, job: str, seconds: float) -> str:
     return job
 
 
+@app.task(bind=True, base=Exclusive)
+def slow_to_stop(self: Any, job: str, seconds: float, longer: float) -> str:
+    """Takes a while to clean up."""
+    try:
+        return _work(self, job, seconds)
+    finally:
+        with recording.run("cleaning", self.request.id):
+            deadline = time.monotonic() + longer
+            while time.monotonic() < deadline:
+                with suppress(BaseException):
+                    time.sleep(0.02)
+
+
 @app.task(bind=True, base=Exclusive, soft_time_limit=1)
 def limited_softly(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds)
@@ -465,6 +478,14 @@ def decide(task: Any, conflict: LockConflict) -> str:
 @app.task(bind=True, base=Exclusive, on_conflict=decide)
 def deciding(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, on_conflict=decide)
+def deciding_and_retrying(self: Any, job: str, seconds: float, countdown: float) -> str:
+    _work(self, job, seconds)
+    if not self.request.retries:
+        raise self.retry(countdown=countdown)
+    return job
 
 
 @app.task(bind=True, base=Exclusive, lock_limit=2, lock_wait=60)

@@ -10,7 +10,7 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockConflict, clock
+from celery_singleton_lock import LockConflict, LockLost, clock
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task.outcome import read
 from celery_singleton_lock.testing import RedisServer
@@ -226,6 +226,49 @@ class TestHolderDies:
         runs = shop.record.runs("report")
         assert len({run.task_id for run in runs}) == 2
         assert overlaps([run for run in runs if run.outcome != "open"]) == []
+
+
+class TestOperator:
+    """`celery control release_lock` takes the lock from the holder, which is stopped, or goes on (`on_lock_lost`)."""
+
+    @pytest.fixture
+    def shop(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+        return shop_on(redis_server, singleton_lock_ttl=60.0)
+
+    def release(self, shop: Shop) -> None:
+        """Have the workers take the lock from its holder, once the worker that runs it knows that it has it."""
+        (key,) = shop.held()
+        until(lambda: any("is stopped" in told or "goes on" in told for told in self.told(shop, key)))
+
+    def told(self, shop: Shop, key: str) -> list[str]:
+        replies = shop.app.control.release_lock(key.removesuffix(":run"), reply=True, timeout=1.0)
+        return [answer.get("ok", "") for reply in replies for answer in reply.values()]
+
+    def test_calls_wait_for_the_holder_to_be_gone(self, shop: Shop) -> None:
+        """Joined calls, and those that come while it stops, wait, and one of them runs."""
+        shop.start("one", "two", concurrency=3)
+        first = holder(shop, "slow_to_stop", LONG, 2.0)
+        before = [join(shop, "slow_to_stop", "report", 0.05, 0.0) for _ in range(3)]
+        until_joined(shop, 3)
+        self.release(shop)
+        after = [join(shop, "slow_to_stop", "report", 0.05, 0.0) for _ in range(3)]
+        assert [call.get(timeout=LIMIT) for call in [*before, *after]] == ["report"] * 6
+        with pytest.raises(LockLost, match="an operator has released it"):
+            first.get(timeout=LIMIT)
+        runs = shop.record.runs("report")
+        assert overlaps(runs) == []
+        assert len(runs) == 2
+
+    def test_calls_end_as_a_holder_that_goes_on(self, shop: Shop) -> None:
+        shop.start("one", "two", concurrency=3)
+        first = holder(shop, "warned", LONG)
+        before = [join(shop, "warned", "report") for _ in range(3)]
+        until_joined(shop, 3)
+        self.release(shop)
+        after = join(shop, "warned", "report")
+        until_joined(shop, 4)
+        shop.record.let_end("report")
+        assert [call.get(timeout=LIMIT) for call in [first, *before, after]] == ["report"] * 5
 
 
 class TestJoinedCopy:

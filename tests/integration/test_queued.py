@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import chain, states
+from celery import Celery, chain, states
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.signals import before_task_publish
@@ -248,6 +249,56 @@ def shorter(shop: Shop, seconds: float = TTL) -> bool:
     """Whether the lock of the message lasts no longer than a lease."""
     with shop.locks() as client:
         return all(client.ttl(key) <= seconds for key in queued(shop))
+
+
+class TestRollback:
+    """Workers of an earlier deploy, which do not have this package, have run the messages: nobody frees their locks."""
+
+    def test_keys_are_free_once_the_messages_have_ended(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        jobs = [f"job-{number}" for number in range(20)]
+        before = [tasks.until_executed.delay(job) for job in jobs]
+        failed = tasks.fails.delay("report")
+        (old,) = shop.start("old", app="tests.integration.earlier_deploy")
+        assert [result.get(timeout=LIMIT) for result in before] == jobs
+        with pytest.raises(ValueError, match="as told"):
+            failed.get(timeout=LIMIT)
+        old.terminate()
+        assert len(queued(shop)) == 21
+        after = [tasks.until_executed.delay(job) for job in jobs]
+        part = chain(tasks.fails.si("report"), tasks.echo.s()).delay().parent
+        assert all(map(is_sent, after))
+        assert {result.id for result in after}.isdisjoint(result.id for result in before)
+        again = [tasks.until_executed.delay(job) for job in jobs]
+        assert [result.id for result in again] == [result.id for result in after], "one message waits"
+        start(shop)
+        assert [result.get(timeout=LIMIT) for result in after] == jobs
+        with pytest.raises(ValueError, match=f"as told {part.id}"):
+            part.get(timeout=LIMIT)
+        until_can_be_sent(shop)
+
+    def test_end_of_an_earlier_message_with_the_same_id_does_not_count(
+        self, shop: Shop, tasks: SimpleNamespace
+    ) -> None:
+        (old,) = shop.start("old", app="tests.integration.earlier_deploy")
+        assert tasks.until_executed.apply_async(("report",), task_id="the same").get(timeout=LIMIT) == "report"
+        old.terminate()
+        waiting = tasks.until_executed.apply_async(("report",), task_id="the same")
+        assert is_sent(waiting)
+        assert not is_sent(tasks.until_executed.delay("report"))
+
+    def test_message_that_will_be_retried_has_not_ended(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        result = tasks.retries.delay("report")
+        until(lambda: shop.state_of(result) == "RETRY")
+        assert not is_sent(tasks.retries.delay("report"))
+        assert result.get(timeout=LIMIT) == result.id
+
+    def test_silent_result_backend_does_not_keep_the_caller(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            other = Celery("other", set_as_current=False)
+            other.conf.update(shop.conf, result_backend=f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+            assert is_sent(tasks.until_executed.delay("report"))
+            assert not is_sent(define(other).until_executed.delay("report"))
 
 
 class TestMessageGoesOn:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_singleton_lock import forks
+from celery_singleton_lock.background import Aside
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock.clients import _making
@@ -22,7 +23,6 @@ from celery_singleton_lock.runtime import _opening
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import key_report
-from celery_singleton_lock.worker.background import Aside
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -532,13 +531,28 @@ class TestNotJoined:
             deliver(task, **{ancestor: "ancestor"})
         assert (runs, sent) == ([], [])
 
-    @pytest.mark.parametrize("holder", [Holder(), replace(Holder("nobody"), replaced=-1)])
-    def test_holder_that_is_not_a_task_is_not_joined(self, app: Celery, sent: Sent, holder: Holder) -> None:
+    def test_holder_that_is_not_a_task_is_not_joined(self, app: Celery, sent: Sent) -> None:
         task, _ = make(app, lambda: 1, on_conflict="join")
-        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=holder)
+        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder())
         assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
         with pytest.raises(LockConflict):
             deliver(task)
+
+    @pytest.mark.parametrize("replaced", [0, 1, 7])
+    def test_task_from_which_an_operator_has_taken_the_lock_is_joined(
+        self, app: Celery, sent: Sent, replaced: int
+    ) -> None:
+        task, _ = make(app, lambda: 1, on_conflict="join")
+        holder = Holder("stopped", retries=2, pid=5, since=1e9, replaced=replaced, process="p", order="o")
+        kept = Holder.loads(holder.taken_away("here").dumps())
+        assert kept is not None
+        assert (kept.is_nobody, holder.is_nobody, kept.pid, kept.process, kept.order) == (True, False, 0, "", "")
+        assert kept.reserved_as != holder.reserved_as
+        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=kept)
+        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
+        with pytest.raises(requeue.GoesOn):
+            deliver(task)
+        assert sent[0]["joins"] == list(Joined.of(holder) or ())
 
     def test_eager_call_does_not_join(self, app: Celery, sent: Sent) -> None:
         task, _ = make(app, lambda: 1, on_conflict="join")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import later
+from celery_singleton_lock.background import Aside
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.journal_entry import Entry
@@ -16,7 +17,6 @@ from celery_singleton_lock.later import Later
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.worker.background import Aside
 from tests.patience import LIMIT
 from tests.servers import until
 

@@ -55,6 +55,44 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return sent
 
 
+class TestHasBegun:
+    """A message that has begun waits, whatever the policy."""
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            {"retries": 1},
+            {"delivery_info": {"redelivered": True}},
+            {"carries": {"put_back": {"retries": 0, "conflict": 3, "redelivered": True}}},
+        ],
+    )
+    def test_message_that_may_have_begun_waits(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
+    ) -> None:
+        sent = sends(monkeypatch)
+        task, runs = make(app, lambda: 1, acks_late=True, on_conflict="raise", lock_conflict_retries=0)
+        hold(task)
+        with pytest.raises(requeue.GoesOn):
+            deliver(task, **request_)
+        assert (len(sent), runs) == (1, [])
+        assert "waits" in sent[0]
+
+    @pytest.mark.parametrize("request_", [{"retries": "1"}, {"retries": -1}, {"delivery_info": {"redelivered": True}}])
+    def test_message_that_has_not_begun_is_refused(self, app: Celery, request_: dict[str, Any]) -> None:
+        """It is acknowledged before it begins: if it is delivered again, it has not begun."""
+        task, runs = make(app, lambda: 1, acks_late=False, on_conflict="raise")
+        hold(task)
+        with pytest.raises(LockConflict):
+            deliver(task, **request_)
+        assert runs == []
+
+    def test_call_that_cannot_wait_fails(self, app: Celery) -> None:
+        task, _ = make(app, lambda: 1, on_conflict="skip")
+        hold(task)
+        with pytest.raises(LockConflict):
+            task.apply(retries=1, throw=True)
+
+
 class TestEndWithoutABody:
     """This is the message's end: a copy that is delivered while the first one waits does not run afterwards."""
 

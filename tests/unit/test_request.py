@@ -640,6 +640,20 @@ def test_retry_that_ended_with_its_child_frees_its_kept_lock(app: Celery, receiv
     until(lambda: not is_held(app, request))
 
 
+@pytest.mark.parametrize("asks", [True, False])
+def test_retry_that_fails_before_it_asks_frees_its_kept_lock(app: Celery, receive: Callable, asks: bool) -> None:
+    """Its `before_start` has failed, or the lock server did not answer when it asked."""
+    request = receive(make(app, lock_retain_on_retry=True), retries=1)
+    store = Runtime.of(app).store
+    first = store.acquire(LockRequest(key_of(request), new_owner(), ttl=60, holder=Holder()))
+    store.free(first, reservation=Reservation(holder_of(request.task, request.context), 60))
+    if asks:
+        begin(request)
+    request.acknowledge()
+    request.on_failure(info(LockUnavailable("redis", "no answer") if asks else ValueError("as told")), return_ok=True)
+    until(lambda: not is_held(app, request))
+
+
 def test_no_user_code_runs_in_the_consumers_loop(app: Celery, receive: Callable) -> None:
     threads = set()
 

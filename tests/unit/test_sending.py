@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL, SCOPES, WHILE_EXECUTING
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import sending
+from celery_singleton_lock.task import outcome, sending
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.outcome import OF_USE, Outcome
@@ -522,27 +523,86 @@ def silence(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sent.store, "acquire", acquire)
 
 
+class TestHasEnded:
+    """What the result backend must have for the lock of another message to be freed."""
+
+    @pytest.mark.parametrize(
+        ("status", "stored_at", "has_ended"),
+        [
+            ("SUCCESS", "2026-01-01T00:00:01+00:00", True),
+            ("FAILURE", datetime(2026, 1, 1, 0, 0, 1, tzinfo=timezone.utc), True),
+            ("SUCCESS", "2025-12-31T23:59:59+00:00", False),  # Of an earlier message with this id.
+            ("SUCCESS", "2026-01-01T00:00:01", False),  # Nobody knows when that was.
+            ("SUCCESS", None, False),
+            ("SUCCESS", "nonsense", False),
+            ("REVOKED", "2026-01-01T00:00:01+00:00", False),  # It may be running.
+            ("RETRY", "2026-01-01T00:00:01+00:00", False),
+            ("STARTED", "2026-01-01T00:00:01+00:00", False),
+            ("PENDING", None, False),
+        ],
+    )
+    def test_end(self, sent: Sent, status: str, stored_at: Any, has_ended: bool) -> None:
+        task = sent.task()
+        sent_at = datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp()
+        stored = {"status": status, "result": None, "date_done": stored_at}
+        task.backend = SimpleNamespace(as_uri=lambda: "test://", get_task_meta=lambda *_, **__: stored)
+        assert outcome.has_ended(task, "an id", sent_at) is has_ended
+
+    def test_backend_that_fails_keeps_no_lock_from_its_message(
+        self, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: object) -> bool:
+            raise OSError("as told")
+
+        monkeypatch.setattr(outcome, "has_ended", fails)
+        job = sent.task()
+        job.delay(1)
+        assert isinstance(job.delay(1), DuplicateResult)
+
+    def test_message_that_took_the_lock_meanwhile_keeps_it(self, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+        job = sent.task()
+        job.delay(1)
+
+        def another_comes(*_: object) -> bool:
+            """The first message's lock is freed, and another one takes it, while the backend is asked."""
+            (held,) = sent.held(job, 1)
+            sent.store.free(held.hold(key_of_queue(job.lock_key_of(1)), ttl=60))
+            monkeypatch.setattr(outcome, "has_ended", lambda *_: False)
+            job.delay(1)
+            return True
+
+        monkeypatch.setattr(outcome, "has_ended", another_comes)
+        assert isinstance(job.delay(1), DuplicateResult)
+        assert len(sent.headers) == 2
+
+    def test_lock_that_lasts_for_its_time_is_not_asked_about(self, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outcome, "has_ended", lambda *_: True)
+        job = sent.task(lock_scope="until_expired", lock_queue_ttl=10.0)
+        job.delay(1)
+        assert isinstance(job.delay(1), DuplicateResult)
+
+
 class TestHowLong:
     """Seconds for which a waiting message keeps others from being sent."""
 
     @pytest.mark.parametrize(
         ("options", "least", "most"),
         [
-            ({}, 86_460, 86_460),
-            ({"countdown": 3600}, 90_060, 90_060),
-            ({"eta": datetime.now(timezone.utc) + timedelta(days=1)}, 172_000, 172_900),
+            ({}, 3660, 3660),
+            ({"countdown": 3600}, 7260, 7260),
+            ({"eta": datetime.now(timezone.utc) + timedelta(days=1)}, 89_200, 90_100),
             ({"expires": 600}, 660, 660),
             ({"expires": datetime.now(timezone.utc) + timedelta(hours=1)}, 3000, 3661),
             ({"countdown": 86_400 * 100}, MAX_QUEUE_TTL, MAX_QUEUE_TTL),
-            ({"countdown": math.nan}, 86_460, 86_460),
-            ({"countdown": 10**400}, 86_460, 86_460),
-            ({"countdown": -5}, 86_460, 86_460),
+            ({"countdown": math.nan}, 3660, 3660),
+            ({"countdown": 10**400}, 3660, 3660),
+            ({"countdown": -5}, 3660, 3660),
             ({"expires": -5}, 60, 60),
             ({"expires": 0}, 60, 60),
             ({"expires": (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()}, 3000, 3661),
             ({"expires": (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat()}, 60, 60),
             ({"expires": datetime.now(timezone.utc).replace(tzinfo=None) + timedelta(hours=1)}, 3000, 3661),
-            ({"expires": "soon"}, 86_460, 86_460),
+            ({"expires": "soon"}, 3660, 3660),
         ],
     )
     def test_lock_lasts_as_long_as_the_message_may_wait(

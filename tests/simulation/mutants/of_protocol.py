@@ -183,7 +183,7 @@ MUTANTS = (
     ),
     _run(
         "reserved too briefly",
-        old="return Reservation(following, seconds_until(error) + options.ttl)",
+        old="return Reservation(following, seconds_until(error) + late)",
         new="return Reservation(following, 0.05)",
         breaks="lock_retain_on_retry keeps the lock between two attempts",
     ),

@@ -1,4 +1,4 @@
-"""A thread for the user's code, which may be slow or hang, and must not be waited for."""
+"""A thread for code that may be slow or hang, and must not be waited for: the user's, or a result backend's."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_WAITING = 10_000
 
 
 class Aside:
-    """Does one piece of work after another, in a thread of this name."""
+    """Does one piece of work after another, in a thread of this name, which stays for `linger` seconds after that."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, linger: float = 0.0) -> None:
         self._name = name
-        self._later = Later(name, self._do_all)
+        self._later = Later(name, self._do_all, linger=linger)
         self.start_anew()
         forks.start_anew_in_child(self)
 
