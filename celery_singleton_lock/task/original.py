@@ -23,6 +23,7 @@ from kombu import serialization
 from kombu.compression import compress
 
 from celery_singleton_lock._celery import serializer_of
+from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
 
 #: The header in which a copy carries what we know of it: see `requeue`.
 PUT_BACK_HEADER = "singleton_lock_put_back"
@@ -69,6 +70,19 @@ class Original(NamedTuple):
     def may_expire(self) -> bool:
         """Whether the broker is to drop it when it has waited for too long: with `expires`, a worker does that."""
         return self.properties.get("expiration") is not None and not self.headers.get("expires")
+
+    @property
+    def returned(self) -> int:
+        """How often the broker has taken it back, as far as it counts that: RabbitMQ does in a quorum queue."""
+        count = self.headers.get("x-delivery-count")
+        return count if is_whole(count, 0, MAX_LIMIT) else 0
+
+    @property
+    def deaths(self) -> int:
+        """How often RabbitMQ has dead-lettered it."""
+        deaths = self.headers.get("x-death")
+        counts = [death.get("count") for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else ()
+        return sum(count for count in counts if is_whole(count, 0, MAX_LIMIT))
 
     def copy(self, header: Mapping[str, Any], *, expires: bool, eta: str | None, accept: Any) -> Copy:
         """A copy to be sent.

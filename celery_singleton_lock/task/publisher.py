@@ -9,6 +9,7 @@ also does so if it may begin the message before it is due.
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import closing
 from datetime import datetime, timezone
@@ -20,6 +21,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock._celery import consumed_queues, queues_reached
+from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
 from celery_singleton_lock.task.original import DELAYED, Copy, Original
 from celery_singleton_lock.task.rabbitmq import DELAYS, Connection, NoDelayQueue
 
@@ -83,6 +85,21 @@ class Publisher:
         except TimeoutError as error:
             self._do_without(error)  # Other queues may well answer.
             raise
+
+    def delivery_limit(self, queue: str) -> float:
+        """How often RabbitMQ takes back a message of this quorum queue before it dead-letters it; infinite if unknown.
+
+        A policy may set another limit, but no client can see that.
+        """
+        declared = self._app.amqp.queues.get(queue)
+        limit = ((declared and declared.queue_arguments) or {}).get("x-delivery-limit")
+        if limit is None:
+            try:
+                with closing(Connection(self._app)) as connection:
+                    limit = connection.delivery_limit
+            except Exception as error:  # noqa: BLE001 - py-amqp has many
+                logger.debug("RabbitMQ does not tell its version: %r", error)
+        return limit if is_whole(limit, 0, MAX_LIMIT) else math.inf
 
     def prepare(self) -> str | None:
         """Declare the queues that messages wait in, when a worker starts; the reason if RabbitMQ refuses.

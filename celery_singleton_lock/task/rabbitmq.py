@@ -24,6 +24,9 @@ DELAYS = tuple(2**power for power in range(9))
 #: Since this version, RabbitMQ's quorum queues let messages expire, and keep them until they have arrived elsewhere.
 _HANDS_ON = (3, 10)
 
+#: Since this version, a quorum queue without a limit of its own has this one.
+_LIMITS, _DELIVERY_LIMIT = (4, 0), 20
+
 
 class NoDelayQueue(Exception):
     """The broker does not have, or does not give this user, a queue to wait in."""
@@ -60,6 +63,11 @@ class Connection:
             self._channel.prepare_message(*copy), exchange=exchange, routing_key=queue, mandatory=True, timeout=TIMEOUT
         )
 
+    @property
+    def delivery_limit(self) -> int | None:
+        """How often a quorum queue takes a message back, unless it was declared otherwise."""
+        return _DELIVERY_LIMIT if self._version >= _LIMITS else None
+
     def exchange_for(self, delay: float) -> str:
         """The exchange of the queue in which messages wait for at most `delay`, declared if need be.
 
@@ -69,8 +77,7 @@ class Connection:
         seconds = next((one for one in DELAYS if one >= delay), DELAYS[-1])
         name = f"{DELAYED}.{seconds}"
         if seconds not in self._declared:
-            properties = self._kombu.connection.server_properties
-            if properties.get("product") != "RabbitMQ" or _version(properties.get("version")) < _HANDS_ON:
+            if self._version < _HANDS_ON:
                 raise NoDelayQueue(f"it takes RabbitMQ {'.'.join(map(str, _HANDS_ON))} or newer")
             try:
                 self._declare(name, seconds)
@@ -78,6 +85,13 @@ class Connection:
                 raise NoDelayQueue(str(error)) from error
             self._declared.add(seconds)
         return name
+
+    @property
+    def _version(self) -> tuple[int, ...]:
+        """The version of RabbitMQ; empty for another server."""
+        properties = self._kombu.connection.server_properties
+        text = str(properties.get("version") or "") if properties.get("product") == "RabbitMQ" else ""
+        return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
     def close(self) -> None:
         """Drop the connection without a word to the broker, which may not listen."""
@@ -95,7 +109,3 @@ class Connection:
         self._channel.exchange_declare(name, "fanout", durable=True, auto_delete=False)
         self._channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
         self._channel.queue_bind(name, name)
-
-
-def _version(text: Any) -> tuple[int, ...]:
-    return tuple(int(part) for part in str(text or "").split(".")[:2] if part.isdigit())

@@ -235,6 +235,21 @@ def given_up(request: RequestLike) -> tuple[str, ...]:
     return tuple(owner for owner in owners if is_owner(owner))[-MAX_GIVEN_UP:]
 
 
+def returned(request: RequestLike) -> int:
+    """How often the broker has taken this attempt back from workers that went, now and as the copies before.
+
+    In a quorum queue, RabbitMQ counts that of each message, and of a copy anew. A message that was dead-lettered since
+    begins anew, too: somebody sends it again on purpose.
+    """
+    original = delivery.original_of(request)
+    if original is None:
+        return 0
+    match _header_of(request).get("returned"):
+        case [count, original.deaths] if is_whole(count, 1, MAX_NUMBER):
+            return count + original.returned
+    return original.returned
+
+
 def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
     """Seconds to wait after `count` tries."""
     return chance.back_off(count, FIRST_DELAY, at_most)
@@ -283,6 +298,8 @@ def _header(request: RequestLike, reason: Reason, carried: Carried) -> dict[str,
         header["arrived"] = number
     if may_have_begun(request):
         header["redelivered"] = True
+    if (count := returned(request)) and (original := delivery.original_of(request)) is not None:
+        header["returned"] = [count, original.deaths]
     return header
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -46,6 +47,9 @@ if "test_broadcast" in app.conf:
 
 if "test_deaf" in app.conf:
     RedisStore.tell = lambda *_: None
+
+if "test_host" in app.conf:
+    socket.gethostname = lambda: app.conf.test_host
 
 if "test_held" in app.conf:
     request.HELD = app.conf.test_held
@@ -249,6 +253,21 @@ def rejected_when_lost(self: Any, job: str, seconds: float = 0.05) -> str:
 def certain(self: Any, job: str, seconds: float) -> str:
     """As safe as Celery can make it: each message is to be carried out exactly once."""
     return _work(self, job, seconds)
+
+
+def _kill_worker(task: Any, job: str) -> None:
+    with recording.run(job, task.request.id):
+        os.killpg(0, signal.SIGKILL)
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def plain_poison(self: Any, job: str) -> None:
+    _kill_worker(self, job)
+
+
+@app.task(bind=True, base=Exclusive, acks_late=True, reject_on_worker_lost=True, on_conflict="retry")
+def poison(self: Any, job: str) -> None:
+    _kill_worker(self, job)
 
 
 @app.task(bind=True, base=Exclusive, retry_on_worker_lost=True, default_retry_delay=0)

@@ -141,6 +141,29 @@ def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
 
 
 @pytest.mark.slow
+def test_user_that_may_not_write_to_the_default_exchange(
+    rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
+) -> None:
+    """Celery sends to the app's own exchange, and so does a worker that puts a message back; but not to others' queues."""
+    rabbitmq.control("add_user", queue, "secret")
+    rabbitmq.control("set_permissions", queue, ".*", r"^(?!amq\.default$).*", ".*")
+    url = rabbitmq.url.replace("guest:guest", f"{queue}:secret")
+    queues = copies.queues(queue, f"{queue}-mirror", exchange_type="topic")
+    shop = shop_on(redis_server, broker_url=url, task_queues=queues, task_default_queue=queue, singleton_lock_ttl=60.0)
+    shop.start("one", arguments=("-Q", queue))
+    shop.send("exclusive", "report", LIMIT)
+    shop.record.wait_for(starts=1)
+    results = [shop.send("patient", "report") for _ in range(3)]
+    until(lambda: all(f"[{result.id}] on_conflict=retry" in shop.workers[0].log for result in results))
+    shop.record.let_end("report")
+    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
+    assert "cannot be put back" not in shop.workers[0].log
+    assert sorted(run.task_id for run in shop.record.runs("report")[1:]) == sorted(result.id for result in results)
+    (finding,) = (one for one in diagnose(shop.app, timeout=1.0).findings if one.subject == "broker")
+    assert "amq.default" in finding.text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("queue_type", "exchange_type", "pool", "way"),
     [
