@@ -74,15 +74,16 @@ class Original(NamedTuple):
     @property
     def returned(self) -> int:
         """How often the broker has taken it back, as far as it counts that: RabbitMQ does in a quorum queue."""
-        count = self.headers.get("x-delivery-count")
-        return count if is_whole(count, 0, MAX_LIMIT) else 0
+        count: Any = self.headers.get("x-delivery-count")
+        return int(count) if is_whole(count, 0, MAX_LIMIT) else 0
 
     @property
     def deaths(self) -> int:
         """How often RabbitMQ has dead-lettered it."""
-        deaths = self.headers.get("x-death")
-        counts = [death.get("count") for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else ()
-        return sum(count for count in counts if is_whole(count, 0, MAX_LIMIT))
+        deaths: Any = self.headers.get("x-death")
+        entries = deaths if isinstance(deaths, list) else []
+        counts: list[Any] = [entry.get("count") for entry in entries if isinstance(entry, dict)]
+        return sum(count if is_whole(count, 0, MAX_LIMIT) else 0 for count in counts)
 
     def copy(self, header: Mapping[str, Any], *, expires: bool, eta: str | None, accept: Any) -> Copy:
         """A copy to be sent.

@@ -19,7 +19,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.keys.key import is_key
-from celery_singleton_lock.options.delivery import is_rabbitmq, longest_delay
+from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.wake_ups import Place
@@ -244,10 +244,11 @@ def returned(request: RequestLike) -> int:
     original = delivery.original_of(request)
     if original is None:
         return 0
-    match _header_of(request).get("returned"):
-        case [count, original.deaths] if is_whole(count, 1, MAX_NUMBER):
-            return count + original.returned
-    return original.returned
+    before = 0
+    carried = _header_of(request).get("returned")
+    if isinstance(carried, list) and len(carried) == 2 and carried[1] == original.deaths:
+        before = _count(carried[0]) or 0
+    return before + original.returned
 
 
 def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
@@ -259,9 +260,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     request = task.request
     expires = reason in NOT_BEGUN
     if (original := delivery.original_of(request)) is not None:
-        app = task.app
-        held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.wake_ups() is not None
-        Publisher.of(app).send(original, header, expires=expires, delay=delay, held=held)
+        Publisher.of(task.app).send(original, header, expires=expires, delay=delay)
         return
     # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.
     copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)

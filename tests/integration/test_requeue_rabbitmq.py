@@ -118,6 +118,52 @@ def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callab
     assert shop.send("echo", "hello", queue=queue).get(timeout=LIMIT / 2) == "hello"
 
 
+#: Has a refused message wait for its time, and not in line.
+_COUNTED = {"on_conflict": "retry", "conflict_retries": 10_000}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["deleted", "full"])
+def test_copies_for_a_queue_that_takes_none_hold_up_no_others(
+    rabbitmq: RabbitMQ, shop_with: Callable[..., Shop], queue: str, way: str
+) -> None:
+    shop = shop_with("classic", "direct")
+    (theirs,) = shop.start("theirs", arguments=("-Q", queue))
+    (ours,) = shop.start("ours", arguments=("-Q", f"{queue}-mirror"))
+    shop.send("exclusive", "report", LIMIT, queue=f"{queue}-mirror")
+    shop.record.wait_for(starts=1)
+    doomed = [shop.send("exclusive", "report", queue=queue, singleton_lock=_COUNTED) for _ in range(100)]
+    until(lambda: all(f"{result.id}] on_conflict=retry" in theirs.log for result in doomed))
+    theirs.kill()
+    if way == "deleted":
+        rabbitmq.control("delete_queue", queue)
+    else:
+        limit = '{"max-length": 1, "overflow": "reject-publish"}'
+        rabbitmq.control("set_policy", queue, f"^{queue}$", limit, "--apply-to", "queues")
+    results = [shop.send("exclusive", "report", queue=f"{queue}-mirror", singleton_lock=_COUNTED) for _ in range(10)]
+    until(lambda: all(f"{result.id}] on_conflict=retry" in ours.log for result in results))
+    shop.record.let_end("report")
+    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 10
+
+
+@pytest.mark.slow
+def test_policy_that_deletes_unused_queues_deletes_no_copies(
+    rabbitmq: RabbitMQ, shop_with: Callable[..., Shop], queue: str
+) -> None:
+    shop = shop_with("classic", "direct")
+    (worker,) = shop.start("one", arguments=("-Q", queue))
+    shop.send("exclusive", "report", LIMIT, queue=queue)
+    shop.record.wait_for(starts=1)
+    rabbitmq.control("set_policy", queue, ".*", '{"expires": 1000}', "--apply-to", "queues")
+    try:
+        results = [shop.send("exclusive", "report", queue=queue, singleton_lock=_COUNTED) for _ in range(4)]
+        until(lambda: all(worker.log.count(f"{result.id}] on_conflict=retry") > 3 for result in results))
+        shop.record.let_end("report")
+        assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 4
+    finally:
+        rabbitmq.control("clear_policy", queue)
+
+
 @pytest.mark.slow
 def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
@@ -144,7 +190,7 @@ def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
 def test_user_that_may_not_write_to_the_default_exchange(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
-    """Celery sends to the app's own exchange, and so does a worker that puts a message back; but not to others' queues."""
+    """A worker puts a message back the way that it came, if only its queue gets it from there."""
     rabbitmq.control("add_user", queue, "secret")
     rabbitmq.control("set_permissions", queue, ".*", r"^(?!amq\.default$).*", ".*")
     url = rabbitmq.url.replace("guest:guest", f"{queue}:secret")
