@@ -26,6 +26,7 @@ from kombu.utils.encoding import ensure_bytes
 
 import tests.integration.ready  # noqa: F401
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
+from celery_singleton_lock.options import delivery as options_delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.requeue import put_back_count
@@ -53,6 +54,7 @@ if "test_host" in app.conf:
 
 if "test_held" in app.conf:
     request.HELD = app.conf.test_held
+    options_delivery.MAX_DELAY_AMQP = app.conf.test_held
 
 # Celery looks every five seconds for tasks whose process has ended; tests would wait for that.
 AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})
