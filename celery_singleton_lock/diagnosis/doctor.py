@@ -61,7 +61,7 @@ def diagnose(app: Any, *, timeout: float) -> Diagnosis:
         leaders, recorded = _look_at_beat(found, app, runtime)
     found.findings += audit_app(app, runtime.settings, leaders=leaders, recorded=recorded)
     found.findings += task_warnings(app, runtime.settings)
-    found.findings += _broker_without_delays(app)
+    found.findings += _rights_on_rabbitmq(app)
     _ask_workers(found, app, timeout)
     if leaders is not None:
         found.findings += _orphans(app, timeout)
@@ -135,9 +135,19 @@ def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> tuple[int | N
     return len(leaders), frozenset(recorded)
 
 
-def _broker_without_delays(app: Any) -> Iterator[Finding]:
-    """Whether RabbitMQ lets requeued messages wait."""
-    if is_rabbitmq(app.conf) and (why := Publisher.of(app).prepare()) is not None:
+def _rights_on_rabbitmq(app: Any) -> Iterator[Finding]:
+    """Whether RabbitMQ takes messages that are put back, and lets them wait."""
+    if not is_rabbitmq(app.conf):
+        return
+    publisher = Publisher.of(app)
+    if (why := publisher.refusal()) is not None:
+        yield Subject("broker").warning(
+            f"RabbitMQ takes no messages by the name of their queue ({why}): those that are put back go through the "
+            "exchange that they came by, and only if no other queue gets them from there; others keep their slot",
+            "let the workers' user write to amq.default: rabbitmqctl set_permissions -p <vhost> <user> <configure> "
+            "'^(<as before>|amq\\.default$)' <read>",
+        )
+    if (why := publisher.prepare()) is not None:
         yield Subject("broker").warning(
             f"RabbitMQ does not provide the queues {DELAYED}.* for messages to wait in ({why}): workers hold "
             "the requeued messages, and each takes the place of another task",

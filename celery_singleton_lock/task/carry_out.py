@@ -46,6 +46,7 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
             found = redelivery.forgotten(execution)
         if isinstance(found, Lease):
             refusal.drop_if_expired(execution, found)
+            refusal.reject_if_returned_too_often(execution, found)
             run = Run(execution, found)
             return run.carry_out(begin)
         if _is_known(execution, found):

@@ -119,13 +119,18 @@ def _bound_of(task: TaskLike, policy: ConflictPolicy, options: Options) -> int |
     return options.conflict_retries if policy == "retry" and not requeue.has_begun(task) else None
 
 
+def reject(task: TaskLike, error: Exception) -> NoReturn:
+    """Fail, and have the broker drop the message, or dead-letter it."""
+    if not _RECORDS_REJECTED and not task.request.is_eager:
+        _record(task, error, states.FAILURE)
+    raise Reject(str(error), requeue=False)
+
+
 def _reject(task: TaskLike, conflict: LockConflict) -> NoReturn:
     if _shares_id(task, conflict):
         _record(task, conflict, states.FAILURE, task_id=uuid())
         raise RejectedCopy(str(conflict))
-    if not _RECORDS_REJECTED and not task.request.is_eager:
-        _record(task, conflict, states.FAILURE)
-    raise Reject(str(conflict), requeue=False)
+    reject(task, conflict)
 
 
 def _skip(task: TaskLike, conflict: LockConflict) -> NoReturn:

@@ -23,6 +23,7 @@ from kombu import serialization
 from kombu.compression import compress
 
 from celery_singleton_lock._celery import serializer_of
+from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
 from celery_singleton_lock.task.header import HEADER
 
 #: The names of our exchanges and queues for delays begin with this.
@@ -67,6 +68,20 @@ class Original(NamedTuple):
     def may_expire(self) -> bool:
         """Whether the broker is to drop it when it has waited for too long: with `expires`, a worker does that."""
         return self.properties.get("expiration") is not None and not self.headers.get("expires")
+
+    @property
+    def returned(self) -> int:
+        """How often the broker has taken it back, as far as it counts that: RabbitMQ does in a quorum queue."""
+        count: Any = self.headers.get("x-delivery-count")
+        return int(count) if is_whole(count, 0, MAX_LIMIT) else 0
+
+    @property
+    def deaths(self) -> int:
+        """How often RabbitMQ has dead-lettered it."""
+        deaths: Any = self.headers.get("x-death")
+        entries = deaths if isinstance(deaths, list) else []
+        counts: list[Any] = [entry.get("count") for entry in entries if isinstance(entry, dict)]
+        return sum(count if is_whole(count, 0, MAX_LIMIT) else 0 for count in counts)
 
     def copy(self, header: Mapping[str, Any], *, expires: bool, eta: str | None, accept: Any) -> Copy:
         """A copy to be sent.

@@ -1,14 +1,15 @@
 """How a copy gets to its queue: by the queue's name, confirmed by the broker, and after a delay.
 
-RabbitMQ keeps a copy that is due later (`rabbitmq`). A worker that holds a message until it is due, as Celery's `eta`
-makes it do, has room for one message fewer, and holds it unacknowledged, which RabbitMQ allows for half an hour
-only. A worker still does so if no such queue is available: for queues that go with their worker, messages that the
-broker is to drop for their age, users that may not declare anything, and older servers; and for all other brokers. It
-also does so if it may begin the message before it is due.
+A worker holds a copy that is due later, as Celery's `eta` makes it do, and fetches one message more meanwhile. It
+cannot do that in an app with quorum queues, where each copy that it held would take the place of another message, and
+each end of the worker would count against the copy (`x-delivery-limit`). So there RabbitMQ keeps the copy (`rabbitmq`),
+unless it cannot: for queues that go with their worker, messages that the broker is to drop for their age, users that
+may not declare anything, and older servers.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import closing
 from datetime import datetime, timezone
@@ -16,12 +17,14 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from amqp import AccessRefused
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock._celery import consumed_queues, queues_reached
+from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
 from celery_singleton_lock.task.original import DELAYED, Copy, Original
-from celery_singleton_lock.task.rabbitmq import DELAYS, Connection, NoDelayQueue
+from celery_singleton_lock.task.rabbitmq import DELAYS, Connection, NoDelayQueue, is_bound
 
 logger = get_logger(__name__)
 
@@ -47,6 +50,8 @@ class Publisher:
         self._idle = []
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._eta_until = 0.0
+        #: Whether this user may not write to the default exchange, which knows queues by their names.
+        self._is_refused = False
 
     @classmethod
     def of(cls, app: Any) -> Publisher:
@@ -55,13 +60,10 @@ class Publisher:
             publisher = _publishers.setdefault(app, cls(app))
         return publisher
 
-    def send(
-        self, original: Original, header: dict[str, Any], *, expires: bool, delay: float, held: bool = False
-    ) -> None:
+    def send(self, original: Original, header: dict[str, Any], *, expires: bool, delay: float) -> None:
         """Send a copy of `original`, with its header, to its queue, due in `delay` seconds.
 
-        With `expires` it still expires if the original does. With `held` a worker is to hold it until it is due, and
-        may begin it sooner.
+        With `expires` it still expires if the original does.
 
         Raises:
             Exception: whatever the transport raises; then it is not known whether the copy was sent.
@@ -69,20 +71,23 @@ class Publisher:
         copy_due_in = partial(self._copy, original, header, expires)
         if not self._speaks_amqp:
             self._put(original, copy_due_in(delay))
-            return
-        queue = self._queue_of(original)
-        held = held and not self._prefetches_no_more
-        if delay <= 0 or held or not original.lasts or original.may_expire or clock.now() < self._eta_until:
-            self._confirmed(copy_due_in(delay), queue, None)
-            return
-        try:
-            self._confirmed(copy_due_in(0.0), queue, delay)
-        except NoDelayQueue as error:
-            self._do_without(error)
-            self._confirmed(copy_due_in(delay), queue, None)
-        except TimeoutError as error:
-            self._do_without(error)  # Other queues may well answer.
-            raise
+        elif not (delay > 0 and self._may_keep(original) and self._is_kept(original, copy_due_in(0.0), delay)):
+            self._to_queue(original, copy_due_in(delay))
+
+    def delivery_limit(self, queue: str) -> float:
+        """How often RabbitMQ takes back a message of this quorum queue before it dead-letters it; infinite if unknown.
+
+        A policy may set another limit, but no client can see that.
+        """
+        declared = self._app.amqp.queues.get(queue)
+        limit: Any = ((declared and declared.queue_arguments) or {}).get("x-delivery-limit")
+        if limit is None:
+            try:
+                with closing(Connection(self._app)) as connection:
+                    limit = connection.delivery_limit
+            except Exception as error:  # noqa: BLE001 - py-amqp has many
+                logger.debug("RabbitMQ does not tell its version: %r", error)
+        return float(limit) if is_whole(limit, 0, MAX_LIMIT) else math.inf
 
     def prepare(self) -> str | None:
         """Declare the queues that messages wait in, when a worker starts; the reason if RabbitMQ refuses.
@@ -90,7 +95,7 @@ class Publisher:
         RabbitMQ loses a quorum queue and its messages if the server is killed within half a second after the queue was
         declared (seen: 3.10): a queue in use should be older than that.
         """
-        if not self._speaks_amqp:
+        if not (self._speaks_amqp and self._has_quorum_queues):
             return None
         try:
             with closing(Connection(self._app)) as connection:
@@ -103,12 +108,41 @@ class Publisher:
             logger.debug("could not prepare queues for messages to wait in: %r", error)
         return None
 
+    def refusal(self) -> str | None:
+        """Why RabbitMQ refuses copies that are sent by the name of their queue; None if it does not, as far as is
+        known.
+        """
+        try:
+            with closing(Connection(self._app)) as connection:
+                connection.try_to_send()
+        except AccessRefused as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - py-amqp has many
+            logger.debug("RabbitMQ cannot be asked what it allows: %r", error)
+        return None
+
     @property
-    def _prefetches_no_more(self) -> bool:
-        """Whether a copy that a worker holds takes the place of another message, as it does with quorum queues."""
+    def _has_quorum_queues(self) -> bool:
+        """Whether Celery finds a quorum queue: then its workers' prefetch counts do not change."""
         return any(
             (queue.queue_arguments or {}).get("x-queue-type") == "quorum" for queue in self._app.amqp.queues.values()
         )
+
+    def _may_keep(self, original: Original) -> bool:
+        """Whether RabbitMQ is to keep copies of this message until they are due."""
+        return self._has_quorum_queues and original.lasts and not original.may_expire and clock.now() >= self._eta_until
+
+    def _is_kept(self, original: Original, copy: Copy, delay: float) -> bool:
+        """Have RabbitMQ keep a copy until it is due; False if it has no queue for that."""
+        try:
+            self._confirmed(copy, "", self._queue_of(original), delay)
+        except NoDelayQueue as error:
+            self._do_without(error)
+            return False
+        except TimeoutError as error:
+            self._do_without(error)  # Other queues may well answer.
+            raise
+        return True
 
     def _do_without(self, error: Exception) -> None:
         self._eta_until = clock.now() + _REFUSED_FOR
@@ -118,6 +152,27 @@ class Publisher:
             DELAYED,
             error,
         )
+
+    def _to_queue(self, original: Original, copy: Copy) -> None:
+        """Send by the name of the queue, or, if this user may not do that, the way that the message came."""
+        queue = self._queue_of(original)
+        has_way = self._leads_to(queue, original.exchange, original.routing_key)
+        if not (has_way and self._is_refused):
+            try:
+                return self._confirmed(copy, "", queue)
+            except AccessRefused as error:
+                if not has_way:
+                    raise
+                logger.warning("%s; messages are put back through the exchange %s", error, original.exchange)
+                self._is_refused = True
+        self._confirmed(copy, original.exchange, original.routing_key)
+
+    def _leads_to(self, queue: str, exchange: str, routing_key: str) -> bool:
+        """Whether an exchange leads to this queue, and, as far as the app knows, to no other: otherwise copies would
+        multiply.
+        """
+        queues = self._app.amqp.queues.items()
+        return {name for name, its in queues if is_bound(its, exchange, routing_key)} == {queue}
 
     @property
     def _app(self) -> Any:
@@ -135,23 +190,23 @@ class Publisher:
         eta = datetime.fromtimestamp(clock.wall() + delay, timezone.utc).isoformat() if delay > 0 else None
         return original.copy(header, expires=expires, eta=eta, accept=self._app.conf.accept_content)
 
-    def _confirmed(self, copy: Copy, queue: str, delay: float | None) -> None:
+    def _confirmed(self, copy: Copy, exchange: str, routing_key: str, delay: float | None = None) -> None:
         with self._places:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                return self._send_on(Connection(self._app), copy, queue, delay)
+                return self._send_on(Connection(self._app), copy, exchange, routing_key, delay)
             try:
-                return self._send_on(connection, copy, queue, delay)
-            except NoDelayQueue:
+                return self._send_on(connection, copy, exchange, routing_key, delay)
+            except (NoDelayQueue, AccessRefused):
                 raise
             except Exception as error:  # noqa: BLE001 - py-amqp has many
                 logger.debug("the connection to the broker broke since the last copy: %r", error)
-            return self._send_on(Connection(self._app), copy, queue, delay)
+            return self._send_on(Connection(self._app), copy, exchange, routing_key, delay)
 
-    def _send_on(self, connection: Connection, copy: Copy, queue: str, delay: float | None) -> None:
+    def _send_on(self, connection: Connection, copy: Copy, *way: Any) -> None:
         try:
-            connection.send(copy, queue, delay)
+            connection.send(copy, *way)
         except BaseException:
             # A late answer would be taken for the answer to the next copy.
             connection.close()

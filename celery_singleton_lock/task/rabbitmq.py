@@ -1,18 +1,22 @@
 """RabbitMQ confirms each copy once it is safe, whatever the app's own setting is, and keeps those that are due later.
 
-It reports a queue that does not exist. A copy that is due later waits in the broker: an exchange leads to a queue
-without consumers, whose messages expire after the wait and go on by their routing key, the name of their queue. All
-tasks share nine of these (1, 2, 4 … 256 s): quorum queues, which keep a message until it has arrived. (Classic queues
-do not: of 2,266 messages, 1,850 were lost when the broker was killed while they were handed on.)
+It reports a queue that does not exist. In an app with quorum queues, a copy that is due later waits in the broker: an
+exchange leads to a queue without consumers, whose messages expire after the wait and go on by their routing key, the
+name of their queue. All tasks share nine of these (1, 2, 4 … 256 s): quorum queues, which keep a message until it has
+arrived. (Classic queues do not: of 2,266 messages, 1,850 were lost when the broker was killed while they were handed
+on.) If 32 messages cannot arrive, since their queue was deleted or is full, they hold up all others. The queues of
+Celery's own delayed delivery have the same fault, serve topic exchanges only, and count whole seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from amqp import IrrecoverableChannelError, IrrecoverableConnectionError
+from amqp import AccessRefused, ChannelError, IrrecoverableChannelError, IrrecoverableConnectionError
 
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task.original import DELAYED, Copy
 
 #: Seconds that RabbitMQ may take for each answer.
@@ -23,6 +27,9 @@ DELAYS = tuple(2**power for power in range(9))
 
 #: Since this version, RabbitMQ's quorum queues let messages expire, and keep them until they have arrived elsewhere.
 _HANDS_ON = (3, 10)
+
+#: Since this version, a quorum queue without a limit of its own has this one.
+_LIMITS, _DELIVERY_LIMIT = (4, 0), 20
 
 
 class NoDelayQueue(Exception):
@@ -47,18 +54,35 @@ class Connection:
             self.close()
             raise
 
-    def send(self, copy: Copy, queue: str, delay: float | None) -> None:
-        """Send a copy to the broker, and wait until the broker confirms it."""
+    def send(self, copy: Copy, exchange: str, routing_key: str, delay: float | None) -> None:
+        """Send a copy to the broker, and wait until the broker confirms it.
+
+        With `delay` it waits that long in the broker first; then `routing_key` is the name of its queue.
+        """
         if copy.properties.get("user_id") != self._kombu.userid:
             copy.properties.pop("user_id", None)  # RabbitMQ refuses a message of another user.
-        exchange = ""
         if delay is not None:
             exchange = self.exchange_for(delay)
             copy.properties["expiration"] = str(max(int(delay * 1000), 1))
-        # Without handlers for returned messages, py-amqp raises an error.
-        self._channel.basic_publish(
-            self._channel.prepare_message(*copy), exchange=exchange, routing_key=queue, mandatory=True, timeout=TIMEOUT
-        )
+        self._publish(self._channel.prepare_message(*copy), exchange, routing_key)
+
+    def try_to_send(self) -> None:
+        """Send a message to a queue that does not exist, which RabbitMQ refuses for that, or for want of a right.
+
+        Raises:
+            AccessRefused: this user may not send messages by the name of their queue.
+        """
+        try:
+            self._publish(self._channel.prepare_message(b""), "", f"singleton_lock.{new_owner()}")
+        except AccessRefused:
+            raise
+        except ChannelError:  # There is no such queue.
+            return
+
+    @property
+    def delivery_limit(self) -> int | None:
+        """How often a quorum queue takes a message back, unless it was declared otherwise."""
+        return _DELIVERY_LIMIT if self._version >= _LIMITS else None
 
     def exchange_for(self, delay: float) -> str:
         """The exchange of the queue in which messages wait for at most `delay`, declared if need be.
@@ -69,8 +93,7 @@ class Connection:
         seconds = next((one for one in DELAYS if one >= delay), DELAYS[-1])
         name = f"{DELAYED}.{seconds}"
         if seconds not in self._declared:
-            properties = self._kombu.connection.server_properties
-            if properties.get("product") != "RabbitMQ" or _version(properties.get("version")) < _HANDS_ON:
+            if self._version < _HANDS_ON:
                 raise NoDelayQueue(f"it takes RabbitMQ {'.'.join(map(str, _HANDS_ON))} or newer")
             try:
                 self._declare(name, seconds)
@@ -78,6 +101,19 @@ class Connection:
                 raise NoDelayQueue(str(error)) from error
             self._declared.add(seconds)
         return name
+
+    @property
+    def _version(self) -> tuple[int, ...]:
+        """The version of RabbitMQ; empty for another server."""
+        properties = self._kombu.connection.server_properties
+        text = str(properties.get("version") or "") if properties.get("product") == "RabbitMQ" else ""
+        return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+    def _publish(self, message: Any, exchange: str, routing_key: str) -> None:
+        # Without handlers for returned messages, py-amqp raises an error.
+        self._channel.basic_publish(
+            message, exchange=exchange, routing_key=routing_key, mandatory=True, timeout=TIMEOUT
+        )
 
     def close(self) -> None:
         """Drop the connection without a word to the broker, which may not listen."""
@@ -97,5 +133,23 @@ class Connection:
         self._channel.queue_bind(name, name)
 
 
-def _version(text: Any) -> tuple[int, ...]:
-    return tuple(int(part) for part in str(text or "").split(".")[:2] if part.isdigit())
+def is_bound(queue: Any, exchange: str, routing_key: str) -> bool:
+    """Whether an app's queue gets the messages of a direct or a topic exchange that have this routing key."""
+    bindings = queue.bindings or [queue]
+    return any(it.exchange.name == exchange and _matches(it, routing_key) for it in bindings if it.exchange)
+
+
+def _matches(binding: Any, routing_key: str) -> bool:
+    if binding.exchange.type == "topic":
+        return _has_words((binding.routing_key or "").split("."), routing_key.split("."))
+    return bool(binding.exchange.type == "direct" and binding.routing_key == routing_key)
+
+
+def _has_words(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether a topic's pattern (* is any word, # any number of words) matches."""
+    if not pattern:
+        return not words
+    first, *rest = pattern
+    if first == "#":
+        return any(_has_words(rest, words[start:]) for start in range(len(words) + 1))
+    return bool(words) and first in ("*", words[0]) and _has_words(rest, words[1:])

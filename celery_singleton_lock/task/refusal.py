@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery import states
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 from celery.utils.log import get_logger
 
 from celery_singleton_lock.errors import LockConflict, LockLost, LockSuperseded, LockUnavailable, ResultLost
@@ -31,8 +31,10 @@ from celery_singleton_lock.task import (
     settling,
 )
 from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import End, Outcome
+from celery_singleton_lock.task.publisher import Publisher
 
 logger = get_logger(__name__)
 
@@ -174,6 +176,28 @@ def drop_if_expired(execution: Execution, lease: Lease) -> None:
             execution.runtime.store.free(lease, record=execution.record(revoked))
         settling.settle_after(execution, revoked)
         on_conflict.revoke(execution.task, on_conflict.Expired("expired"))
+
+
+def reject_if_returned_too_often(execution: Execution, lease: Lease) -> None:
+    """End the execution without a run if its message has cost so many workers that its broker would dead-letter it.
+
+    The broker counts that of each copy anew. As long as an earlier delivery may be running, there is no lease.
+    """
+    task, request = execution.task, execution.request
+    if not (requeue.was_put_back(request) and task.acks_late):
+        return
+    count, original = requeue.returned(request), original_of(request)
+    if original is None or count <= original.returned:
+        return  # The broker itself has counted all of it.
+    limit = Publisher.of(task.app).delivery_limit(original.queue)
+    if count <= limit:
+        return
+    lost = WorkerLostError(f"{count} workers that had the message are gone; the limit of its queue is {limit:g}")
+    logger.error("%s is rejected: %s", execution, lost)
+    journal_entries.did_not_run(execution, "reject", None)
+    with suppress(LockUnavailable):  # It is repeated until it is answered.
+        execution.runtime.store.free(lease)
+    on_conflict.reject(task, lost)
 
 
 def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:

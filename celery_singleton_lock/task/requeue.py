@@ -19,7 +19,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.keys.key import is_key
-from celery_singleton_lock.options.delivery import is_rabbitmq, longest_delay
+from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.wake_ups import Place
@@ -242,6 +242,22 @@ def given_up(request: RequestLike) -> tuple[str, ...]:
     return tuple(owner for owner in owners if is_owner(owner))[-MAX_GIVEN_UP:]
 
 
+def returned(request: RequestLike) -> int:
+    """How often the broker has taken this attempt back from workers that went, now and as the copies before.
+
+    In a quorum queue, RabbitMQ counts that of each message, and of a copy anew. A message that was dead-lettered since
+    begins anew, too: somebody sends it again on purpose.
+    """
+    original = delivery.original_of(request)
+    if original is None:
+        return 0
+    before = 0
+    carried = _known_of(request).get("returned")
+    if isinstance(carried, list) and len(carried) == 2 and carried[1] == original.deaths:
+        before = _count(carried[0]) or 0
+    return before + original.returned
+
+
 def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
     """Seconds to wait after `count` tries."""
     return chance.back_off(count, FIRST_DELAY, at_most)
@@ -252,9 +268,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, known: dict[str, Any]) -
     expires = reason in NOT_BEGUN
     made = header.Made({**header.of(request), "id": request.id, "put_back": known})
     if (original := delivery.original_of(request)) is not None:
-        app = task.app
-        held = "waits" in known and is_rabbitmq(app.conf) and Runtime.of(app).store.wake_ups() is not None
-        Publisher.of(app).send(original, made, expires=expires, delay=delay, held=held)
+        Publisher.of(task.app).send(original, made, expires=expires, delay=delay)
         return
     # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.
     copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)
@@ -290,6 +304,8 @@ def _known_of_next(request: RequestLike, reason: Reason, carried: Carried) -> di
         known["arrived"] = number
     if may_have_begun(request):
         known["redelivered"] = True
+    if (count := returned(request)) and (original := delivery.original_of(request)) is not None:
+        known["returned"] = [count, original.deaths]
     return known
 
 

@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from kombu.utils.encoding import ensure_bytes
 
 import tests.integration.ready  # noqa: F401
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
+from celery_singleton_lock.options import delivery as options_delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.requeue import put_back_count
@@ -50,8 +52,12 @@ if "test_broadcast" in app.conf:
 if "test_deaf" in app.conf:
     RedisStore.tell = lambda *_: None
 
+if "test_host" in app.conf:
+    socket.gethostname = lambda: app.conf.test_host
+
 if "test_held" in app.conf:
     request.HELD = app.conf.test_held
+    options_delivery.MAX_DELAY_AMQP = app.conf.test_held
 
 # Celery looks every five seconds for tasks whose process has ended; tests would wait for that.
 AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})
@@ -281,6 +287,21 @@ def rejected_when_lost(self: Any, job: str, seconds: float = 0.05) -> str:
 def certain(self: Any, job: str, seconds: float) -> str:
     """As safe as Celery can make it: each message is to be carried out exactly once."""
     return _work(self, job, seconds)
+
+
+def _kill_worker(task: Any, job: str) -> None:
+    with recording.run(job, task.request.id):
+        os.killpg(0, signal.SIGKILL)
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def plain_poison(self: Any, job: str) -> None:
+    _kill_worker(self, job)
+
+
+@app.task(bind=True, base=Exclusive, acks_late=True, reject_on_worker_lost=True, on_conflict="retry")
+def poison(self: Any, job: str) -> None:
+    _kill_worker(self, job)
 
 
 @app.task(bind=True, base=Exclusive, retry_on_worker_lost=True, default_retry_delay=0)

@@ -12,6 +12,7 @@ from kombu.message import Message
 from kombu.serialization import dumps, loads
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.original import Copy
@@ -153,3 +154,37 @@ def test_sender_cannot_forge_the_original(app: Celery) -> None:
     original = original_of(receive(app, properties=forged))
     assert original is not None
     assert (original.queue, json.loads(original.body)[0]) == ("celery", [1])
+
+
+def put_back(known: dict[str, Any]) -> dict[str, Any]:
+    """The headers of a copy that knows this."""
+    return {HEADER: {"id": "the id", "put_back": known}}
+
+
+def test_returns_of_the_copies_before_are_counted(app: Celery) -> None:
+    known = {"retries": 0, "returned": [2, 0]}
+    again = receive(app, headers={**put_back(known), "x-delivery-count": 1})
+    assert requeue.returned(again) == 3
+    assert requeue._known_of_next(again, "copy", requeue.AS_BEFORE)["returned"] == [3, 0]
+    assert requeue.returned(receive(app, headers={"x-delivery-count": 1})) == 1
+    assert "returned" not in requeue._known_of_next(receive(app), "copy", requeue.AS_BEFORE)
+    retried = put_back({**known, "retries": 1})
+    assert requeue.returned(receive(app, headers={**retried, "x-delivery-count": 1})) == 1
+
+
+def test_returns_are_counted_anew_after_a_dead_letter_exchange(app: Celery) -> None:
+    """Somebody sends the message again on purpose: it would be rejected for ever. Our own delays do not count."""
+    carried = put_back({"retries": 0, "returned": [4, 0]})
+    ours = {"queue": "singleton_lock.delay.4", "reason": "expired", "count": 7}
+    waited = receive(app, headers={**carried, "x-death": [ours]})
+    assert requeue.returned(waited) == 4
+    sent_again = receive(app, headers={**carried, "x-death": [{"queue": "celery", "count": 1}, ours]})
+    assert requeue.returned(sent_again) == 0
+
+
+@pytest.mark.parametrize("forged", [None, True, "x", [], [1], [-1, 0], [True, 0], [1, "0"], [1, 0, 0], {"0": 1}])
+@pytest.mark.parametrize("where", ["returned", "x-delivery-count", "x-death"])
+def test_forged_returns_count_as_none(app: Celery, forged: object, where: str) -> None:
+    known = {"retries": 0, **({"returned": forged} if where == "returned" else {})}
+    others = {} if where == "returned" else {where: forged}
+    assert requeue.returned(receive(app, headers={**put_back(known), **others})) == 0

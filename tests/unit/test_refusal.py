@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
+from kombu import Queue
 
 from celery_singleton_lock import Aborted, LockConflict, LockLost, LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
@@ -582,3 +583,56 @@ def _trace(task: Any) -> None:
     """Carry out its message as a worker does."""
     request = {"id": id_for(task), "called_directly": False, "is_eager": False, "delivery_info": {}, "retries": 0}
     build_tracer(task.name, task, app=task.app)(id_for(task), (), {}, request)
+
+
+class TestReturnedTooOften:
+    """A message is rejected instead of run if copies of it have hidden from the broker how many workers it has cost."""
+
+    def came(self, own: int, *, before: int) -> dict[str, Any]:
+        """A message that was returned so often by now, and as the copies before."""
+        headers = {"x-delivery-count": own}
+        message = (b"[[], {}, {}]", "application/json", "utf-8", headers, "", "celery", "celery", True)
+        carries = {"put_back": {"retries": 0, "returned": [before, 0]}}
+        return {"properties": {"singleton_lock_original": message}, "headers": headers, "carries": carries}
+
+    def limited(self, app: Celery) -> None:
+        app.conf.task_queues = [Queue("celery", queue_arguments={"x-delivery-limit": 3})]
+
+    def test_ends_without_a_run_and_frees_the_lock(self, app: Celery) -> None:
+        self.limited(app)
+        task, runs = make(app, lambda: 1, acks_late=True)
+        with pytest.raises(Reject, match="4 workers") as rejected:
+            deliver(task, **self.came(1, before=3))
+        assert not rejected.value.requeue
+        assert runs == []
+        assert Runtime.of(app).store.held(task.lock_key_of()) == []
+
+    def test_runs_up_to_the_limit(self, app: Celery) -> None:
+        self.limited(app)
+        task, _ = make(app, lambda: 1, acks_late=True)
+        assert deliver(task, **self.came(1, before=2)) == 1
+
+    def test_runs_if_the_broker_has_counted_itself(self, app: Celery) -> None:
+        """It knows the limit better."""
+        self.limited(app)
+        task, _ = make(app, lambda: 1, acks_late=True)
+        assert deliver(task, **self.came(9, before=0)) == 1
+
+    def test_runs_if_it_is_acknowledged_before_it_begins(self, app: Celery) -> None:
+        """It has cost no worker, and a message that was acknowledged cannot be dead-lettered."""
+        self.limited(app)
+        task, _ = make(app, lambda: 1)
+        assert deliver(task, **self.came(1, before=3)) == 1
+
+    def test_waits_while_an_earlier_delivery_may_be_running(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.limited(app)
+        sent = sends(monkeypatch)
+        task, runs = make(app, lambda: 1, acks_late=True)
+        task.push_request(id=id_for(task), headers={})
+        asked = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=holder_of(task, task.request))
+        task.pop_request()
+        assert isinstance(Runtime.of(app).store.acquire(asked), Lease)
+        with pytest.raises(requeue.GoesOn):
+            deliver(task, **self.came(1, before=3))
+        assert [known["returned"] for known in sent] == [[4, 0]]
+        assert runs == []

@@ -15,7 +15,7 @@ from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.stores.wake_ups import Place
-from celery_singleton_lock.task import delivery, requeue
+from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.requeue import (
     MAX_GIVEN_UP,
@@ -174,9 +174,9 @@ def test_log_says_when_the_copy_begins(
     @app.task(base=SingletonTask, shared=False, name="job")
     def task() -> None: ...
 
-    monkeypatch.setattr(delivery, "original_of", lambda request: request)
     monkeypatch.setattr(requeue, "_send", lambda *_: None)
-    task.push_request(id="the id")
+    message = (b"[[], {}, {}]", "application/json", "utf-8", {}, "", "celery", "celery", True)
+    task.push_request(id="the id", properties={"singleton_lock_original": message})
     with pytest.raises(requeue.GoesOn) as caught:
         put_back(task, reason="conflict", delay=3.0, carried=carried)
     assert requeue.GoesOn.read(repr(caught.value)) == logged
