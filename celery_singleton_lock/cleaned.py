@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import reprlib
-from collections.abc import Mapping
 from typing import Any
 
 #: The most bytes (as UTF-8) of a text: the longest task id in the tables of result backends.
@@ -101,13 +100,6 @@ def array(content: str | bytes) -> list[Any] | None:
     except (ValueError, TypeError, RecursionError):
         return None
     return found if isinstance(found, list) else None
-
-
-def headers(request: Any) -> Mapping[str, Any]:
-    """The headers of a message that are not Celery's own."""
-    found = request.headers
-    # This is called several times for each message, and `isinstance` is slow with an abstract class.
-    return found if type(found) is dict or isinstance(found, Mapping) else {}
 
 
 class _Short(reprlib.Repr):

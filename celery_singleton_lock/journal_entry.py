@@ -17,9 +17,6 @@ Kind = Literal["run", "skip", "raise", "reject", Waiting, "joined", "superseded"
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-#: The message header that names the entry of beat's schedule for which the message was sent.
-SCHEDULED_HEADER = "singleton_lock_entry"
-
 #: The outcomes of a run that was stopped: because its lock was lost, because its process was being stopped, and because
 #: of a newer message.
 LOST, STOPPED, SUPERSEDED = "LOST", "STOPPED", "SUPERSEDED"

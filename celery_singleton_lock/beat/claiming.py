@@ -23,9 +23,9 @@ from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.comparing import Comparing
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.journal_entry import SCHEDULED_HEADER
 from celery_singleton_lock.options.beat import BeatSettings
-from celery_singleton_lock.task.message_identity import SENT_HEADER, fixed
+from celery_singleton_lock.task import header
+from celery_singleton_lock.task.message_identity import fixed
 
 if TYPE_CHECKING:
     from celery_singleton_lock._celery import ScheduleEntry, Scheduler
@@ -33,9 +33,6 @@ else:
     from celery.beat import Scheduler
 
 logger = get_logger(__name__)
-
-#: The message header that says when the tick was due, in ISO 8601, UTC.
-DUE_HEADER = "singleton_lock_due"
 
 #: Entries that are claimed in one round trip.
 BATCH = 100
@@ -147,8 +144,11 @@ class Claiming(PunctualScheduler):
     def _send(self, entry: ScheduleEntry, tick: Tick, producer: Any) -> None:
         options, self._was_taken = entry.options, True
         task_id = tick.id_for(self._settings.name, self._claims.secret)
-        headers = {DUE_HEADER: tick.due_at, SCHEDULED_HEADER: entry.name, SENT_HEADER: fixed(task_id)}
-        entry.options = {"task_id": task_id, **options, "headers": {**(options.get("headers") or {}), **headers}}
+        headers = options.get("headers")
+        carried = header.Made(id=task_id, sent=fixed(task_id), due=tick.due_at, entry=entry.name)
+        if (call := header.written(headers)) is not None:
+            carried["call"] = call
+        entry.options = {"task_id": task_id, **options, "headers": header.added(headers, carried, entry.task)}
         with _undisturbed():
             try:
                 super().apply_entry(entry, producer=producer)

@@ -11,8 +11,9 @@ from typing import Any
 
 from celery_singleton_lock._celery import queue_taken_from
 from celery_singleton_lock.holder import is_owner
+from celery_singleton_lock.task import header
 from celery_singleton_lock.task.celery_types import RequestLike
-from celery_singleton_lock.task.original import DELAYED, PUT_BACK_HEADER, Original
+from celery_singleton_lock.task.original import DELAYED, Original
 
 OWNER = "singleton_owner"
 _ORIGINAL = "singleton_lock_original"
@@ -35,7 +36,7 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
     queue, lasts = (routing_key, True) if not exchange else ("", True)
     if (known := queue_taken_from(message)) is not None:
         queue, lasts = known.name, _lasts(known)
-    if not exchange and (first := _sent_first(message.headers)) is not None:
+    if not exchange and (first := _sent_first(request)) is not None:
         exchange, routing_key = way["exchange"], way["routing_key"] = first
     # A plain tuple, and the properties as they are: each task pays for what is pickled here.
     place = (message.body, message.content_type, message.content_encoding, message.headers or {})
@@ -75,9 +76,9 @@ def _lasts(queue: Any) -> bool:
     return bool(queue.durable and not goes)
 
 
-def _sent_first(headers: Any) -> tuple[str, str] | None:
+def _sent_first(request: Mapping[str, Any]) -> tuple[str, str] | None:
     """The exchange and routing key with which a copy's original was sent."""
-    known = (headers or {}).get(PUT_BACK_HEADER)
+    known = header.of_message(request).get("put_back")
     if not isinstance(known, dict):
         return None
     exchange, routing_key = known.get("exchange"), known.get("routing_key")

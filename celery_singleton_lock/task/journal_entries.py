@@ -9,9 +9,10 @@ from celery import states
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal.crashes import crash
-from celery_singleton_lock.journal_entry import LOST, SCHEDULED_HEADER, STOPPED, SUPERSEDED, Entry, Kind
+from celery_singleton_lock.journal_entry import LOST, STOPPED, SUPERSEDED, Entry, Kind
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held
+from celery_singleton_lock.task import header
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import Outcome
 
@@ -28,7 +29,7 @@ def ran(
 
 def did_not_run(execution: Execution, kind: Kind, holder: Holder | None) -> None:
     """Its body did not run; `holder` has the lock."""
-    scheduled, now = cleaned.headers(execution.request).get(SCHEDULED_HEADER), clock.now()
+    scheduled, now = header.of(execution.request).get("entry"), clock.now()
     of_copy: dict[str, Any] = {"scheduled": cleaned.text(scheduled) if scheduled else ""}
     if holder is not None:
         of_copy |= {"holder": holder.task_id, "holder_node": holder.node, "holder_since": holder.since}

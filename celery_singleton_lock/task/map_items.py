@@ -20,10 +20,11 @@ from celery.app.task import Context
 from celery_singleton_lock._celery import current_task, pop_task, push_task
 from celery_singleton_lock.options.rules import WAITING_POLICIES
 from celery_singleton_lock.options.task import Options
-from celery_singleton_lock.task import message_identity, synchronous
+from celery_singleton_lock.task import synchronous
 from celery_singleton_lock.task.carry_out import carry_out
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.running import this_thread
 
 #: Celery's own tasks that call another one for each item; chunks are sent as the second.
@@ -79,5 +80,5 @@ def _request(of_sender: RequestLike, args: Any, kwargs: Any) -> Context:
         args=args,
         kwargs=kwargs,
         is_eager=True,
-        headers={message_identity.SENT_HEADER: secrets.token_hex(16)},
+        **{HEADER: {"id": of_sender.id, "sent": secrets.token_hex(16)}},
     )

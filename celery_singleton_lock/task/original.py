@@ -23,9 +23,7 @@ from kombu import serialization
 from kombu.compression import compress
 
 from celery_singleton_lock._celery import serializer_of
-
-#: The header in which a copy carries what we know of it: see `requeue`.
-PUT_BACK_HEADER = "singleton_lock_put_back"
+from celery_singleton_lock.task.header import HEADER
 
 #: The names of our exchanges and queues for delays begin with this.
 DELAYED = "singleton_lock.delay"
@@ -74,13 +72,14 @@ class Original(NamedTuple):
         """A copy to be sent.
 
         Args:
-            header: what we know of it.
+            header: ours.
             expires: whether the copy still expires, if the original does.
             eta: when a worker is to begin it, if not at once.
             accept: content types that the app accepts; to read an old message, which keeps its times in the body.
         """
         headers = {name: value for name, value in self.headers.items() if name not in _NOT_COPIED_HEADERS}
-        headers[PUT_BACK_HEADER] = {**header, "exchange": self.exchange, "routing_key": self.routing_key}
+        way = {"exchange": self.exchange, "routing_key": self.routing_key}
+        headers[HEADER] = {**header, "put_back": {**header["put_back"], **way}}
         body = self.body
         if "task" in headers:
             headers["eta"] = eta

@@ -1,7 +1,7 @@
-"""The lock that a message has while it waits: taken as it is sent, named by a header, freed as `lock_scope` says.
+"""The lock that a message has while it waits: taken as it is sent, named by its header, freed as `lock_scope` says.
 
 The owner is the message's, not a delivery's: each copy of it has the header, and may free the lock; nobody else knows
-the owner. A header belongs to one task and id: copied to another message, it has no effect.
+the owner. It belongs to one task and id: copied to another message, it has no effect.
 
 Protocol: `docs/protocol.md`, section 12.
 """
@@ -30,15 +30,13 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.task import header
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.leader import Leader
 
-#: The message header with `[task id, task, key, owner, seconds, limit, scope]`, then a list with the owner that it
-#: replaced, and the message that it follows, if there are such.
-QUEUED_HEADER = "singleton_lock_queued"
-
-#: Parts of the header. A later version may append more.
-_FIELDS = 7
+#: Places of the header's part: task, key, owner, seconds, limit, scope. Then a list with the owner that it replaced,
+#: and the message that it follows, if there are such.
+_FIELDS = 6
 
 #: Seconds for which we repeat that a lock has ended while the lock server does not answer.
 SAID_FOR = 600.0
@@ -114,8 +112,9 @@ class QueueLock:
         # If its place is known, a node of a Redlock that lacks it gets it again.
         return 0 if self.limit == 1 else None
 
-    def header(self, task: str, task_id: object) -> list[Any]:
-        fields = [task_id, task, self.key, self.owner, self.seconds, self.limit, self.scope]
+    def part(self, task: str) -> list[Any]:
+        """What the header of its message, for a task of this name, says of it."""
+        fields = [task, self.key, self.owner, self.seconds, self.limit, self.scope]
         if self.follows is not None:
             return [*fields, [], self.follows.header()]
         return [*fields, [*self.replaced]] if self.replaced else fields
@@ -137,26 +136,27 @@ def is_by_time(held: Held) -> bool:
 
 
 def lock_of(task: TaskLike, request: RequestLike) -> QueueLock | None:
-    """The lock that the message of a request has; None if it has none, or somebody else wrote the header."""
-    headers = cleaned.headers(request)
-    return lock_in(headers, task.app, task.name, request.id) if QUEUED_HEADER in headers else None
+    """The lock that the message of a request has; None if it has none, or somebody else wrote that."""
+    return lock_in(header.of(request), task.app, task.name)
 
 
-def lock_in(headers: Any, app: Any, task: str, task_id: object) -> QueueLock | None:
-    """The same, from the headers of a message for a task of this name and id."""
-    header = headers.get(QUEUED_HEADER) if isinstance(headers, Mapping) else None
-    if not isinstance(header, (list, tuple)) or len(header) < _FIELDS:
+def lock_in(carried: Mapping[str, Any], app: Any, task: str) -> QueueLock | None:
+    """The same, from what a message for a task of this name carries."""
+    if "queue" not in carried:  # As in most messages.
         return None
-    of_id, of_task, key, owner, seconds, limit, scope = header[:_FIELDS]
-    if task_id is None or of_id != task_id or of_task != task:
+    part = carried["queue"]
+    if not isinstance(part, (list, tuple)) or len(part) < _FIELDS:
+        return None
+    of_task, key, owner, seconds, limit, scope = part[:_FIELDS]
+    if of_task != task:
         return None
     prefix = Runtime.of(app).settings.prefix
     if not (isinstance(key, str) and key == cleaned.key(key) and key.endswith(QUEUE) and is_key(prefix, key)):
         return None
     if not (is_owner(owner) and is_seconds(seconds) and 0 < seconds <= MAX_QUEUE_TTL and is_whole(limit, 1, MAX_LIMIT)):
         return None
-    replaced = header[_FIELDS] if len(header) > _FIELDS and isinstance(header[_FIELDS], (list, tuple)) else ()
+    replaced = part[_FIELDS] if len(part) > _FIELDS and isinstance(part[_FIELDS], (list, tuple)) else ()
     owners = tuple(each for each in replaced[:1] if is_owner(each))
-    follows = Leader.read(header[_FIELDS + 1]) if len(header) > _FIELDS + 1 else None
+    follows = Leader.read(part[_FIELDS + 1]) if len(part) > _FIELDS + 1 else None
     scope = scope if isinstance(scope, str) else WHILE_EXECUTING
     return QueueLock(key, owner, seconds, limit, scope, owners, follows)

@@ -2,7 +2,7 @@
 
 An execution that finds its lock held, or no lock server, ends; its message goes on as a copy. A copy keeps the id, the
 retries, and with them the result, the chain, the chord and the callbacks; nothing is recorded for the delivery that
-sent it. Its header says how often it was put back, and which owners earlier deliveries gave up.
+sent it. Its header says, under `put_back`, how often it was put back, and which owners earlier deliveries gave up.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from celery_singleton_lock.options.delivery import is_rabbitmq, longest_delay
 from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.wake_ups import Place
-from celery_singleton_lock.task import delivery, message_identity
+from celery_singleton_lock.task import delivery, header
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import named
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import Leader
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.task.running import progress_of
 
@@ -138,10 +137,10 @@ def try_to_put_back(
     if delay is None:
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
-    header = _header(request, reason, carried)
-    begins = "waits for the lock" if _is_woken(task, header) else f"due in {delay:.1f} s"
+    known = _known_of_next(request, reason, carried)
+    begins = "waits for the lock" if _is_woken(task, known) else f"due in {delay:.1f} s"
     try:
-        _send(task, reason, delay, header)
+        _send(task, reason, delay, known)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
@@ -151,21 +150,21 @@ def try_to_put_back(
 def put_back_count(request: RequestLike, reason: Reason) -> int:
     """How often this attempt of the message was put back for `reason`.
 
-    What others wrote into the header, or what an earlier attempt left there, counts as never.
+    What others wrote there, or what an earlier attempt left there, counts as never.
     """
-    return _count(_header_of(request).get(reason)) or 0
+    return _count(_known_of(request).get(reason)) or 0
 
 
 def was_put_back(request: RequestLike) -> bool:
     """Whether it is a copy that was put back."""
-    return bool(_header_of(request))
+    return bool(_known_of(request))
 
 
 def may_have_begun(request: RequestLike) -> bool:
     """Whether an earlier delivery of this attempt may be running it, or have ended it: it was delivered again, or is
     the copy of a message that was.
     """
-    return delivery.is_redelivered(request) or _header_of(request).get("redelivered") is True
+    return delivery.is_redelivered(request) or _known_of(request).get("redelivered") is True
 
 
 def comes_too_late(request: RequestLike) -> bool:
@@ -181,24 +180,24 @@ def was_lost(request: RequestLike) -> bool:
 
 def is_in_line(request: RequestLike) -> bool:
     """Whether this is a copy that waits for a lock, and may have been woken for it."""
-    return "waits" in _header_of(request)
+    return "waits" in _known_of(request)
 
 
 def joined_by(request: RequestLike) -> Joined | None:
     """The task that this copy has joined; None if it has joined none."""
-    header = _header_of(request)
-    return Joined.read(header["joins"]) if "joins" in header else None
+    known = _known_of(request)
+    return Joined.read(known["joins"]) if "joins" in known else None
 
 
 def followed_by(request: RequestLike) -> Leader | None:
     """The message that this copy follows now; None if it has followed none yet."""
-    header = _header_of(request)
-    return Leader.read(header["leader"]) if "leader" in header else None
+    known = _known_of(request)
+    return Leader.read(known["leader"]) if "leader" in known else None
 
 
 def arrived(request: RequestLike) -> int | None:
     """The number that the message has in the order of its key, whichever attempt got it; None if that is not known."""
-    number = _header_of_any_attempt(request).get("arrived")
+    number = _known_of_any_attempt(request).get("arrived")
     return number if is_whole(number, 1, MAX_NUMBER) else None
 
 
@@ -209,27 +208,27 @@ def was_untold(request: RequestLike) -> bool:
 
 def seconds_in_line(request: RequestLike, now: float) -> float:
     """Seconds since this attempt first met a conflict; `now` in seconds since the epoch. 0 if it met none."""
-    since = cleaned.seconds(_header_of(request).get("since"))
+    since = cleaned.seconds(_known_of(request).get("since"))
     return max(now - since, 0.0) if since else 0.0
 
 
 def waits_for(request: RequestLike, prefix: str) -> tuple[str, Place] | None:
     """The lock that this copy waits for, and its place in the line of that lock; None if it waits for none."""
-    header = _header_of(request)
-    waits = header.get("waits")
+    known = _known_of(request)
+    waits = known.get("waits")
     if not isinstance(waits, (list, tuple)) or len(waits) != len(Waits._fields):
         return None
     key, limit = waits
     if not (isinstance(key, str) and key == cleaned.key(key) and is_key(prefix, key)):
         return None
-    return (key, Place(_since(header), limit)) if is_whole(limit, 1, MAX_LIMIT) else None
+    return (key, Place(_since(known), limit)) if is_whole(limit, 1, MAX_LIMIT) else None
 
 
 def given_up(request: RequestLike) -> tuple[str, ...]:
     """The owners under which earlier deliveries of this attempt have asked for the lock without an answer; the latest
     sixteen.
     """
-    owners = _header_of(request).get("given_up")
+    owners = _known_of(request).get("given_up")
     if not isinstance(owners, (list, tuple)):
         return ()
     return tuple(owner for owner in owners if is_owner(owner))[-MAX_GIVEN_UP:]
@@ -240,72 +239,69 @@ def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
     return chance.back_off(count, FIRST_DELAY, at_most)
 
 
-def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) -> None:
+def _send(task: TaskLike, reason: Reason, delay: float, known: dict[str, Any]) -> None:
     request = task.request
     expires = reason in NOT_BEGUN
+    made = header.Made({**header.of(request), "id": request.id, "put_back": known})
     if (original := delivery.original_of(request)) is not None:
         app = task.app
-        held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.wake_ups() is not None
-        Publisher.of(app).send(original, header, expires=expires, delay=delay, held=held)
+        held = "waits" in known and is_rabbitmq(app.conf) and Runtime.of(app).store.wake_ups() is not None
+        Publisher.of(app).send(original, made, expires=expires, delay=delay, held=held)
         return
     # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.
     copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)
     if not expires:
         copy.set(expires=None)
-    headers = {**(copy.options.get("headers") or {}), **message_identity.passed_on(request), PUT_BACK_HEADER: header}
-    copy.set(headers=headers).apply_async()
+    copy.set(headers=header.added(copy.options.get("headers"), made, task.name)).apply_async()
 
 
-def _is_woken(task: TaskLike, header: Mapping[str, Any]) -> bool:
+def _is_woken(task: TaskLike, known: Mapping[str, Any]) -> bool:
     """Whether the copy begins when its lock is free, wherever a worker can be woken, and not when it is due."""
     is_kept = delivery.original_of(task.request) is not None
-    looks = "joins" in header or "arrived" in header
-    return "waits" in header and is_kept and not looks and Runtime.of(task.app).store.wake_ups() is not None
+    looks = "joins" in known or "arrived" in known
+    return "waits" in known and is_kept and not looks and Runtime.of(task.app).store.wake_ups() is not None
 
 
-def _header(request: RequestLike, reason: Reason, carried: Carried) -> dict[str, Any]:
-    """The header of the next copy."""
+def _known_of_next(request: RequestLike, reason: Reason, carried: Carried) -> dict[str, Any]:
+    """What the header of the next copy says."""
     counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in COUNTED}
     counts = {other: count for other, count in counts.items() if count or other not in RARE}
     owner = progress_of(request).gives_up
     owners = given_up(request) if owner is None else (*given_up(request), owner)
     given_up_by_now = list(owners[-MAX_GIVEN_UP:])
-    header = {"id": request.id, "retries": request.retries or 0, **counts, "given_up": given_up_by_now}
+    known: dict[str, Any] = {"retries": request.retries or 0, **counts, "given_up": given_up_by_now}
     if carried.waits is not None:
-        header["waits"] = list(carried.waits)
+        known["waits"] = list(carried.waits)
     if (joins := carried.joins or joined_by(request)) is not None:
-        header["joins"] = list(joins)
+        known["joins"] = list(joins)
     if (follows := carried.follows or followed_by(request)) is not None:
-        header["leader"] = follows.header()
-    if carried.waits is not None or "since" in _header_of(request):
-        header["since"] = _since(_header_of(request))
+        known["leader"] = follows.header()
+    if carried.waits is not None or "since" in _known_of(request):
+        known["since"] = _since(_known_of(request))
     if (number := carried.arrived or arrived(request)) is not None:
-        header["arrived"] = number
+        known["arrived"] = number
     if may_have_begun(request):
-        header["redelivered"] = True
-    return header
+        known["redelivered"] = True
+    return known
 
 
-def _header_of(request: RequestLike) -> dict[str, Any]:
-    """The header, if it is of this attempt; what others wrote counts as none."""
-    if PUT_BACK_HEADER not in cleaned.headers(request):  # As in most messages.
+def _known_of(request: RequestLike) -> dict[str, Any]:
+    """What its header says of this attempt; what others wrote counts as nothing."""
+    if "put_back" not in header.of(request):  # As in most messages.
         return {}
-    header = _header_of_any_attempt(request)
-    return header if _count(header.get("retries")) == (request.retries or 0) else {}
+    known = _known_of_any_attempt(request)
+    return known if _count(known.get("retries")) == (request.retries or 0) else {}
 
 
-def _header_of_any_attempt(request: RequestLike) -> dict[str, Any]:
-    """The header, if it is of this message; copied to another message, it has no effect.
-
-    Otherwise, if a body passed its own headers on, what it sends would have joined, arrived and waited already.
-    """
-    header = cleaned.headers(request).get(PUT_BACK_HEADER)
-    return header if isinstance(header, dict) and header.get("id", request.id) == request.id else {}
+def _known_of_any_attempt(request: RequestLike) -> dict[str, Any]:
+    """What its header says of whichever attempt was put back last."""
+    known = header.of(request).get("put_back")
+    return known if isinstance(known, dict) else {}
 
 
-def _since(header: Mapping[str, Any]) -> float:
+def _since(known: Mapping[str, Any]) -> float:
     """When the message first met a conflict: now, if it has met none before."""
-    return min(cleaned.seconds(header.get("since")) or math.inf, clock.wall())
+    return min(cleaned.seconds(known.get("since")) or math.inf, clock.wall())
 
 
 def _count(value: object) -> int | None:

@@ -26,7 +26,17 @@ from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, Lock
 from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Reservation
-from celery_singleton_lock.task import delivery, journal_entries, key_report, leader, newest, outcome, requeue, settling
+from celery_singleton_lock.task import (
+    delivery,
+    header,
+    journal_entries,
+    key_report,
+    leader,
+    newest,
+    outcome,
+    requeue,
+    settling,
+)
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.joined import Joined
@@ -272,9 +282,9 @@ def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
     signature: Any = getattr(retry, "sig", None)
     if signature is None or signature.options.get("task_id") != execution.request.id:
         return False
-    headers = signature.options.get("headers") or {}
+    call = signature.options.get("singleton_lock", header.of(execution.request).get("call"))
     try:
-        lock = execution.task.lock_of(Context(headers=headers), signature.args, signature.kwargs)
+        lock = execution.task.lock_of(Context({header.HEADER: call}), signature.args, signature.kwargs)
     except SingletonLockError:
         return False
     return lock is not None and lock.key == execution.key

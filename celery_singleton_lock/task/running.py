@@ -25,7 +25,8 @@ class Progress:
     Attributes:
         lease: the lease under which the body runs, or ran; None without a lock.
         body: the body that runs under the lease.
-        in_body: whether the body runs; afterwards, what is sent follows from the message.
+        in_body: whether the body runs; afterwards, what is sent follows from the message. None if that is not known, as
+            of a plain task.
         gives_up: the owner that a copy of the message names as given up: it has asked for the lock without an answer,
             or in a queue, where the request may still be carried out for a moment.
         is_begun: whether the lock that this message brought with it has ended, as its body began, or with it, or
@@ -40,7 +41,7 @@ class Progress:
 
     lease: Lease | None = None
     body: Body | None = None
-    in_body: bool = False
+    in_body: bool | None = None
     gives_up: str | None = None
     is_begun: bool = False
     is_replaced: bool = False

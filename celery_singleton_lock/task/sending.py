@@ -40,8 +40,9 @@ from celery_singleton_lock.stores.base import Held, Reservation
 from celery_singleton_lock.task import message_identity, replacing
 from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.leader import Leader, may_be_followed
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, holder_of_message, lock_in, lock_of
+from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
@@ -90,14 +91,14 @@ def send(
 ) -> Any:
     """Send a message with its lock by `publish`, or answer as `on_duplicate` says.
 
-    `call` has the lock options of this call, and `named` whatever else `apply_async` was given, by name; `sender` is
-    the task that a worker carries out meanwhile.
+    `call` has the lock options of this call, and `named` whatever else `apply_async` was given, by name, with the id
+    and our header; `sender` is the task that a worker carries out meanwhile.
 
     Raises:
         DuplicateTask: with `on_duplicate="raise"`.
         LockUnavailable: with `on_send_unavailable="raise"`.
     """
-    task_id = named["task_id"] = named.get("task_id") or uuid()
+    task_id = named["task_id"]
     before = _Before.of(task, named, sender)
     try:
         locked = task.lock_when_sent(call, args, kwargs)
@@ -112,7 +113,7 @@ def send(
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
     holder = holder_of_message(task_id, label)
     kept = before.lock if before.lock is not None and before.lock.key == key else None
-    if kept is not None and not before.has_new(named):
+    if kept is not None and not before.has_new:
         follows = None if before.has_run(named) else kept.follows
         lock = replace(lock, owner=kept.owner, limit=kept.limit, follows=follows)
         result = _send_on(task, before, lock, holder, named, publish)
@@ -147,33 +148,29 @@ class _Before(NamedTuple):
         is_one: whether there is such a message.
         request: its request, if this process carries it out.
         lock: the lock that it brought with it, and still has.
+        has_new: whether its body sends a new message under its id.
     """
 
     is_one: bool
     request: RequestLike | None = None
     lock: QueueLock | None = None
+    has_new: bool = False
 
     @classmethod
     def of(cls, task: Any, named: Mapping[str, Any], sender: Any) -> _Before:
-        task_id, headers = named["task_id"], named.get("headers")
-        if sender is None and type(headers) is dict and QUEUED_HEADER not in headers:
-            return _NOTHING  # As for most messages.
-        # Celery copies the headers to a retry; if a worker's main process retries, no task sends it.
-        lock = lock_in(headers, task.app, task.name, task_id)
-        if sender is None or sender.request.id != task_id:
+        if sender is None or sender.request.id != named["task_id"]:
+            # If a worker's main process retries, no task sends it.
+            lock = lock_in(named["headers"][HEADER], task.app, task.name)
             return cls(lock is not None, None, lock)
         request = sender.request
-        return cls(True, request, None if progress_of(request).is_begun else lock or lock_of(sender, request))
+        lock = None if progress_of(request).is_begun else lock_of(sender, request)
+        return cls(True, request, lock, has_new=message_identity.is_new(named, sender))
 
     def has_run(self, named: Mapping[str, Any]) -> bool:
         """Whether its body sends this message as its next attempt. The child may have died before it had begun if a
         worker's main process sends that.
         """
         return self.request is not None and (named.get("retries") or 0) != (self.request.retries or 0)
-
-    def has_new(self, named: Mapping[str, Any]) -> bool:
-        """Whether its body sends a new message under its id."""
-        return self.request is not None and message_identity.is_new(named, self.request)
 
     def handing_over(self, to: Reservation) -> AbstractContextManager[None]:
         """Hand its lock over to a new message (`with`: until that was sent, or will not be), if it ends as it ends."""
@@ -186,9 +183,6 @@ class _Before(NamedTuple):
             progress = progress_of(self.request)
             progress.passes_on = lock.confirmed()
             progress.is_retried |= (named.get("retries") or 0) > (self.request.retries or 0)
-
-
-_NOTHING = _Before(False)
 
 
 def _send_on(
@@ -216,7 +210,7 @@ def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
 def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
     """Whether it follows from a task that a worker has carried out, and no body sends it."""
     sender = current_worker_task()
-    return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
+    return sender is not None and _is_part(named) and not message_identity.is_sent_by_body(named, sender)
 
 
 class _Duplicate(NamedTuple):
@@ -309,18 +303,18 @@ def _is_part(named: Mapping[str, Any]) -> bool:
     return any(named.get(name) for name in _OF_CANVAS)
 
 
-def _with_lock(task: Any, named: Mapping[str, Any], lock: QueueLock) -> dict[str, Any]:
-    header = lock.header(task.name, named["task_id"])
-    return {**named, "headers": {**dict(named.get("headers") or {}), QUEUED_HEADER: header}}
+def _with_lock(task: Any, named: Mapping[str, Any], lock: QueueLock | None) -> dict[str, Any]:
+    """What `apply_async` was given, with this lock in the header; None for none."""
+    carried = {name: part for name, part in named["headers"][HEADER].items() if name != "queue"}
+    if lock is not None:
+        carried["queue"] = lock.part(task.name)
+    return {**named, "headers": {**named["headers"], HEADER: carried}}
 
 
 def _publish_without(publish: Callable[..., Any], task: Any, named: Mapping[str, Any], why: Exception) -> Any:
     log = logger.info if isinstance(why, DuplicateTask) else logger.warning
     log("%s[%s] is sent without a lock: %s", task.name, named["task_id"], why)
-    headers = named.get("headers")
-    if isinstance(headers, Mapping):
-        headers = {name: value for name, value in headers.items() if name != QUEUED_HEADER}
-    return publish(**{**named, "headers": headers})
+    return publish(**_with_lock(task, named, None))
 
 
 def _seconds(task: Any, options: Options, named: Mapping[str, Any]) -> float:

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from celery import Task
+from celery.utils import uuid
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import current_worker_task, setting
-from celery_singleton_lock.errors import InvalidOption, LockLost
+from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
@@ -35,7 +35,7 @@ from celery_singleton_lock.options.task import (
     raw_attribute,
 )
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import map_items, message_identity, queued, sending, synchronous
+from celery_singleton_lock.task import header, map_items, message_identity, queued, sending, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLock
 from celery_singleton_lock.task.delivery import is_applied
@@ -44,9 +44,6 @@ from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
 from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
-
-#: The message header that carries the options of a call.
-CALL_HEADER = "singleton_lock"
 
 #: Positional arguments of `apply_async`, after those of the task.
 _BY_PLACE = ("task_id", "producer", "link", "link_error", "shadow")
@@ -188,16 +185,19 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 `on_duplicate="raise"`.
             LockUnavailable: the lock server does not answer, with `on_send_unavailable="raise"`.
         """
-        if options or singleton_lock is not None:  # Most calls have none.
-            options = self._with_call_header(singleton_lock, options)
         # As in Celery's own, the task's id and its producer may be positional.
         named = {**dict(zip(_BY_PLACE, rest, strict=False)), **options} if rest else options
+        call: Mapping[str, Any] | Literal[False] | None = None
+        if named or singleton_lock is not None:  # Most calls have none.
+            call = self._checked_call(singleton_lock, named)
+        task_id = named["task_id"] = named.get("task_id") or uuid()
         sender = current_worker_task()
-        if (sent := message_identity.header_for(named, sender)) is not None:
-            headers = _with_header(options.get("headers"), message_identity.SENT_HEADER, sent)
-            options["headers"] = named["headers"] = headers
-        if not sending.is_locked_when_sent(self) or (call := self._call_in(named)) is False:
-            return super().apply_async(args, kwargs, *rest, **options)
+        carried = message_identity.header_for(task_id, named, sender)
+        if call is not None:
+            carried["call"] = call
+        named["headers"] = header.added(named.get("headers"), carried, self.name)
+        if not sending.is_locked_when_sent(self) or (call := check_call(carried.get("call"), self.name)) is False:
+            return super().apply_async(args, kwargs, *rest[len(_BY_PLACE) :], **named)
         publish = partial(super().apply_async, args, kwargs)
         return sending.send(self, call, args or (), kwargs or {}, named, publish, sender)
 
@@ -210,7 +210,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         **options: Any,
     ) -> Any:
         """Like Celery's, under the lock; `singleton_lock` as for `apply_async`."""
-        return super().apply(args, kwargs, *rest, **self._with_call_header(singleton_lock, options, applied=True))
+        if (call := self._checked_call(singleton_lock, options, applied=True)) is not None:
+            options["headers"] = header.added(options.get("headers"), call, self.name)
+        return super().apply(args, kwargs, *rest, **options)
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         """Like Celery's. Once the next attempt is sent, this one has ended, even if its lock is lost meanwhile."""
@@ -238,6 +240,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         progress = progress_of(request)
         if request.called_directly or progress.lease is not None:
             return super().__call__(*args, **kwargs)
+        progress.in_body = False
         following = self._body()
         brought = queued.brought_by(self, request)
 
@@ -259,19 +262,14 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 brought.key = lock.key
             return carry_out(Execution.of(self, lock), body, brought)
 
-    def _with_call_header(self, given: object, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
+    def _checked_call(
+        self, given: object, options: Mapping[str, Any], *, applied: bool = False
+    ) -> Mapping[str, Any] | Literal[False] | None:
         self._refuse_misplaced(options)
         call = check_call(given, self.name)
-        if call is not None:
-            if not (applied or self.app.conf.task_always_eager):
-                check_accepted(call, accepted(self.app.conf), self)
-            headers = options["headers"] = _with_header(options.get("headers"), CALL_HEADER, call)
-            if not isinstance(headers, dict):
-                raise InvalidOption(
-                    f"headers of a call of {self.name} is {headers!r}, but must be a dictionary, in which "
-                    "singleton_lock travels"
-                )
-        return options
+        if call is not None and not (applied or self.app.conf.task_always_eager):
+            check_accepted(call, accepted(self.app.conf), self)
+        return call
 
     def _refuse_misplaced(self, options: Mapping[str, Any]) -> None:
         """Refuse options that would do nothing; what Celery sends for a message, which may be an old one, goes on."""
@@ -280,14 +278,6 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if not sending.is_sent_by_celery(options):
             raise error
         logger.warning("%s, which does nothing", error)
-
-    def _call_in(self, options: Mapping[str, Any]) -> Mapping[str, Any] | Literal[False] | None:
-        """The lock options in what is to be sent: of this call, or of the call that it is a retry of."""
-        headers = options.get("headers")
-        if type(headers) is not dict and not isinstance(headers, Mapping):
-            return None
-        given = headers.get(CALL_HEADER)
-        return None if given is None else check_call(given, self.name)
 
     def _body(self) -> Callable[..., Any]:
         """`run`, or the `__call__` of a class after this one in the MRO."""
@@ -302,8 +292,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidOption: what the caller asked for is not allowed.
         """
         settings = Runtime.of(self.app).settings
-        headers = cleaned.headers(request)
-        call = check_call(headers.get(CALL_HEADER, getattr(request, CALL_HEADER, None)), self.name)
+        call = check_call(header.of(request).get("call"), self.name)
         if call is not None and not is_applied(request):
             check_accepted(call, settings.accept, self)
         if call is False or not settings.enabled or is_builtin(self.name):
@@ -347,16 +336,6 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return key_of_choice(settings.prefix, lock_name, explicit)
         lock_key = raw_attribute(self, "lock_key")
         return key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
-
-
-def _with_header(headers: Any, name: str, value: Any) -> Any:
-    """The headers with one more; anything that cannot be headers is left as it is, for Celery to refuse."""
-    if not headers:
-        return {name: value}
-    try:
-        return {**dict(headers), name: value}
-    except (TypeError, ValueError):
-        return headers
 
 
 def is_builtin(name: str) -> bool:

@@ -41,12 +41,11 @@ from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task import delivery, key_report, message_identity, outcome, requeue
+from celery_singleton_lock.task import delivery, header, key_report, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_of
+from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
 from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import line_of
@@ -90,6 +89,9 @@ class SingletonRequest(WorkerRequest):
         if not isinstance(self.request_dict.get("headers"), Mapping):
             # Celery would take it for the message's headers, and could not send the message again.
             self.request_dict.pop("headers", None)
+        carried = header.of_message(self.request_dict)
+        if not carried:
+            header.report_if_stripped(self.request_dict)
         self._owner = new_owner()
         self._reported = key_report.expect(self._owner)
         #: Whether the message, or a retry, is still to be carried out.
@@ -105,11 +107,12 @@ class SingletonRequest(WorkerRequest):
         self._held_until: datetime | None = None
         delivery.give(message, self.request_dict, self._owner)
         #: The lock that the message brought with it.
-        self._brought = self._confirmed()
-        if self.delivery_info["redelivered"] or (self._has(PUT_BACK_HEADER) and requeue.may_have_begun(self.context)):
+        self._brought = self._confirmed() if "queue" in carried else None
+        # Making the context takes as long as everything else here.
+        if self.delivery_info["redelivered"] or ("put_back" in carried and requeue.may_have_begun(self.context)):
             # It may be running: recording that it has expired would overwrite its state. The child asks first.
             self.expires = None
-        if self.eta is not None and requeue.was_put_back(self.context):
+        if self.eta is not None and "put_back" in carried and requeue.was_put_back(self.context):
             self._wait()
 
     @property
@@ -259,7 +262,8 @@ class SingletonRequest(WorkerRequest):
 
     def on_sending_again(self) -> None:
         # No task sends it, so it would count as a new message.
-        self.context.headers = {**cleaned.headers(self.context), **message_identity.passed_on(self.context)}
+        made = header.Made(header.of_next_attempt(self.context))
+        self.context.headers = header.added(self.context.headers, made, self.task.name)
 
     def on_sent_again(self) -> None:
         self._goes_on = True
@@ -317,8 +321,6 @@ class SingletonRequest(WorkerRequest):
 
     def _confirmed(self) -> QueueLock | None:
         """The lock that the message brought, confirmed: its sender may have died before it could confirm it."""
-        if not self._has(QUEUED_HEADER):
-            return None
         try:
             brought = lock_of(self.task, self.context)
             if brought is not None and brought.ends_at_end:
@@ -327,10 +329,6 @@ class SingletonRequest(WorkerRequest):
         except Exception as error:  # noqa: BLE001 - what a message carries may be anything
             logger.debug("%s: the main process cannot tell what it brought: %r", self, error)
             return None
-
-    def _has(self, header: str) -> bool:
-        """Whether the message has a header, as few do: making the context takes as long as everything else here."""
-        return header in self.request_dict or header in self.request_dict.get("headers", ())
 
     def _had_begun(self, error: BaseException) -> bool:
         """Whether its process got far enough to free what the message brought, or that is not to be freed."""
