@@ -199,9 +199,6 @@ class WorkerRequest(ReceivedRequest):
         for request in self.others_at_work():
             worker_state.requests[self.id] = request
 
-    def on_sending_again(self) -> None:
-        """Its child was lost, and Celery is about to send it as a retry."""
-
     def has_ended(self) -> bool:
         """Whether it is known to have ended, although its process has not reported that."""
         return False
@@ -217,7 +214,6 @@ class WorkerRequest(ReceivedRequest):
         """Its child was lost, and Celery has sent it as a retry."""
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
-        self.on_sending_again()
         if sent := super()._retry_worker_lost(exc, exc_info):
             self.on_sent_again()
         return sent

@@ -148,7 +148,7 @@ class Claiming(PunctualScheduler):
         carried = header.Made(id=task_id, sent=fixed(task_id), due=tick.due_at, entry=entry.name)
         if (call := header.written(headers)) is not None:
             carried["call"] = call
-        entry.options = {"task_id": task_id, **options, "headers": header.added(headers, carried, entry.task)}
+        entry.options = {"task_id": task_id, **options, "headers": header.added(headers, carried)}
         with _undisturbed():
             try:
                 super().apply_entry(entry, producer=producer)

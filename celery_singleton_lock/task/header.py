@@ -14,7 +14,6 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.task.celery_types import RequestLike
 
 logger = get_logger(__name__)
@@ -29,10 +28,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class Made(dict[str, Any]):
-    """A header that was made on purpose for the message that is about to be sent, and did not just come along.
-
-    It becomes a plain dictionary on its way.
-    """
+    """A header that was made for the very message that is about to be sent, and did not just come along."""
 
 
 def of(request: RequestLike) -> Mapping[str, Any]:
@@ -73,26 +69,19 @@ def written(headers: Any) -> Any:
     return None if isinstance(header, dict) and "id" in header else header
 
 
-def added(headers: Any, header: object, task: str) -> dict[str, Any]:
-    """The headers of a call of the task, with this one.
-
-    Raises:
-        InvalidOption: what the caller gave is not headers.
-    """
+def added(headers: Any, header: object) -> Any:
+    """The headers with this one; anything that cannot be headers is left as it is, for Celery to refuse."""
     if not headers:
         return {HEADER: header}
     try:
         return {**dict(headers), HEADER: header}
     except (TypeError, ValueError):
-        raise InvalidOption(
-            f"headers of a call of {task} is {cleaned.value_shown(headers)}, but must be a dictionary, in which "
-            f"{HEADER} travels"
-        ) from None
+        return headers
 
 
 def _parts(header: Any, task_id: object) -> Mapping[str, Any]:
-    # This is called several times for each message, mostly with the first of these.
-    if type(header) is dict and "id" in header:
+    # This is called several times for each message, and `isinstance` costs a call.
+    if (type(header) is dict or type(header) is Made) and "id" in header:
         return header if task_id is not None and header["id"] == task_id else _NOTHING
     return _NOTHING if header is None else {"call": header}
 

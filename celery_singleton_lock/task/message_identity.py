@@ -53,24 +53,25 @@ def header_for(task_id: object, options: Mapping[str, Any], sender: Any) -> dict
         sender: see `current_worker_task`.
     """
     headers = options.get("headers")
-    if not headers:  # As for most messages.
-        return _next_of(task_id, options, sender)
-    if (given := header.given(headers, task_id)) is not None:
+    if sender is not None and is_new(options, sender):
+        carried = _new(task_id)
+    elif headers and (given := header.given(headers, task_id)) is not None and not _nesting(options):
         return {**given}
-    carried = _next_of(task_id, options, sender)
-    if (call := header.written(headers)) is not None:
+    else:
+        carried = _new(task_id) if sender is None else _following(task_id, options, sender.request)
+    if headers and (call := header.written(headers)) is not None:
         carried["call"] = call
     return carried
 
 
-def _next_of(task_id: object, options: Mapping[str, Any], sender: Any) -> dict[str, Any]:
-    if sender is None or is_new(options, sender):
-        return {"id": task_id, "sent": new_owner()}
-    request = sender.request
+def _new(task_id: object) -> dict[str, Any]:
+    return {"id": task_id, "sent": new_owner()}
+
+
+def _following(task_id: object, options: Mapping[str, Any], request: RequestLike) -> dict[str, Any]:
     sent = _sent(header.of(request))
-    nesting = cleaned.count(options.get("replaced_task_nesting"))
     if task_id == request.id:
-        if nesting:
+        if nesting := _nesting(options):
             of_it = [min(nesting, _MOST_REPLACED), sending_of(request)]
             return {"id": task_id, "sent": sent or new_owner(), "replaced": of_it}
         if _goes_on(options, request):
@@ -131,7 +132,11 @@ def record_name(task: str, task_id: object, sending: str) -> str:
 def _goes_on(options: Mapping[str, Any], request: RequestLike) -> bool:
     """Whether it is the next attempt of this message, or replaces it."""
     is_own_id = options.get("task_id") is not None and options.get("task_id") == request.id
-    return bool(cleaned.count(options.get("replaced_task_nesting")) or (is_own_id and options.get("retries")))
+    return bool(_nesting(options) or (is_own_id and options.get("retries")))
+
+
+def _nesting(options: Mapping[str, Any]) -> int:
+    return cleaned.count(options.get("replaced_task_nesting"))
 
 
 def _followers_of(request: RequestLike) -> list[str]:

@@ -252,7 +252,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, known: dict[str, Any]) -
     copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)
     if not expires:
         copy.set(expires=None)
-    copy.set(headers=header.added(copy.options.get("headers"), made, task.name)).apply_async()
+    copy.set(headers=header.added(copy.options.get("headers"), made)).apply_async()
 
 
 def _is_woken(task: TaskLike, known: Mapping[str, Any]) -> bool:

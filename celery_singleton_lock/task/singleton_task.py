@@ -19,7 +19,7 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 
 from celery_singleton_lock._celery import current_worker_task, setting
-from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.errors import InvalidOption, LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
@@ -187,15 +187,12 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         """
         # As in Celery's own, the task's id and its producer may be positional.
         named = {**dict(zip(_BY_PLACE, rest, strict=False)), **options} if rest else options
-        call: Mapping[str, Any] | Literal[False] | None = None
         if named or singleton_lock is not None:  # Most calls have none.
-            call = self._checked_call(singleton_lock, named)
+            self._add_call(singleton_lock, named)
         task_id = named["task_id"] = named.get("task_id") or uuid()
         sender = current_worker_task()
         carried = message_identity.header_for(task_id, named, sender)
-        if call is not None:
-            carried["call"] = call
-        named["headers"] = header.added(named.get("headers"), carried, self.name)
+        named["headers"] = header.added(named.get("headers"), carried)
         if not sending.is_locked_when_sent(self) or (call := check_call(carried.get("call"), self.name)) is False:
             return super().apply_async(args, kwargs, *rest[len(_BY_PLACE) :], **named)
         publish = partial(super().apply_async, args, kwargs)
@@ -210,9 +207,17 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         **options: Any,
     ) -> Any:
         """Like Celery's, under the lock; `singleton_lock` as for `apply_async`."""
-        if (call := self._checked_call(singleton_lock, options, applied=True)) is not None:
-            options["headers"] = header.added(options.get("headers"), call, self.name)
+        self._add_call(singleton_lock, options, applied=True)
         return super().apply(args, kwargs, *rest, **options)
+
+    def signature_from_request(
+        self, request: Any = None, args: Any = None, kwargs: Any = None, queue: Any = None, **options: Any
+    ) -> Any:
+        """Like Celery's, which makes the next attempt of a message: that carries what the message does."""
+        request = self.request if request is None else request
+        signature = super().signature_from_request(request, args, kwargs, queue, **options)
+        made = header.Made(header.of_next_attempt(request))
+        return signature.set(headers=header.added(signature.options.get("headers"), made))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         """Like Celery's. Once the next attempt is sent, this one has ended, even if its lock is lost meanwhile."""
@@ -262,14 +267,21 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 brought.key = lock.key
             return carry_out(Execution.of(self, lock), body, brought)
 
-    def _checked_call(
-        self, given: object, options: Mapping[str, Any], *, applied: bool = False
-    ) -> Mapping[str, Any] | Literal[False] | None:
+    def _add_call(self, given: object, options: dict[str, Any], *, applied: bool = False) -> None:
+        """Add the lock options of a call to what else it was given."""
         self._refuse_misplaced(options)
-        call = check_call(given, self.name)
-        if call is not None and not (applied or self.app.conf.task_always_eager):
+        if (call := check_call(given, self.name)) is None:
+            return
+        if not (applied or self.app.conf.task_always_eager):
             check_accepted(call, accepted(self.app.conf), self)
-        return call
+        headers = options.get("headers")
+        made = header.given(headers, options.get("task_id"))
+        headers = options["headers"] = header.added(headers, call if made is None else header.Made(made, call=call))
+        if not isinstance(headers, dict):
+            raise InvalidOption(
+                f"headers of a call of {self.name} is {headers!r}, but must be a dictionary, in which "
+                "singleton_lock travels"
+            )
 
     def _refuse_misplaced(self, options: Mapping[str, Any]) -> None:
         """Refuse options that would do nothing; what Celery sends for a message, which may be an old one, goes on."""

@@ -260,11 +260,6 @@ class SingletonRequest(WorkerRequest):
         if self.acknowledged and self.app not in children_of:
             self._end_brought()
 
-    def on_sending_again(self) -> None:
-        # No task sends it, so it would count as a new message.
-        made = header.Made(header.of_next_attempt(self.context))
-        self.context.headers = header.added(self.context.headers, made, self.task.name)
-
     def on_sent_again(self) -> None:
         self._goes_on = True
 

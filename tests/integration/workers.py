@@ -51,9 +51,7 @@ class Process:
         self._log_begins = 0
         self._is_touched = False
         arguments = ["-A", app, *command, "-l", "INFO"]
-        self.process = programs.start(
-            "celery", arguments, environment=environment, output=self._log, python=python
-        )
+        self.process = programs.start("celery", arguments, environment=environment, output=self._log, python=python)
 
     def __enter__(self) -> Self:
         return self

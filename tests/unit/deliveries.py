@@ -15,6 +15,8 @@ from celery_singleton_lock import Lease, SingletonTask
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.running import progress_of
 
 _numbers = itertools.count()
 
@@ -45,18 +47,22 @@ def id_for(task: Any) -> str:
     return f"id-{task.app.main}"
 
 
-def deliver(task: Any, **request: Any) -> Any:
+def request_of(task: Any, *, carries: Any = None, **request: Any) -> dict[str, Any]:
+    """The request of a message, whose header has these parts."""
+    request = {
+        "id": id_for(task),
+        "called_directly": False,
+        "is_eager": False,
+        "delivery_info": {},
+        "retries": 0,
+        **request,
+    }
+    return request if carries is None else {**request, HEADER: {"id": request["id"], **carries}}
+
+
+def deliver(task: Any, *, carries: Any = None, **request: Any) -> Any:
     """Call the task as a worker does for a message; returns or raises what the task does."""
-    task.push_request(
-        **{
-            "id": id_for(task),
-            "called_directly": False,
-            "is_eager": False,
-            "delivery_info": {},
-            "retries": 0,
-            **request,
-        }
-    )
+    task.push_request(**request_of(task, carries=carries, **request))
     try:
         return task()
     finally:
@@ -70,6 +76,8 @@ def carried_out(task: Any, request: Context) -> Iterator[None]:
     monkeypatch.setattr("celery_singleton_lock.task.sending.current_worker_task", lambda: task)
     monkeypatch.setattr("celery_singleton_lock.task.singleton_task.current_worker_task", lambda: task)
     task.request_stack.push(request)
+    if progress_of(request).in_body is None:
+        progress_of(request).in_body = False
     try:
         yield
     finally:

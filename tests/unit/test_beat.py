@@ -27,7 +27,8 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.memory.ledger import MemoryLedger
-from celery_singleton_lock.task.message_identity import SENT_HEADER, fixed
+from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.message_identity import fixed
 from tests.patience import LIMIT
 
 
@@ -124,7 +125,7 @@ def test_only_one_of_two_schedulers_sends(make: Callable[..., ExclusiveScheduler
     run(second, lambda: len(Recorder.sent) >= before + 4)
     ids = [task_id for task_id, _ in Recorder.sent]
     assert len(set(ids)) == len(ids)
-    assert all({"singleton_lock_due", "singleton_lock_entry"} <= headers.keys() for _, headers in Recorder.sent)
+    assert all({"due", "entry"} <= headers[HEADER].keys() for _, headers in Recorder.sent)
 
 
 def test_close_within_a_tick_waits_for_the_next_call(make: Callable[..., ExclusiveScheduler]) -> None:
@@ -186,7 +187,7 @@ def seldom_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def entries_sent() -> list[str]:
-    return [headers["singleton_lock_entry"] for _, headers in Recorder.sent]
+    return [headers[HEADER]["entry"] for _, headers in Recorder.sent]
 
 
 @pytest.mark.usefixtures("seldom_compared")
@@ -271,7 +272,7 @@ def test_refused_tick_that_nobody_sent_is_made_up_for(
     for _ in range(10):
         scheduler.tick()
     due = ticks.moment(last, datetime.now(timezone.utc)) + timedelta(seconds=3600)
-    assert [headers["singleton_lock_due"] for _, headers in Recorder.sent] == [due.isoformat()]
+    assert [headers[HEADER]["due"] for _, headers in Recorder.sent] == [due.isoformat()]
 
 
 class KeptInRows(Recorder):
@@ -494,7 +495,7 @@ def test_own_task_id_and_headers_of_an_entry_are_kept(make: Callable[..., Exclus
     run(scheduler, lambda: len(Recorder.sent) >= 2)
     assert {task_id for task_id, _ in Recorder.sent} == {"mine"}
     assert all(headers["x"] == 1 for _, headers in Recorder.sent)
-    assert "singleton_lock_due" not in entry["options"]["headers"]
+    assert HEADER not in entry["options"]["headers"]
 
 
 @pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="older versions stop Celery's own scheduler as well")
@@ -582,7 +583,7 @@ def test_id_of_a_tick_cannot_be_predicted(make: Callable[..., ExclusiveScheduler
     scheduler = make(beat_schedule=every(0.05, "a"))
     run(scheduler, lambda: len(Recorder.sent) == 1)
     (task_id, headers), secret = Recorder.sent[0], scheduler._claims._ledger.secret()
-    due = ticks.micros(datetime.fromisoformat(headers["singleton_lock_due"]))
+    due = ticks.micros(datetime.fromisoformat(headers[HEADER]["due"]))
     tick = ticks.Tick("a", 0, due, due, None)
     assert tick.id_for("unit", secret) == task_id
     assert tick.id_for("unit", "") != task_id
@@ -591,7 +592,7 @@ def test_id_of_a_tick_cannot_be_predicted(make: Callable[..., ExclusiveScheduler
 def test_two_beats_that_send_one_tick_give_it_the_same_name(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(0.05, "a"))
     run(scheduler, lambda: len(Recorder.sent) == 2)
-    assert [headers[SENT_HEADER] for _, headers in Recorder.sent] == [fixed(task_id) for task_id, _ in Recorder.sent]
+    assert [headers[HEADER]["sent"] for _, headers in Recorder.sent] == [fixed(task_id) for task_id, _ in Recorder.sent]
 
 
 def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[..., ExclusiveScheduler]) -> None:
@@ -602,9 +603,9 @@ def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[.
 
     before_task_publish.connect(lambda headers=None, **_: sent.append(headers), weak=False, sender="task.a")
     run(scheduler, lambda: sent)
-    assert sent[0][SENT_HEADER] == fixed(sent[0]["id"])
+    assert sent[0][HEADER]["sent"] == fixed(sent[0]["id"])
     task.apply_async(headers=dict(sent[0]))
-    assert sent[1][SENT_HEADER] != sent[0][SENT_HEADER], "copied headers are another sending"
+    assert sent[1][HEADER]["sent"] != sent[0][HEADER]["sent"], "copied headers are another sending"
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["it ends", "it goes on"])

@@ -19,14 +19,14 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.task import leader, redelivery, requeue
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import Leader
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_in
+from celery_singleton_lock.task.queue_lock import lock_in
 from celery_singleton_lock.task.queued import Queued
 from celery_singleton_lock.task.running import progress_of
 from tests.patience import LIMIT
-from tests.unit.deliveries import carried_out, deliver, make
+from tests.unit.deliveries import carried_out, deliver, make, request_of
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
 
@@ -38,18 +38,18 @@ class Line:
 
     def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         self.app = app
-        self.headers: dict[str, dict[str, Any]] = {}
+        self.carried: dict[str, dict[str, Any]] = {}
         self.put_back: list[dict[str, Any]] = []
         self.body: Callable[[], Any] = lambda: "ran"
         self.first = f"first-{app.main}"
 
         def send(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> AsyncResult:
-            self.headers[options["task_id"]] = options.get("headers") or {}
+            self.carried[options["task_id"]] = options["headers"][HEADER]
             return AsyncResult(options["task_id"], backend=app.backend, app=app)
 
         def send_again(task: Any, reason: str, delay: float, header: dict[str, Any]) -> None:
             self.put_back.append(header)
-            self.headers[task.request.id] |= {PUT_BACK_HEADER: header}
+            self.carried[task.request.id] |= {"put_back": header}
 
         monkeypatch.setattr(app, "send_task", send)
         monkeypatch.setattr(requeue, "_send", send_again)
@@ -67,14 +67,14 @@ class Line:
 
     def lock(self, number: int) -> Any:
         task_id = self.id(number)
-        return lock_in(self.headers[task_id], self.app, self.task.name, task_id)
+        return lock_in(self.carried[task_id], self.app, self.task.name)
 
     def deliver_first(self, **request: Any) -> Any:
-        return deliver(self.task, id=self.first, headers=self.headers[self.first], **request)
+        return deliver(self.task, id=self.first, carries=self.carried[self.first], **request)
 
     def follower(self, number: int = 0, **request: Any) -> Any:
         task_id = self.id(number)
-        return deliver(self.task, id=task_id, headers=self.headers[task_id], root_id="the root", **request)
+        return deliver(self.task, id=task_id, carries=self.carried[task_id], root_id="the root", **request)
 
     def is_put_back(self, number: int = 0, **request: Any) -> dict[str, Any]:
         with pytest.raises(requeue.GoesOn):
@@ -418,7 +418,7 @@ def test_copy_may_retry_with_the_lock_just_as_a_follower_takes_it(
 ) -> None:
     """The next attempt has the lock, and frees it as it ends; afterwards nobody would."""
     line.begin(lock_scope="until_executed")
-    acquire, original = line.store.acquire, dict(line.headers[line.id(0)])
+    acquire, original = line.store.acquire, dict(line.carried[line.id(0)])
 
     def retry() -> None:
         with carried_out(line.task, line.task.request):
@@ -434,7 +434,7 @@ def test_copy_may_retry_with_the_lock_just_as_a_follower_takes_it(
             if next_attempt == "has ended":
                 assert line.follower(retries=1) == "ran"
                 assert line.queued() == []
-            line.headers[line.id(0)] = original
+            line.carried[line.id(0)] = original
         return acquire(request)
 
     line.lose()
@@ -450,7 +450,7 @@ def test_copy_that_gets_no_answer_keeps_no_lock_that_was_freed(
 ) -> None:
     """Its message has retried, and the next attempt has ended, just as the copy asks for the lock."""
     line.begin(lock_scope="until_executed")
-    acquire, original, away = line.store.acquire, dict(line.headers[line.id(0)]), pytest.MonkeyPatch()
+    acquire, original, away = line.store.acquire, dict(line.carried[line.id(0)]), pytest.MonkeyPatch()
 
     def retry() -> None:
         with carried_out(line.task, line.task.request):
@@ -465,7 +465,7 @@ def test_copy_that_gets_no_answer_keeps_no_lock_that_was_freed(
             line.follower()
         line.body = lambda: "ran"
         assert line.follower(retries=1) == "ran"
-        line.headers[line.id(0)] = original
+        line.carried[line.id(0)] = original
         found = acquire(request)
         lose_answer(away, line, call)
         return found
@@ -533,10 +533,10 @@ class TestSendsItsOwnIdAgain:
 
     @pytest.fixture
     def original(self, line: Line) -> dict[str, Any]:
-        """The headers of the first message."""
+        """What the first message carries."""
         line.begin()
         line.is_put_back()
-        return dict(line.headers[line.first])
+        return dict(line.carried[line.first])
 
     @staticmethod
     def send_again(line: Line, **options: Any) -> None:
@@ -548,11 +548,11 @@ class TestSendsItsOwnIdAgain:
         line.body = lambda: self.send_again(line) or "ran"
         assert line.deliver_first() == "ran"
         assert line.queued() == [line.first]
-        line.headers[line.first], again = original, line.headers[line.first]
+        line.carried[line.first], again = original, line.carried[line.first]
         assert line.deliver_first() == "ran"
         assert line.runs == [line.first]
         assert line.queued() == [line.first]
-        line.body, line.headers[line.first] = lambda: "ran again", again
+        line.body, line.carried[line.first] = lambda: "ran again", again
         assert line.deliver_first() == "ran again"
         assert line.queued() == []
 
@@ -561,7 +561,7 @@ class TestSendsItsOwnIdAgain:
         line.body = lambda: self.send_again(line) or fail(SystemExit())()
         with pytest.raises(SystemExit):
             line.deliver_first()
-        lost = lock_in(original, line.app, line.task.name, line.first)
+        lost = lock_in(original, line.app, line.task.name)
         assert lost is not None
         line.store.abandon(lost.hold())
         assert line.queued() == [line.first]
@@ -618,7 +618,7 @@ class TestSendsItsOwnIdAgain:
 
         def body() -> None:
             self.send_again(line)
-            again.update(line.headers[line.first])
+            again.update(line.carried[line.first])
             with carried_out(line.task, line.task.request):
                 line.task.retry(countdown=0)
 
@@ -629,7 +629,7 @@ class TestSendsItsOwnIdAgain:
         line.body = lambda: "ran"
         line.deliver_first(retries=1)
         assert line.queued() == [line.first]
-        line.headers[line.first] = again
+        line.carried[line.first] = again
         line.deliver_first()
         assert line.queued() == []
 
@@ -642,7 +642,7 @@ class TestSendsItsOwnIdAgain:
 
         line.begin(followers=0)
         line.body = body
-        line.task.push_request(id=line.first, headers=line.headers[line.first], called_directly=False, is_eager=False)
+        line.task.push_request(**request_of(line.task, id=line.first, carries=line.carried[line.first]))
         with pytest.raises(Retry):
             line.task()
         self.send_again(line)
@@ -658,16 +658,14 @@ class TestSendsItsOwnIdAgain:
         task_id = line.id(0) if follows else line.first
         if follows:
             line.deliver_first()
-        line.task.push_request(
-            id=task_id, headers=line.headers[task_id], root_id="the root", called_directly=False, is_eager=False
-        )
+        line.task.push_request(**request_of(line.task, id=task_id, carries=line.carried[task_id], root_id="the root"))
         assert line.task() == "ran"
         assert line.queued() == []
         with carried_out(line.task, line.task.request):
             line.task.apply_async(task_id=task_id)
         line.task.pop_request()
         assert line.queued() == [task_id]
-        assert line.headers[task_id][QUEUED_HEADER][-1] == "until_executed"
+        assert line.carried[task_id]["queue"][-1] == "until_executed"
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -740,7 +738,7 @@ class TestLooks:
         def deliver_copy() -> None:
             before = len(woken)
             if not is_in_line:
-                del line.headers[line.first][PUT_BACK_HEADER]
+                del line.carried[line.first]["put_back"]
             with suppress(Ignore):
                 line.deliver_first()
             assert (key in woken[before:]) == is_in_line
@@ -918,7 +916,7 @@ class TestLooks:
         app.backend.store_result(line.first, "x" * 10_000, "SUCCESS")
         assert line.follower() == "x" * 10_000
         assert line.follower() == "x" * 10_000
-        line.headers[line.id(0)][PUT_BACK_HEADER] |= {"untold": 1}
+        line.carried[line.id(0)]["put_back"] |= {"untold": 1}
         assert line.follower() == "x" * 10_000
         assert line.runs == [line.first]
 
@@ -928,7 +926,7 @@ class TestRunsLikeAnyOther:
     def test_follower_runs_if_its_leader_may_wait_for_it(self, line: Line, ancestor: str) -> None:
         line.begin()
         task_id = line.id(0)
-        assert deliver(line.task, id=task_id, headers=line.headers[task_id], **{ancestor: line.first}) == "ran"
+        assert deliver(line.task, id=task_id, carries=line.carried[task_id], **{ancestor: line.first}) == "ran"
         assert line.queued() == [line.first]
 
     def test_follower_is_refused_if_its_leader_waits_for_its_parent(self, line: Line) -> None:
@@ -957,7 +955,7 @@ class TestRunsLikeAnyOther:
     def test_forged_header_is_ignored(self, line: Line, forged: object) -> None:
         line.begin()
         task_id = line.id(0)
-        line.headers[task_id][QUEUED_HEADER][-1] = forged
+        line.carried[task_id]["queue"][-1] = forged
         assert line.lock(0).follows is None
         assert line.follower() == "ran"
 

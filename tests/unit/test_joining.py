@@ -19,10 +19,9 @@ from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.task import joining, message_identity, outcome, redelivery, requeue
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.joined import Joined
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.singleton_task import CALL_HEADER
 from tests.unit.deliveries import deliver, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
@@ -70,8 +69,8 @@ class Pair:
             deliver(self.task, id=self.first)
 
     def copy(self, number: int = 0, **request: Any) -> Any:
-        headers = {PUT_BACK_HEADER: request.pop("header", None) or self.headers[number]}
-        return deliver(self.task, id=f"copy-{number}-{self.app.main}", headers=headers, **request)
+        carries = {"put_back": request.pop("header", None) or self.headers[number]}
+        return deliver(self.task, id=f"copy-{number}-{self.app.main}", carries=carries, **request)
 
     def begin_retry(self, *, pid: int) -> Lease:
         """Take the lock as the first message's second attempt does; or, without a process, keep it for that attempt."""
@@ -227,9 +226,9 @@ class TestWaits:
         hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
         assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
         for _ in range(3):
-            headers = {PUT_BACK_HEADER: sent[-1]} if sent else {}
+            carries = {"put_back": sent[-1]} if sent else {}
             with pytest.raises(requeue.GoesOn):
-                deliver(task, headers=headers)
+                deliver(task, carries=carries)
         assert runs == []
 
 
@@ -281,7 +280,7 @@ class TestDied:
         joined = Joined.read(pair.headers[0]["joins"])
         assert joined is not None
         later = {"retries": 0, "joins": list(joined._replace(since=joined.since + 1))}
-        assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: later}) == "ran"
+        assert deliver(pair.task, id="new", carries={"put_back": later}) == "ran"
         assert len(pair.runs) == 3
 
     def test_circular_heirs_do_not_wait_forever(self, app: Celery, sent: Sent) -> None:
@@ -303,7 +302,7 @@ class TestDied:
         pair.run_first()
         other, runs = make(app, lambda: "other", on_conflict="join", lock_name="shared")
         header = {"retries": 0, "joins": pair.headers[0]["joins"]}
-        assert deliver(other, id="new", headers={PUT_BACK_HEADER: header}) == "other"
+        assert deliver(other, id="new", carries={"put_back": header}) == "other"
         assert runs == ["new"]
 
 
@@ -417,10 +416,10 @@ class TestGoesOn:
         def body() -> None:
             if len(runs) == 1:
                 with pytest.raises(requeue.GoesOn):
-                    deliver(task, id="copy", headers=joining_headers)
+                    deliver(task, id="copy", carries=joining)
                 raise Retry
 
-        joining_headers = {CALL_HEADER: {"on_conflict": "join"}}
+        joining = {"call": {"on_conflict": "join"}}
         task, runs = make(app, body, on_conflict="skip")
         with suppress(Retry):
             deliver(task, id="first")
@@ -431,7 +430,7 @@ class TestGoesOn:
         key = task.lock_key_of()
         (held,) = store.held(key)
         store.free(held.hold(key, ttl=60.0))  # It expires.
-        deliver(task, id="copy", headers={PUT_BACK_HEADER: sent[-1], **joining_headers})
+        deliver(task, id="copy", carries={"put_back": sent[-1], **joining})
         assert runs == ["first", "first", "copy"]
 
     def test_copy_finds_the_end_of_a_retry_that_began_and_ended_as_it_looked(
@@ -553,14 +552,15 @@ class TestNotJoined:
     )
     def test_forged_header_is_ignored(self, app: Celery, sent: Sent, forged: object) -> None:
         task, runs = make(app, lambda: 1, on_conflict="join")
-        assert deliver(task, headers={PUT_BACK_HEADER: {"retries": 0, "joins": forged}}) == 1
+        assert deliver(task, carries={"put_back": {"retries": 0, "joins": forged}}) == 1
         assert len(runs) == 1
 
     def test_headers_that_a_body_passes_on_are_ignored(self, app: Celery, sent: Sent) -> None:
         """The other message was sent after the first had ended, and must run."""
         pair = Pair(app, sent, lambda: 1)
         pair.run_first()
-        assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: pair.headers[0]}) == "ran"
+        copied = {"id": f"copy-0-{app.main}", "put_back": pair.headers[0]}
+        assert deliver(pair.task, id="new", **{HEADER: copied}) == "ran"
         assert pair.runs == [pair.first, "new"]
 
     def test_copy_waits_while_the_lock_server_does_not_answer(
@@ -638,7 +638,7 @@ class TestSettings:
             hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder(f"other-{number}"), limit=limit)
             assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
         with pytest.raises(InvalidOption, match=says):
-            deliver(task, headers={"singleton_lock": {"on_conflict": "join"}})
+            deliver(task, carries={"call": {"on_conflict": "join"}})
 
     def test_eager_app_has_no_requirements(self) -> None:
         app = Celery("shop", set_as_current=False, broker="memory://", task_always_eager=True)

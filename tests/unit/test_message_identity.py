@@ -13,6 +13,7 @@ from celery.exceptions import Ignore
 from celery.signals import before_task_publish
 
 from celery_singleton_lock.task import message_identity, requeue
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.running import progress_of
 from tests.unit.deliveries import bound
 
@@ -25,7 +26,7 @@ def sent() -> Iterator[list[Any]]:
     requests: list[Any] = []
 
     def note(headers: dict[str, Any], body: Any, **_: Any) -> None:
-        requests.append(Context({**headers, **body[2]} if "id" in headers else {**body, "headers": headers}))
+        requests.append(Context({**headers, **body[2]} if "id" in headers else {**body, **headers}))
 
     before_task_publish.connect(note)
     yield requests
@@ -47,6 +48,7 @@ def in_worker(task: Any, request: Any, follow: Any) -> None:
 
     _task_stack.push(task)
     task.push_request(**{**vars(request), "called_directly": False, "is_eager": False, "delivery_info": {}})
+    progress_of(task.request).in_body = False
     try:
         follow()
     finally:
@@ -131,7 +133,7 @@ def test_retry_and_replacement_belong_to_the_same_sending(
 @pytest.mark.parametrize("nonsense", [7, "", "x" * 32, "0" * 33, ["0" * 32], {"a": 1}, "0" * 32 + "/1", None, "\ud800"])
 def test_forged_header_is_ignored(nonsense: object) -> None:
     bare = Context({"id": "1", "root_id": "1", "parent_id": None})
-    forged = Context({"id": "1", "root_id": "1", "parent_id": None, message_identity.SENT_HEADER: nonsense})
+    forged = Context({"id": "1", "root_id": "1", "parent_id": None, HEADER: {"id": "1", "sent": nonsense}})
     assert message_identity.sending_of(forged) == message_identity.sending_of(bare)
     assert message_identity.replaced(forged) == 0
 

@@ -16,9 +16,8 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import outcome, redelivery, refusal, requeue
 from celery_singleton_lock.task.abort import Body
-from celery_singleton_lock.task.message_identity import SENT_HEADER
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.running import progress_of
 from tests.patience import LIMIT
 from tests.servers import until
@@ -41,15 +40,15 @@ def sleep() -> None:
 
 
 def come(task: Any, name: str, put_back: dict[str, Any] | None = None) -> Any:
-    headers = {SENT_HEADER: name * 32} | ({PUT_BACK_HEADER: put_back} if put_back else {})
-    return deliver(task, id=f"{task.app.main}-{name}", headers=headers)
+    carries = {"sent": name * 32} | ({"put_back": put_back} if put_back else {})
+    return deliver(task, id=f"{task.app.main}-{name}", carries=carries)
 
 
 def come_too_late(task: Any, name: str) -> Any:
     return deliver(
         task,
         id=f"{task.app.main}-{name}",
-        headers={SENT_HEADER: name * 32},
+        carries={"sent": name * 32},
         expires="2020-02-02T02:02:02+00:00",
         delivery_info={"redelivered": True},
     )
@@ -177,10 +176,10 @@ class TestSuperseded:
         wait(task, "b", sent)
         task.backend.store_result("other-task", "of the holder", states.SUCCESS)
         with pytest.raises(requeue.GoesOn):
-            deliver(task, id="other-task", headers={SENT_HEADER: "c" * 32})
+            deliver(task, id="other-task", carries={"sent": "c" * 32})
         wait(task, "d", sent)
         with pytest.raises(Ignore):
-            deliver(task, id="other-task", headers={SENT_HEADER: "c" * 32})
+            deliver(task, id="other-task", carries={"sent": "c" * 32})
         assert task.backend.get_task_meta("other-task")["status"] == states.SUCCESS
 
     def test_message_with_copied_headers_is_a_new_message(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
@@ -189,8 +188,9 @@ class TestSuperseded:
         other = hold(task)
         first, second = (wait(task, name, sent) for name in "ab")
         assert second
+        copied = {"id": f"{task.app.main}-a", "sent": "a" * 32, "put_back": first}
         with pytest.raises(requeue.GoesOn):
-            come(task, "c", first)
+            deliver(task, id=f"{task.app.main}-c", **{HEADER: copied})
         assert sent[-1]["arrived"] > second["arrived"]
         Runtime.of(task.app).store.free(other)
         assert come(task, "c", sent[-1]) == "done"
@@ -392,7 +392,7 @@ class TestStopped:
                 assert held.holder.superseded_by is None
 
         task, runs = make(app, body, on_conflict="replace", lock_key=[])
-        deliver(task, headers={SENT_HEADER: "a" * 32, "singleton_lock": {"on_conflict": "rerun"}})
+        deliver(task, carries={"sent": "a" * 32, "call": {"on_conflict": "rerun"}})
         assert len(runs) == 1
 
 
@@ -428,7 +428,7 @@ def test_incompatible_options_are_refused(app: Celery, options: dict[str, Any], 
         deliver(task)
     plain, _ = make(app, lambda: None, lock_key=[], **options)
     with pytest.raises(InvalidOption, match=words):
-        deliver(plain, headers={"singleton_lock": {"on_conflict": policy}})
+        deliver(plain, carries={"call": {"on_conflict": policy}})
 
 
 def test_replace_with_a_mere_warning_on_loss_is_refused(app: Celery) -> None:

@@ -13,12 +13,13 @@ from kombu.serialization import dumps, loads
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.task.delivery import original_of
-from celery_singleton_lock.task.original import PUT_BACK_HEADER, Copy
+from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.original import Copy
 from celery_singleton_lock.worker.request import SingletonRequest
 
 ACCEPTED = {"application/json", "application/x-python-serialize"}
 
-HEADER = {"retries": 0, "conflict": 1}
+KNOWN = {"retries": 0, "conflict": 1}
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def receive(app: Celery, *, serializer: str = "json", protocol: int = 2, **parts
 def copy(request: Any, *, expires: bool = True, eta: str | None = None) -> Copy:
     original = original_of(request)
     assert original is not None
-    return original.copy(HEADER, expires=expires, eta=eta, accept=["json", "pickle"])
+    return original.copy({"id": "the id", "put_back": KNOWN}, expires=expires, eta=eta, accept=["json", "pickle"])
 
 
 def test_copy_has_foreign_headers_but_none_of_a_single_delivery(app: Celery) -> None:
@@ -90,14 +91,14 @@ def test_copy_says_how_the_first_message_was_sent(app: Celery) -> None:
     sent = copy(first).headers
     second = receive(app, headers=sent)
     assert (second.delivery_info["exchange"], second.delivery_info["routing_key"]) == ("reports", "report.daily")
-    assert copy(second).headers[PUT_BACK_HEADER] == {**HEADER, "exchange": "reports", "routing_key": "report.daily"}
+    assert copy(second).headers[HEADER]["put_back"] == {**KNOWN, "exchange": "reports", "routing_key": "report.daily"}
 
 
 @pytest.mark.parametrize(
     "forged", [None, "x", {"exchange": 1, "routing_key": "x"}, {"exchange": "x" * 256, "routing_key": ""}]
 )
 def test_nonsense_about_its_route_is_ignored(app: Celery, forged: object) -> None:
-    request = receive(app, headers={PUT_BACK_HEADER: forged})
+    request = receive(app, headers={HEADER: {"id": "the id", "put_back": forged}})
     assert (request.delivery_info["exchange"], request.delivery_info["routing_key"]) == ("", "celery")
 
 
@@ -129,7 +130,7 @@ def test_message_of_the_first_protocol_is_kept_unchanged(app: Celery, serializer
     original = original_of(request)
     assert original is not None
     assert copy(request).body == original.body
-    assert copy(request).headers.keys() == {"traceparent", PUT_BACK_HEADER}
+    assert copy(request).headers.keys() == {"traceparent", HEADER}
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])

@@ -249,7 +249,7 @@ class TestBroker:
     )
     def test_text_is_found_in_a_stored_message(self, app: Celery, text: str) -> None:
         with app.producer_or_acquire() as producer:
-            message = producer.channel.prepare_message("{}", headers={"singleton_lock_queued": [text, 1]})
+            message = producer.channel.prepare_message("{}", headers={"singleton_lock": {"queue": [text, 1]}})
         stored = dumps(message).encode()
         assert name_in_message(text) in set(messages._names_in(stored))
         assert name_in_message(text[:-5]) not in set(messages._names_in(stored))

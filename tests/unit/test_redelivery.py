@@ -18,7 +18,6 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import redelivery, requeue, value_codec
 from celery_singleton_lock.task.on_conflict import Skipped
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import progress_of
 from celery_singleton_lock.testing import hold_lock
@@ -224,9 +223,9 @@ class TestExpired:
 
     def test_expired_copy_that_was_put_back_does_not_run(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1)
-        headers = {PUT_BACK_HEADER: {"retries": 0, "unavailable": 1, "redelivered": True}}
+        carries = {"put_back": {"retries": 0, "unavailable": 1, "redelivered": True}}
         with pytest.raises(Ignore, match="expired"):
-            deliver(task, headers=headers, expires=self.LATE["expires"])
+            deliver(task, carries=carries, expires=self.LATE["expires"])
         assert runs == []
 
     def test_finished_message_is_not_expired(self, app: Celery) -> None:

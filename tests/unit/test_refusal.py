@@ -22,11 +22,9 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.task import refusal, requeue
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import holder_of
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.running import progress_of
 from celery_singleton_lock.watched import GONE
-from tests.unit.deliveries import deliver, id_for, make
+from tests.unit.deliveries import deliver, id_for, make, request_of
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
 
@@ -165,11 +163,11 @@ class TestEndWithoutABody:
             with pytest.raises(Ignore):
                 deliver(task)
             with pytest.raises(Ignore):
-                deliver(task, headers={PUT_BACK_HEADER: sent[-1]})
+                deliver(task, carries={"put_back": sent[-1]})
         assert [header["lost"] for header in sent] == [1, 2]
-        for headers in ({PUT_BACK_HEADER: sent[-1]}, {}):
+        for carries in ({"put_back": sent[-1]}, {}):
             with pytest.raises(LockLost):
-                deliver(task, headers=headers)
+                deliver(task, carries=carries)
         assert len(runs) == 1
 
     def test_loss_that_cannot_be_recorded_is_not_the_end_if_a_copy_runs(
@@ -184,7 +182,7 @@ class TestEndWithoutABody:
         assert deliver(task) == "done"
         task.backend.store_result(id_for(task), "done", "SUCCESS")
         with pytest.raises(Ignore):
-            deliver(task, headers={PUT_BACK_HEADER: sent[-1]})
+            deliver(task, carries={"put_back": sent[-1]})
         assert len(runs) == 2
 
     @pytest.mark.parametrize("request_", [{}, {"delivery_info": {"redelivered": True}}], ids=["first", "redelivered"])
@@ -232,7 +230,7 @@ class TestEndWithoutABody:
     def test_next_attempt_of_a_lost_one_runs(self, app: Celery) -> None:
         """A header about one attempt says nothing about another."""
         task, runs = make(app, lambda: 1, acks_late=True)
-        assert deliver(task, retries=1, headers={PUT_BACK_HEADER: {"retries": 0, "lost": 1}}) == 1
+        assert deliver(task, retries=1, carries={"put_back": {"retries": 0, "lost": 1}}) == 1
         assert len(runs) == 1
 
     def test_rejected_message_may_come_again(self, app: Celery) -> None:
@@ -303,14 +301,14 @@ class TestInterrupted:
     ) -> None:
         task, runs = make(app, lambda: 1)
         given_up = "a" * 32
-        headers = {PUT_BACK_HEADER: {"retries": 0, "given_up": [given_up]}}
-        task.push_request(id=id_for(task), headers=headers)
+        carries = {"put_back": {"retries": 0, "given_up": [given_up]}}
+        task.push_request(**request_of(task, carries=carries))
         holder = holder_of(task, task.request)
         task.pop_request()
         Runtime.of(app).store.acquire(LockRequest(task.lock_key_of(), given_up, ttl=60.0, holder=holder))
         monkeypatch.setattr(Runtime.of(app).store, "acquire", interrupts)
         with pytest.raises(Interrupted):
-            deliver(task, headers=headers)
+            deliver(task, carries=carries)
         assert holds(app) == []
         assert runs == []
 
@@ -390,7 +388,7 @@ class TestInterrupted:
             with pytest.raises(Ignore if is_silent else LockLost):
                 deliver(task)
         with pytest.raises(LockLost):
-            deliver(task, headers={PUT_BACK_HEADER: {"retries": 0, "lost": int(is_silent)}})
+            deliver(task, carries={"put_back": {"retries": 0, "lost": int(is_silent)}})
         assert len(runs) == 1
 
     @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])
@@ -403,7 +401,7 @@ class TestInterrupted:
         key, owner = key_of_queue(task.lock_key_of()), new_owner()
         Runtime.of(app).store.acquire(LockRequest(key, owner, ttl=600.0, holder=Holder()))
         with pytest.raises(Interrupted) if scope == "until_executing" else nullcontext():
-            deliver(task, headers={QUEUED_HEADER: [id_for(task), task.name, key, owner, 600.0, 1, scope]})
+            deliver(task, carries={"queue": [task.name, key, owner, 600.0, 1, scope]})
         assert holds(app) == []
 
     @pytest.mark.parametrize("policy", ["retry", "skip"])

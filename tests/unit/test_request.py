@@ -36,11 +36,10 @@ from celery_singleton_lock.stores.wake_ups import Place
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of
-from celery_singleton_lock.task.message_identity import SENT_HEADER, sending_of
+from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.message_identity import sending_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import REPLACED, Outcome
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import HELD, SingletonRequest, aside, children_of
@@ -58,10 +57,13 @@ def receive(app: Celery) -> Callable[..., SingletonRequest]:
         *args: Any,
         embed: Any = {},  # noqa: B006
         redelivered: bool = False,
+        carries: Any = None,
         **headers: Any,
     ) -> SingletonRequest:
         task = task or make(app)
         name, identity = task.name, f"{app.main}-id"
+        if carries is not None:
+            headers[HEADER] = {"id": identity, **carries}
         made = Message(
             body=([list(args), {}, embed]),
             headers={"id": identity, "task": name, "retries": 0, "lang": "py", **headers},
@@ -146,22 +148,25 @@ def test_message_that_may_have_begun_does_not_expire_here(
 ) -> None:
     """Its process first asks whether an earlier delivery runs it."""
     header = {"retries": 0, "unavailable": 1, **({"redelivered": True} if is_copy else {})}
-    request = receive(**{PUT_BACK_HEADER: header}, expires="2020-01-01T00:00:00+00:00")
+    request = receive(carries={"put_back": header}, expires="2020-01-01T00:00:00+00:00")
     assert request.revoked() is not is_copy
 
 
 @pytest.mark.skipif(VERSION < (5, 7), reason="older versions do not send it again")
-@pytest.mark.parametrize("header", [{}, {SENT_HEADER: "a" * 32}])
+@pytest.mark.parametrize("carries", [None, {"sent": "a" * 32}])
 def test_retry_of_a_message_whose_child_was_lost_belongs_to_the_same_sending(
-    app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch, header: dict[str, str]
+    app: Celery,
+    receive: Callable[..., SingletonRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    carries: dict[str, str] | None,
 ) -> None:
     """Otherwise its body would run again when the message itself comes again, since its acknowledgement was lost."""
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(app, "send_task", lambda *_, **options: sent.append(options))
-    request = receive(headers=header)
+    request = receive(carries=carries)
     assert request._retry_worker_lost(WorkerLostError(), info(WorkerLostError()))
     (again,) = sent
-    next_attempt = Context(id=again["task_id"], headers=again["headers"], root_id=again["root_id"])
+    next_attempt = Context(id=again["task_id"], root_id=again["root_id"], **again["headers"])
     assert sending_of(next_attempt) == sending_of(request.context)
 
 
@@ -170,7 +175,7 @@ def test_body_that_celery_cannot_read_is_left_to_the_child(
     app: Celery, receive: Callable[..., SingletonRequest], eta: str | None
 ) -> None:
     """It fails there; an error here would end the worker's consumer."""
-    request = receive(embed=["forged"], eta=eta, **{PUT_BACK_HEADER: {"retries": 0, "redelivered": True}})
+    request = receive(embed=["forged"], eta=eta, carries={"put_back": {"retries": 0, "redelivered": True}})
     assert request.context.id == request.id
 
 
@@ -184,7 +189,7 @@ def line(app: Celery) -> Waiting:
 def put_back_for(app: Celery, key: str, since: float = 1000.0) -> dict[str, Any]:
     """Headers of a copy that was put back for this lock."""
     header = {"retries": 0, "conflict": 1, "unavailable": 0, "given_up": [], "waits": [key, 1], "since": since}
-    return {PUT_BACK_HEADER: header, "eta": "2100-01-01T00:00:00+00:00"}
+    return {"carries": {"put_back": header}, "eta": "2100-01-01T00:00:00+00:00"}
 
 
 class TestLine:
@@ -225,7 +230,7 @@ class TestLine:
         """It may have the lock for which it waits: its process died after it had taken it."""
         soon = datetime.fromtimestamp(clock.wall() + 1, timezone.utc)
         copy = {**put_back_for(app, key_of_text(app.main, "job", "1")), "eta": soon.isoformat()}
-        copy[PUT_BACK_HEADER]["leader"] = [b"other".hex(), "0" * 32, 1.0, None]
+        copy["carries"]["put_back"]["leader"] = [b"other".hex(), "0" * 32, 1.0, None]
         assert (receive(redelivered=redelivered, **copy).eta == soon) is redelivered
 
     @pytest.mark.parametrize("is_woken", [True, False])
@@ -277,9 +282,11 @@ class TestLine:
     ) -> None:
         """As it takes the lock."""
         key, task = key_of_text(app.main, "job", "1"), make(app)
-        fields = [f"{app.main}-id", task.name, key_of_queue(key), new_owner(), 60.0, 1, scope]
-        queued = {} if scope is None else {QUEUED_HEADER: fields}
-        request = receive(task, **put_back_for(app, key), **queued)
+        fields = [task.name, key_of_queue(key), new_owner(), 60.0, 1, scope]
+        copy = put_back_for(app, key)
+        if scope is not None:
+            copy["carries"]["queue"] = fields
+        request = receive(task, **copy)
         request.is_woken = True
         request.on_accepted(1, clock.now())
         assert line.begun == [(key, wakes)]
@@ -336,7 +343,8 @@ class TestLine:
         """The next one needs no lock either. The wake-up of this one's end may come before its start is reported."""
         key = key_of_text(app.main, "job", "1")
         copy = put_back_for(app, key)
-        request = receive(**{**copy, PUT_BACK_HEADER: {**copy[PUT_BACK_HEADER], **waits_for}})
+        copy["carries"]["put_back"] |= waits_for
+        request = receive(**copy)
         request.is_woken = True
         request.on_accepted(1, clock.now())
         assert line.begun == [(key, True)]
@@ -470,8 +478,8 @@ class TestHasPassedItsLockOn:
         def ended(task: Any, how: Outcome) -> SingletonRequest:
             store, owner = Runtime.of(app).store, new_owner()
             store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
-            brought = [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]
-            request = receive(task, **{QUEUED_HEADER: brought})
+            brought = [task.name, key, owner, 600.0, 1, "until_executed"]
+            request = receive(task, carries={"queue": brought})
             request.on_accepted(1, time.monotonic())
             store.remember(begin(request).key, how.record_of(holder_of(task, request.context), 60.0))
             return request
@@ -522,7 +530,7 @@ def test_soft_time_limit_before_the_task_is_called_frees_what_the_message_brough
     store, task, owner = Runtime.of(app).store, make(app)._get_current_object(), new_owner()
     key = key_of_queue(key_of_text(app.main, "job", "1"))
     store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
-    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request = receive(task, carries={"queue": [task.name, key, owner, 600.0, 1, "until_executed"]})
     request.on_accepted(1, time.monotonic())
     request.acknowledge()
     request.on_failure(info(error), return_ok=True)
@@ -537,8 +545,8 @@ def test_late_copy_does_not_shorten_the_lock_that_a_retry_needs_for_longer(
 ) -> None:
     runtime, task, key, owner = Runtime.of(app), make(app), key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
     runtime.store.acquire(LockRequest(key, owner, ttl=3600, holder=Holder()))
-    brought = [f"{app.main}-id", task.name, key, owner, 60.0, 1, "until_executed"]
-    receive(task, redelivered=True, **{QUEUED_HEADER: brought})
+    brought = [task.name, key, owner, 60.0, 1, "until_executed"]
+    receive(task, redelivered=True, carries={"queue": brought})
     assert runtime.confirmations.write() is None
     (held,) = runtime.store.held(key)
     assert held.remaining > 60
@@ -553,7 +561,7 @@ def test_message_that_was_revoked_before_a_child_began_with_it_is_in_no_child(
     key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
     store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
     task = make(app)
-    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request = receive(task, carries={"queue": [task.name, key, owner, 600.0, 1, "until_executed"]})
     request.on_accepted(os.getpid(), time.monotonic())
     request.on_failure(info(Terminated(0)))
     assert not assigned
@@ -749,7 +757,7 @@ def test_cancelled_message_that_is_not_delivered_again_frees_what_it_brought(
     store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
     if pool == "prefork":
         children_of[app] = SimpleNamespace(assign=lambda *_: None, forget=lambda *_: True)
-    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request = receive(task, carries={"queue": [task.name, key, owner, 600.0, 1, "until_executed"]})
     request.on_accepted(1, time.monotonic())
     request.cancel(SimpleNamespace(terminate_job=lambda *_: None))
     if pool == "prefork":
@@ -772,7 +780,7 @@ def test_cancelled_greenlet_frees_what_it_brought_if_the_result_backend_fails(
     store, task = Runtime.of(app).store, make(app)
     key, owner = key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
     store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
-    request = receive(task, **{QUEUED_HEADER: [f"{app.main}-id", task.name, key, owner, 600.0, 1, "until_executed"]})
+    request = receive(task, carries={"queue": [task.name, key, owner, 600.0, 1, "until_executed"]})
     request.on_accepted(1, time.monotonic())
     monkeypatch.setattr(task.backend, "mark_as_retry", fail)
     with pytest.raises(AssertionError):

@@ -16,7 +16,7 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.stores.wake_ups import Place
 from celery_singleton_lock.task import delivery, requeue
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.requeue import (
     MAX_GIVEN_UP,
     back_off,
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 def request_with(header: object, retries: int = 0) -> Any:
-    return Context(headers={PUT_BACK_HEADER: header}, retries=retries, id="the id")
+    return Context({HEADER: {"id": "the id", "put_back": header}}, retries=retries, id="the id")
 
 
 def test_counts_belong_to_one_attempt_and_one_reason() -> None:
@@ -105,10 +105,11 @@ def test_place_in_line_is_kept_whatever_the_reason_to_put_back(monkeypatch: pyte
     request = request_with(None)
     waits = requeue.Waits(KEY, 1)
     for reason, waited, expected in (("conflict", waits, Place(1000.0, 1)), ("unavailable", None, None)):
-        request.headers[PUT_BACK_HEADER] = requeue._header(request, reason, requeue.Carried(waited))  # type: ignore[arg-type]
+        known = requeue._known_of_next(request, reason, requeue.Carried(waited))  # type: ignore[arg-type]
+        request = request_with(known)
         assert waits_for(request, "app") == (expected and (KEY, expected))
         now[0] += 1
-    request.headers[PUT_BACK_HEADER] = requeue._header(request, "conflict", requeue.Carried(waits))
+    request = request_with(requeue._known_of_next(request, "conflict", requeue.Carried(waits)))
     assert waits_for(request, "app") == (KEY, Place(1000.0, 1))
 
 
@@ -147,11 +148,11 @@ def test_message_is_sent_again_after_any_error(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(requeue, "_send", send)
     monkeypatch.setattr(clock, "sleep", sleepless())
-    task.push_request(id="the id", retries=1, headers={PUT_BACK_HEADER: {"retries": 1, "conflict": 4}})
+    task.push_request(id="the id", retries=1, **{HEADER: {"id": "the id", "put_back": {"retries": 1, "conflict": 4}}})
     owner = progress_of(task.request).gives_up = new_owner()
     with pytest.raises(Ignore, match="put back"):
         put_back(task, reason="unavailable")
-    assert sent == [{"id": "the id", "retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]
+    assert sent == [{"retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]
 
 
 @pytest.mark.parametrize(
@@ -199,8 +200,8 @@ def test_copy_of_a_message_that_may_have_begun_says_so(app: Celery, monkeypatch:
     assert "redelivered" not in copy_of(delivery_info={"redelivered": False})
     header = copy_of(delivery_info={"redelivered": True})
     assert header["redelivered"] is True
-    assert copy_of(headers={PUT_BACK_HEADER: header})["redelivered"] is True
-    assert "redelivered" not in copy_of(headers={PUT_BACK_HEADER: header}, retries=1)
+    assert copy_of(**{HEADER: {"id": "the id", "put_back": header}})["redelivered"] is True
+    assert "redelivered" not in copy_of(retries=1, **{HEADER: {"id": "the id", "put_back": header}})
 
 
 @pytest.mark.parametrize("nonsense", [1, "yes", [True], {}, None])

@@ -19,6 +19,7 @@ from celery_singleton_lock.lease import unheld
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import message_identity
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.running import progress_of
 from tests.unit.deliveries import bound
 
@@ -45,7 +46,7 @@ def test_headers_of_these_names_change_nothing(app: Celery, value: object) -> No
     runs = []
 
     def body(self: Any) -> str:
-        header = message_identity.header_for({"task_id": "other"}, current_worker_task())
+        header = message_identity.header_for("other", {"task_id": "other"}, current_worker_task())
         runs.append((self.lock.held, self.lock.fence > 0, header))
         return "done"
 
@@ -53,7 +54,7 @@ def test_headers_of_these_names_change_nothing(app: Celery, value: object) -> No
     assert deliver(task, headers) == "done"
     (held, has_fence, sent) = runs[0]
     assert (held, has_fence) == (True, True)
-    assert sent is not None  # A new sending, as for all messages that a body sends.
+    assert sent["sent"]  # A new sending, as for all messages that a body sends.
     assert dict(Runtime.of(app).store.all_held(app.main)) == {}
     deliver(task, headers)
     assert len(runs) == 1  # It is remembered like any other.
@@ -63,18 +64,19 @@ def test_headers_of_these_names_change_nothing(app: Celery, value: object) -> No
 def test_no_header_makes_the_next_step_a_new_sending(app: Celery, value: object) -> None:
     """Two copies of a message send the same next step, whatever its headers are."""
     task = bound(app, lambda self: None)
-    forged = {**dict.fromkeys(NAMES, value), message_identity.SENT_HEADER: "a" * 32}
+    forged = {**dict.fromkeys(NAMES, value), HEADER: {"id": "x", "sent": "a" * 32}}
 
-    def following() -> str | None:
+    def following() -> dict[str, Any]:
         _task_stack.push(task)
         task.push_request(id="x", called_directly=False, delivery_info={}, **forged)
         try:
-            return message_identity.header_for({"task_id": "next", "parent_id": "x"}, current_worker_task())
+            options = {"task_id": "next", "parent_id": "x", "root_id": "x"}
+            return message_identity.header_for("next", options, current_worker_task())
         finally:
             task.pop_request()
             _task_stack.pop()
 
-    assert following() == following() == "a" * 32
+    assert following() == following() == {"id": "next", "sent": "a" * 32}
 
 
 def test_progress_belongs_to_one_request_and_ends_with_it(app: Celery) -> None:
@@ -83,7 +85,7 @@ def test_progress_belongs_to_one_request_and_ends_with_it(app: Celery) -> None:
     progress.lease, progress.in_body = unheld(), True
     progress.settle = partial(Runtime.of(app).record_writer.replace, "k", Record("m", b"", 1.0))
     assert progress_of(request) is progress
-    assert (progress_of(other).lease, progress_of(other).in_body) == (None, False)
+    assert (progress_of(other).lease, progress_of(other).in_body) == (None, None)
     gone = weakref.ref(request)
     del request
     gc.collect()

@@ -16,9 +16,8 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.task import outcome, requeue, settling
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import End
-from tests.unit.deliveries import id_for, make
+from tests.unit.deliveries import id_for, make, request_of
 
 pytestmark = [
     pytest.mark.usefixtures("settled_at_once"),
@@ -50,10 +49,9 @@ def backend_away(task: Any, error: BaseException) -> Iterator[None]:
         yield
 
 
-def trace(task: Any, **headers: Any) -> None:
+def trace(task: Any, **carries: Any) -> None:
     """Carry out the message of a task as a worker does."""
-    request = {"id": id_for(task), "called_directly": False, "is_eager": False, "delivery_info": {}, "retries": 0}
-    build_tracer(task.name, task, app=task.app)(id_for(task), (), {}, {**request, "headers": headers})
+    build_tracer(task.name, task, app=task.app)(id_for(task), (), {}, request_of(task, carries=carries))
 
 
 @pytest.mark.parametrize(("body", "state"), [(lambda: 1, "SUCCESS"), (lambda: 1 / 0, "FAILURE")])
@@ -65,7 +63,7 @@ def test_copy_reports_an_end_that_could_not_be_reported(
     with backend_away(task, ConnectionError("away")):
         trace(task)
     assert [header["untold"] for header in put_back] == [1]
-    trace(task, **{PUT_BACK_HEADER: put_back[0]})
+    trace(task, put_back=put_back[0])
     assert app.AsyncResult(id_for(task)).state == state
     assert len(runs) == 1
     assert len(put_back) == 1
@@ -93,7 +91,7 @@ def test_report_that_can_never_be_delivered_is_dropped(
     for _ in range(settling.MOST_TRIES + 1):
         with backend_away(task, ConnectionError("away")):
             trace(task, **header)
-        header = {PUT_BACK_HEADER: put_back[-1]}
+        header = {"put_back": put_back[-1]}
     assert len(put_back) == settling.MOST_TRIES
     assert "cannot be sent" in caplog.text
     assert len(runs) == 1
@@ -112,7 +110,7 @@ def test_body_does_not_run_again_even_if_its_end_is_forgotten(
     other = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
     if is_held:
         assert isinstance(store.acquire(other), Lease)
-    trace(task, **{PUT_BACK_HEADER: put_back[0]})
+    trace(task, put_back=put_back[0])
     assert isinstance(app.AsyncResult(id_for(task)).result, ResultLost)
     found = store.acquire(other)
     assert isinstance(found, Lease)
@@ -131,7 +129,7 @@ def test_copy_does_not_ask_a_result_backend_forever(app: Celery, put_back: list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task.backend, "get_state", lambda _: 1 / 0)
         for _ in range(settling.MOST_TRIES):
-            trace(task, **{PUT_BACK_HEADER: put_back[-1]})
+            trace(task, put_back=put_back[-1])
     assert [header["untold"] for header in put_back] == [*range(1, settling.MOST_TRIES + 1)]
     assert len(runs) == 1
 
