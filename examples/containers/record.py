@@ -52,7 +52,7 @@ def run(client: Redis, task: Any, job: str) -> Iterator[Callable[[], None]]:
         job: the name of the job.
     """
     request = task.request
-    due = (request.headers or {}).get("singleton_lock_due", "")
+    due = getattr(request, "singleton_lock", {}).get("due", "")
     start: dict[Any, Any] = {
         "job": job,
         "task_id": request.id,

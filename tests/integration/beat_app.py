@@ -47,7 +47,7 @@ app.conf.beat_schedule = {
 @app.task(base=SingletonTask, bind=True)
 def job(self: Any, name: str) -> None:
     with recording.run(name, self.request.id):
-        due = (self.request.headers or {}).get("singleton_lock_due")
+        due = self.request.get("singleton_lock", {}).get("due")
         appended.append(
             os.environ["TEST_RUNS"], {"entry": name, "task_id": self.request.id, "due": due, "at": time.time()}
         )

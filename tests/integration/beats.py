@@ -147,7 +147,7 @@ class Studio:
 def _message(raw: Mapping[str, Any]) -> Message:
     headers = raw["headers"]
     (entry,) = json.loads(headers["argsrepr"].replace("'", '"'))
-    return Message(entry, headers["id"], datetime.fromisoformat(headers["singleton_lock_due"]).timestamp())
+    return Message(entry, headers["id"], datetime.fromisoformat(headers["singleton_lock"]["due"]).timestamp())
 
 
 def gaps(messages: list[Message], every: float) -> list[tuple[float, float]]:

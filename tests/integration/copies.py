@@ -12,7 +12,7 @@ from uuid import UUID
 from celery import Celery
 from kombu.utils.encoding import ensure_bytes
 
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.header import HEADER
 from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 
@@ -101,7 +101,7 @@ def differences(sent: Any, came: Mapping[str, Any]) -> dict[str, Any]:
         found["body"] = (sent.body, bytes.fromhex(came["body"]))
     if came["content"] != [sent.content_type, sent.content_encoding]:
         found["content"] = came["content"]
-    for part, left_out in (("headers", {PUT_BACK_HEADER, "eta", "x-delivery-count"}), ("properties", _OF_ONE_DELIVERY)):
+    for part, left_out in (("headers", {HEADER, "eta", "x-delivery-count"}), ("properties", _OF_ONE_DELIVERY)):
         before = json.loads(json.dumps(dict(getattr(sent, part)), default=repr))
         for name in (before.keys() | came[part].keys()) - left_out:
             if before.get(name) != came[part].get(name):

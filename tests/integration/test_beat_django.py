@@ -96,7 +96,7 @@ class Site:
         with self.server.client(0) as client:
             headers = [json.loads(raw)["headers"] for raw in reversed(client.lrange("celery", 0, -1))]
         return [
-            Message(entry, it["id"], datetime.fromisoformat(it["singleton_lock_due"]).timestamp())
+            Message(entry, it["id"], datetime.fromisoformat(it["singleton_lock"]["due"]).timestamp())
             for it in headers
             if it["periodic_task_name"] == entry
         ]

@@ -117,7 +117,7 @@ class TestCaller:
     def test_copy_with_the_id_of_the_holder_leaves_its_result_alone(
         self, shop: Shop, holder: AsyncResult, policy: str
     ) -> None:
-        headers = {"singleton_lock": {"on_conflict": policy}, "singleton_lock_sent": "f" * 32}
+        headers = {"singleton_lock": {"id": holder.id, "sent": "f" * 32, "call": {"on_conflict": policy}}}
         shop.send("exclusive", "report", task_id=holder.id, headers=headers)
         until(lambda: shop.refused(policy) == {holder.id})
         for _ in range(10):  # Anything that the main process stores comes soon after that.

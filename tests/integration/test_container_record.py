@@ -26,5 +26,5 @@ def test_record_has_what_ran_in_the_order_of_the_server(own_redis: RedisServer) 
 
 
 def task(task_id: str, due: str = "") -> Any:
-    request = SimpleNamespace(id=task_id, hostname="celery@one", headers={"singleton_lock_due": due})
+    request = SimpleNamespace(id=task_id, hostname="celery@one", singleton_lock={"due": due})
     return SimpleNamespace(request=request, lock=SimpleNamespace(fence=7))

@@ -108,7 +108,7 @@ def test_task_is_sent_when_the_transaction_is_committed(own_redis: RedisServer, 
     with own_redis.client() as broker:
         (message,) = broker.lrange("celery", 0, -1)
     headers = json.loads(message)["headers"]
-    assert (headers["argsrepr"], headers["singleton_lock"]) == ("(8,)", {"wait": 5})
+    assert (headers["argsrepr"], headers["singleton_lock"]["call"]) == ("(8,)", {"wait": 5})
 
 
 def test_docs_tell_the_truth(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record, Reservati
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task import requeue
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.testing import RedisServer
 from celery_singleton_lock.testing.store_contract.asking import ME, ask, taken
 from tests.servers import until
@@ -337,5 +336,5 @@ def test_result_of_an_earlier_task_with_this_id_is_not_that_of_a_retry(
     with pytest.raises(Retry):
         deliver(task, id="it")
     with pytest.raises(requeue.GoesOn):
-        deliver(task, id="copy", headers={PUT_BACK_HEADER: sent[-1]})
+        deliver(task, id="copy", carries={"put_back": sent[-1]})
     redis_server.flush()

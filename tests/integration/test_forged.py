@@ -24,7 +24,6 @@ from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal import counts as metrics
-from celery_singleton_lock.journal_entry import SCHEDULED_HEADER
 from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
@@ -86,10 +85,9 @@ class TestMessages:
         shop.send("exclusive", "report", 600.0, task_id=f"holder-{EVIL[:-1]}")
         shop.record.wait_for(starts=1)
         for number in range(3):
-            headers = {SCHEDULED_HEADER: [f"{EVIL}{number}", 7, {"a": ["b"]}][number], "singleton_lock_put_back": EVIL}
-            shop.send("exclusive", "report", headers=headers, task_id=f"{EVIL[:-1]}-{number}").get(
-                timeout=LIMIT, propagate=False
-            )
+            task_id, entry = f"{EVIL[:-1]}-{number}", [f"{EVIL}{number}", 7, {"a": ["b"]}][number]
+            headers = {"singleton_lock": {"id": task_id, "entry": entry, "put_back": EVIL}}
+            shop.send("exclusive", "report", headers=headers, task_id=task_id).get(timeout=LIMIT, propagate=False)
         journal = open_url(shop.conf["singleton_lock_backend"]).journal(PREFIX, size=10_000)
         until(lambda: len(list(journal.entries(since=0.0))) == 3)
         assert_harmless(said := say_all(shop))
@@ -170,7 +168,7 @@ class TestMemory:
             assert isinstance(held, Lease)
             for number in range(2000):
                 big = f"{number}-" + "é\x1b" * 5000
-                headers = {SCHEDULED_HEADER: big}
+                headers = {"singleton_lock": {"id": big, "entry": big}}
                 request = {"id": big, "is_eager": True, "delivery_info": {"is_eager": True}, "headers": headers}
                 task.push_request(**request, called_directly=False, hostname=big)
                 with pytest.raises(Exception, match="skipped"):

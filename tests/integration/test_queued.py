@@ -16,9 +16,8 @@ from celery.result import AsyncResult
 from celery.signals import before_task_publish
 
 from celery_singleton_lock import DuplicateResult, SingletonTask, clock
-from celery_singleton_lock.task.message_identity import SENT_HEADER
+from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.outcome import OF_USE
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from tests.integration.conftest import LONG, Shop, quick_first, until
 from tests.integration.queued_tasks import PAUSE, define
 from tests.patience import LIMIT
@@ -298,7 +297,7 @@ class TestMessageGoesOn:
         until(lambda: f"[{first.id}] (job='report') freed" in worker.log)
         with shop.locks() as client:  # A copy may also come when other ends are merely noted.
             assert [client.ttl(key) > OF_USE for key in client.keys("*:done:*")] == [True]
-        ours = {name: noted[name] for name in (QUEUED_HEADER, SENT_HEADER)}
+        ours = {HEADER: noted[HEADER]}
         shop.app.send_task(task.name, ("report",), task_id=first.id, headers=ours)
         until(lambda: f"already done ({state}" in worker.log)
         clock.sleep(PAUSE / 16)

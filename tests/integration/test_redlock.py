@@ -32,7 +32,8 @@ from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, PROMISED, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock
+from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.queue_lock import QueueLock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
@@ -868,7 +869,7 @@ class TestForgetfulNodes:
         monkeypatch.setattr(app, "send_task", lambda *_, **options: headers.update(options["headers"]))
 
         def body() -> None:
-            locks = [keyspace.run_key(key) for key in (headers[QUEUED_HEADER][2], task.lock_key_of())]
+            locks = [keyspace.run_key(key) for key in (headers[HEADER]["queue"][1], task.lock_key_of())]
             for server in nodes.servers:
                 server.restart()
                 until(lambda: all(len(nodes.holding(each)) == 5 for each in locks), "all nodes have both", seconds=20.0)

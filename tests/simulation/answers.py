@@ -16,9 +16,8 @@ from typing import Any
 from celery import states
 
 from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.task.header import of_message
 from celery_singleton_lock.task.leader import token_of
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation import apps, holds, trouble
 from tests.simulation.parked import Copy
@@ -101,15 +100,15 @@ class Answers:
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         """A copy is put back, and says whose end its message waits for."""
         headers: Mapping[str, Any] = message.get("headers") or {}
-        own, header = number_of(headers.get("id")), headers.get(PUT_BACK_HEADER) or {}
+        own, header = number_of(headers.get("id")), of_message(headers).get("put_back") or {}
         if not is_taken or own is None:
             return
         attempt = headers.get("retries") or 0
         if header.get("retries") == attempt and "joins" in header:
             task_id, _, _, retries, since, _ = header["joins"]
             self._waits_for(own, attempt, task_id, ("joins", task_id, retries, since))
-        elif (leader := _leader_in(headers, attempt)) is not None and headers[QUEUED_HEADER][0] == headers.get("id"):
-            self._waits_for(own, attempt, leader, ("follows", headers[QUEUED_HEADER][8][1]))
+        elif (leader := _leader_in(headers, attempt)) is not None:
+            self._waits_for(own, attempt, leader, ("follows", of_message(headers)["queue"][7][1]))
 
     def _waits_for(self, own: int, attempt: int, task_id: str, group: tuple[Any, ...]) -> None:
         number = number_of(task_id)
@@ -154,7 +153,7 @@ class Answers:
         If it is an older copy that was delivered again, a later one may have joined or followed another message. This
         one finds that message only if it has run in the place of the one before.
         """
-        others, header = self._others.get((own, attempt), []), headers.get(PUT_BACK_HEADER)
+        others, header = self._others.get((own, attempt), []), of_message(headers).get("put_back")
         if not others or (header is None and others[-1].group[0] == "joins"):
             return None  # This may be the original message, delivered again: it has not joined anything yet.
         if others[-1].group[0] == "follows":
@@ -269,7 +268,7 @@ class Answers:
         are times of the server, and the last one of that lock is the follower's.
         """
         (server,) = self.world.servers
-        key = keyspace.shared_fence_key(keyspace.shared(headers[QUEUED_HEADER][2]))
+        key = keyspace.shared_fence_key(keyspace.shared(of_message(headers)["queue"][1]))
         taken = int(dict(server.living_values()).get(key, 0))
         running = [body for bodies in self.world.bodies.running.values() for body in bodies if body.number == number]
         return self.world.bodies.begun[number] > 1 and all(body.fence > taken for body in running)
@@ -288,12 +287,12 @@ class Answers:
 
     def _leads(self, body: Running, request: Any) -> None:
         """Check that a message that runs in its leader's place keeps others from being sent, as its scope says."""
-        header = (request.headers or {}).get(QUEUED_HEADER)
-        if header is None or not follows(header) or header[6] != "until_executed":
+        lock = of_message(vars(request)).get("queue")
+        if lock is None or not follows(lock) or lock[5] != "until_executed":
             return
-        stem, _ = self.world.senders_queue._hold(f"{header[2]}:run")
+        stem, _ = self.world.senders_queue._hold(f"{lock[1]}:run")
         asked_at = self.world.asked_at[body.number]
-        if stem != header[3][:28] and not self._is_excused(asked_at - AT_ONCE):
+        if stem != lock[2][:28] and not self._is_excused(asked_at - AT_ONCE):
             self.run.fail(f"message {body.number} runs in the place of the one that it follows, without its lock")
 
     def is_behind_another(self, request: Any) -> bool:
@@ -410,16 +409,16 @@ def number_in(state: str, result: Any) -> int | None:
 
 def _copy_of(number: int, headers: Mapping[str, Any]) -> tuple[int, str]:
     """The same for all deliveries of a copy, and for no other copy."""
-    return number, json.dumps(headers.get(PUT_BACK_HEADER), sort_keys=True)
+    return number, json.dumps(of_message(headers).get("put_back"), sort_keys=True)
 
 
 def _leader_in(headers: Mapping[str, Any], attempt: int) -> str | None:
     """The id of the message that a copy follows, as this copy says; None if it follows none."""
-    queued, header = headers.get(QUEUED_HEADER), headers.get(PUT_BACK_HEADER) or {}
+    queued, header = of_message(headers).get("queue"), of_message(headers).get("put_back") or {}
     if queued is None or not follows(queued):
         return None
     leader = header.get("leader") if header.get("retries") == attempt else None
-    return bytes.fromhex((leader or queued[8])[0]).decode()
+    return bytes.fromhex((leader or queued[7])[0]).decode()
 
 
 def _words_of(message: Message) -> dict[str, str]:

@@ -128,12 +128,13 @@ class BeatsChecker:
 
     def _is_sent(self, message: dict[str, Any], is_taken: bool) -> None:
         headers = message["headers"]
-        if (due := headers.get("singleton_lock_due")) is None or headers.get("retries"):
+        ours = headers.get("singleton_lock") or {}
+        if (due := ours.get("due")) is None or headers.get("retries"):
             return
         task = self.run.current
         if task is None or task.process not in self._schedulers:
             return  # A worker puts it back.
-        entry, task_id = headers["singleton_lock_entry"], headers["id"]
+        entry, task_id = ours["entry"], headers["id"]
         tick = entry, due
         if not is_taken:
             self._not_taken.add(tick)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES, virtual
 
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.header import of_message
 from tests.simulation.scheduler import Simulation, simulation
 
 TRANSPORT_ALIASES["simulated"] = "tests.simulation.broker:Transport"
@@ -228,8 +228,8 @@ class Broker:
 
 
 def _is_put_back(headers: Mapping[str, Any]) -> bool:
-    """Whether the package has put it back. An attempt that Celery sends has the header of the attempt before it."""
-    return (headers.get(PUT_BACK_HEADER) or {}).get("retries") == headers.get("retries")
+    """Whether the package has put it back."""
+    return "retries" in (of_message(headers).get("put_back") or {})
 
 
 class Channel(virtual.Channel):

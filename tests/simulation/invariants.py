@@ -12,7 +12,7 @@ from celery import states
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.redlock.node import MAX_PAUSE
 from celery_singleton_lock.stores.redis.waiter import SLICE
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.header import of_message
 from tests.simulation import apps, holds, trouble
 from tests.simulation.leftovers import Leftovers
 from tests.simulation.scheduler import Process
@@ -160,7 +160,7 @@ class Invariants:
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         """Check that a message is not put back while its lock is kept for it."""
         headers: Mapping[str, Any] = message.get("headers") or {}
-        if not is_taken or PUT_BACK_HEADER not in headers or trouble.is_there(self.world, but=trouble.BRIEF):
+        if not is_taken or "put_back" not in of_message(headers) or trouble.is_there(self.world, but=trouble.BRIEF):
             return
         runs = [run for server in self.world.servers for run in holds.on(server)]
         kept = [json.loads(value[32:]) for key, value in runs if "shop.keeps" in key and b'"",0' in value]

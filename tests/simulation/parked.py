@@ -13,7 +13,7 @@ from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
 from celery_singleton_lock.stores.redis.script import ms
 from celery_singleton_lock.stores.redis.wake_ups import LOOKED, MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.stores.wake_ups import Freed
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.header import of_message
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation import holds, trouble
 from tests.simulation.scheduler import Process
@@ -178,7 +178,7 @@ class Parked:
 
     def _looks_in_line(self, worker: Any, request: Any, key: str) -> bool:
         """Whether it is woken, and also polls: how another message has ended, or whether a newer one has come."""
-        header = request.message.headers.get(PUT_BACK_HEADER) or {}
+        header = of_message(request.message.headers).get("put_back") or {}
         line = worker.line
         if line is None or not key or not ("joins" in header or "arrived" in header):
             return False
@@ -187,7 +187,7 @@ class Parked:
     def _is_put_back(self, message: dict[str, Any], _: bool) -> None:
         """Check that a copy keeps its place."""
         headers = message.get("headers") or {}
-        header = headers.get(PUT_BACK_HEADER) or {}
+        header = of_message(headers).get("put_back") or {}
         self._leaves(self.run.current.process, headers.get("id"), stays=(header.get("waits") or [""])[0])
         if not header.get("waits") or header.get("retries") != headers.get("retries"):
             return
@@ -427,13 +427,13 @@ class Parked:
 
 def _looks_first(request: Any) -> bool:
     """Whether the copy has joined or follows another message."""
-    header = request.message.headers.get(PUT_BACK_HEADER) or {}
+    header = of_message(request.message.headers).get("put_back") or {}
     return "joins" in header or "leader" in header
 
 
 def _is_one_of_many(request: Any) -> bool:
     """Whether the copy is in line with others that end without the lock."""
-    return _looks_first(request) or "arrived" in (request.message.headers.get(PUT_BACK_HEADER) or {})
+    return _looks_first(request) or "arrived" in (of_message(request.message.headers).get("put_back") or {})
 
 
 def _number_of(request: Any) -> int | str:
@@ -445,7 +445,7 @@ def _number_of(request: Any) -> int | str:
 def _place_of(request: Any) -> tuple[str, float, int]:
     """The lock that a copy waits for, its place, and the limit of holders, according to its message."""
     headers = request.message.headers
-    header = headers.get(PUT_BACK_HEADER) or {}
+    header = of_message(headers).get("put_back") or {}
     if header.get("retries") != headers.get("retries") or not header.get("waits"):
         return "", 0.0, 1
     key, limit = header["waits"]

@@ -12,8 +12,7 @@ from typing import Any
 from celery import states
 
 from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
+from celery_singleton_lock.task.header import of_message
 from celery_singleton_lock.task.queued import SOON
 from tests.simulation import apps, holds, trouble
 from tests.simulation.plan import Message
@@ -71,7 +70,7 @@ class Claim:
     stem: str
     seconds: float
     scope: str
-    header: list[Any]
+    lock: list[Any]
     sender: Process
     sent_at: float
     is_sure: bool = False
@@ -92,9 +91,9 @@ class Claim:
         return bool(apps.TASKS[self.task].get("acks_late"))
 
 
-def follows(header: Sequence[Any]) -> bool:
-    """Whether the message with this lock header follows another one, which has the lock."""
-    return len(header) > 8 and header[8] is not None
+def follows(lock: Sequence[Any]) -> bool:
+    """Whether the message whose header names this lock follows another one, which has the lock."""
+    return len(lock) > 7 and lock[7] is not None
 
 
 @dataclass(eq=False)
@@ -161,9 +160,9 @@ class Queued:
         self.calls[f"m{message.number}"] = call = Call(message, self.run.current.process, self.run.now, frozenset())
         call.is_sent = True
 
-    def header_of(self, task_id: str) -> list[Any] | None:
-        """The header of a message that was sent."""
-        return next((claim.header for claim in self.claims.values() if claim.task_id == task_id), None)
+    def lock_of(self, task_id: str) -> list[Any] | None:
+        """The lock of a message that was sent, as its header names it."""
+        return next((claim.lock for claim in self.claims.values() if claim.task_id == task_id), None)
 
     def returns(self, call: Call) -> None:
         """The message was sent, as far as its sender knows."""
@@ -254,23 +253,23 @@ class Queued:
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         headers = message.get("headers") or {}
-        task_id, header, call = headers.get("id"), headers.get(QUEUED_HEADER), self.calls.get(headers.get("id", ""))
+        task_id, lock, call = headers.get("id"), of_message(headers).get("queue"), self.calls.get(headers.get("id", ""))
         if not is_taken or call is None:
             return
         process = self.run.current.process
         is_first = process is call.process and not call.is_sent
         call.is_sent = True
         self.world.sent[call.message.number] = (task_id, call.message)
-        if header is None or (header[0], header[1]) != (task_id, headers.get("task")):
+        if lock is None or lock[0] != headers.get("task"):
             return
-        _, task, key, owner, seconds, _, scope = header[:7]
-        if follows(header):
+        task, key, owner, seconds, _, scope = lock[:6]
+        if follows(lock):
             self._follows(headers, process)
         claim = self.claims.get(owner[:28])
         if claim is None and owner[:28] in self.followers:
             return
         if claim is None:
-            claim = Claim(task_id, task, f"{key}:run", owner[:28], seconds, scope, list(header), process, self.run.now)
+            claim = Claim(task_id, task, f"{key}:run", owner[:28], seconds, scope, list(lock), process, self.run.now)
             self.claims[owner[:28]] = claim
             claim.taken_at = call.began if is_first else self.run.now
             self._counts_its_countdown(claim, call.message, is_first)
@@ -283,12 +282,13 @@ class Queued:
 
     def _follows(self, headers: dict[str, Any], process: Process) -> None:
         """A follower is sent, or its copy after another look in vain: it does not have its lock."""
-        header = headers[QUEUED_HEADER]
-        task_id, task, key, owner, seconds, _, scope = header[:7]
-        stem, looked = owner[:28], (headers.get(PUT_BACK_HEADER) or {}).get("follows", 0)
+        task_id, carried = headers["id"], of_message(headers)
+        task, key, owner, seconds, _, scope = carried["queue"][:6]
+        stem, looked = owner[:28], (carried.get("put_back") or {}).get("follows", 0)
         claim = self.claims.get(stem) or self.followers.get(stem)
         if claim is None:
-            claim = Claim(task_id, task, f"{key}:run", stem, seconds, scope, list(header), process, self.run.now, True)
+            lock = list(carried["queue"])
+            claim = Claim(task_id, task, f"{key}:run", stem, seconds, scope, lock, process, self.run.now, True)
             self.followers[stem] = claim
         elif looked > claim.looked and self.claims.pop(stem, None):
             self.followers[stem] = claim
@@ -329,8 +329,8 @@ class Queued:
                 self.run.fail(f"message {claim.task_id} is sent, while {other.task_id} waits")
 
     def _received(self, process: Process, headers: Any) -> None:
-        header = headers.get(QUEUED_HEADER)
-        claim = self.claims.get(header[3][:28]) if header is not None else None
+        lock = of_message(headers).get("queue")
+        claim = self.claims.get(lock[2][:28]) if lock is not None else None
         if claim is not None and claim.task_id == headers.get("id") and claim.scope != "until_expired":
             self._to_confirm(process, claim)
 
@@ -420,7 +420,7 @@ class Queued:
         lock once more as it runs.
         """
         is_there = claim.task_id in self.world.broker.ids() or self._runs(claim.task_id)
-        return follows(claim.header) and claim.died_at is not None and is_there and not self.world.ends[claim.task_id]
+        return follows(claim.lock) and claim.died_at is not None and is_there and not self.world.ends[claim.task_id]
 
     def _lasts_as_long(self, claim: Claim, ends_at: float) -> None:
         if ends_at - self.run.now > claim.seconds + NEARLY:
@@ -554,10 +554,10 @@ class Queued:
         return stem, ends_at
 
     def _brought_by(self, request: Any) -> Claim | None:
-        header = (request.headers or {}).get(QUEUED_HEADER)
-        claim = self.claims.get(header[3][:28]) if header is not None else None
-        if claim is None and header is not None and self._hold(f"{header[2]}:run")[0] == header[3][:28]:
-            claim = self._leads(header[3][:28])
+        lock = of_message(vars(request)).get("queue")
+        claim = self.claims.get(lock[2][:28]) if lock is not None else None
+        if claim is None and lock is not None and self._hold(f"{lock[1]}:run")[0] == lock[2][:28]:
+            claim = self._leads(lock[2][:28])
         return claim if claim is not None and claim.task_id == request.id else None
 
     def _claims_of(self, task_id: str) -> list[Claim]:

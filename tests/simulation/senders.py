@@ -9,7 +9,7 @@ from typing import Any
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.header import HEADER, of_message
 from tests.simulation import apps, fakes
 from tests.simulation.plan import Fault, Message
 from tests.simulation.program import Program
@@ -48,10 +48,10 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
     task, task_id = app.tasks[message.task], f"m{message.number}"
     args = message.key, message.number, message.words
     words = dict(word.partition("=")[::2] for word in message.sent.split())
-    if header := queued.header_of(words.pop("copies", "")):
+    if (copied := words.pop("copies", "")) and (lock := queued.lock_of(copied)):
         # Like a program that copies all headers of a message to another one.
         queued.is_foreign(message)
-        app.send_task(message.task, args, task_id=task_id, headers={package("task.queue_lock").QUEUED_HEADER: header})
+        app.send_task(message.task, args, task_id=task_id, headers={HEADER: {"id": copied, "queue": lock}})
         return
     signature = task.si(*args).set(task_id=task_id, **{name: float(value) for name, value in words.items()})
     if message.chained:
@@ -170,7 +170,7 @@ def _way(world: Any, fault: Fault, **how: Any) -> None:
 def _lost(world: Any, fault: Fault, number: int | None) -> None:
     for message in world.broker.lose(number):
         headers = message["headers"]
-        goes_on = bool(headers.get("retries")) or PUT_BACK_HEADER in headers
+        goes_on = bool(headers.get("retries")) or "put_back" in of_message(headers)
         world.senders_queue.is_lost(str(headers.get("id")), goes_on=goes_on)
 
 

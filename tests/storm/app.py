@@ -119,7 +119,7 @@ def _add_exclusive(app: Celery, way: Mapping[str, Any]) -> None:
 
     @app.task(name="tick", **SURE, **way)
     def tick(self: Any, key: str) -> None:
-        with _attempt(self, key, due=(self.request.headers or {}).get("singleton_lock_due")):
+        with _attempt(self, key, due=self.request.get("singleton_lock", {}).get("due")):
             pass
 
 

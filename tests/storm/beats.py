@@ -11,7 +11,6 @@ from typing import Any
 from redis import Redis
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.beat.claiming import DUE_HEADER
 from tests import appended
 from tests.patience import until
 from tests.storm.nemesis import nemeses, raging
@@ -83,7 +82,7 @@ class Arrivals:
 
 def _about(headers: dict[str, Any]) -> dict[str, Any]:
     """A message's id; its sender, which Celery writes as gen123@host; and when it was due, if it says so."""
-    due = headers.get(DUE_HEADER)
+    due = (headers.get("singleton_lock") or {}).get("due")
     return {
         "message": headers["id"],
         "pid": int(headers["origin"].partition("@")[0].removeprefix("gen")),

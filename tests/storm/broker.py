@@ -7,10 +7,11 @@ from typing import Any
 
 from kombu.transport import redis as transport
 
+from celery_singleton_lock.task.header import of_message
 from tests.storm import history
 
-#: Parts of the header of a message that follows another message.
-FOLLOWS = 9
+#: Places of the lock in the header of a message that follows another message.
+FOLLOWS = 8
 
 
 def report_queue() -> None:
@@ -37,8 +38,7 @@ def report_queue() -> None:
 
 
 def _note(event: str, headers: Mapping[str, Any]) -> None:
-    queued = headers.get("singleton_lock_queued")
-    # A follower has no lock: its header has two more parts; the last names the message that it follows.
-    has_lock = queued and queued[0] == headers.get("id") and len(queued) < FOLLOWS
-    owner = {"owner": queued[3]} if has_lock else {}
+    queued = of_message(headers).get("queue")
+    # A follower has no lock: there are two more places; the last names the message that it follows.
+    owner = {"owner": queued[2]} if queued and len(queued) < FOLLOWS else {}
     history.write(event, message=headers.get("id"), retries=headers.get("retries", 0), **owner)

@@ -65,11 +65,15 @@ HEADERS: Mapping[str, Any] = {
     "delivery_info": {"is_eager": True, "singleton_owner": "0" * 32},
     "x-death": DEATH,
     "x-first-death-queue": "singleton_lock.delay.4",
-    "singleton_lock": CALL,
-    "singleton_lock_sent": "0" * 32 + "/1/" + "f" * 32,
-    "singleton_lock_put_back": PUT_BACK,
-    "singleton_lock_due": "2026-01-01T00:00:00+00:00",
-    "singleton_lock_entry": "nightly",
+    "singleton_lock": {
+        "id": "id",
+        "sent": "0" * 32,
+        "replaced": [1, "f" * 32],
+        "call": CALL,
+        "put_back": PUT_BACK,
+        "due": "2026-01-01T00:00:00+00:00",
+        "entry": "nightly",
+    },
     "singleton_lock_original": ["", "", "", {}, "", "", "", True],
 }
 EMBEDDED = {"callbacks": [STEP], "errbacks": [STEP], "chain": [STEP, STEP], "chord": STEP}
@@ -111,6 +115,11 @@ class Ran:
 def _message(choices: Choices, number: int) -> Message:
     headers = {"id": f"id{number}", "task": "fuzz.job", "lang": "py"}
     headers |= {name: choices.mutated(HEADERS[name], 2) for name in choices.some(sorted(HEADERS), most=5)}
+    if isinstance(ours := headers.get("singleton_lock"), dict):
+        if choices.one_in(4):
+            headers["singleton_lock"] = choices.mutated(CALL, 2)  # As written by hand.
+        elif ours.get("id") == "id":
+            headers["singleton_lock"] = {**ours, "id": headers["id"]}
     if choices.one_in(10):
         headers["id"] = choices.value()
     embed = {name: choices.mutated(EMBEDDED[name], 2) for name in choices.some(sorted(EMBEDDED), most=2)}
