@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,14 +48,21 @@ class Way:
         found = {"INSTRUMENTATION": self.by}
         if self.by == "datadog":
             found |= {"DD_CELERY_DISTRIBUTED_TRACING": "true", **QUIET}
-        if self.by == "newrelic":  # As `newrelic-admin run-program` does.
-            (bootstrap,) = Path(python_of(self.group)).parents[1].glob("lib/*/site-packages/newrelic/bootstrap")
-            found |= {
-                "PYTHONPATH": str(bootstrap),
-                "NEW_RELIC_LICENSE_KEY": "0" * 40,
-                "NEW_RELIC_DEVELOPER_MODE": "true",
-            }
+        if self.by == "newrelic":
+            found |= _as_newrelic_admin(Path(python_of(self.group)).parents[1])
         return found
+
+
+def _as_newrelic_admin(prefix: Path) -> dict[str, str]:
+    """The variables that `newrelic-admin run-program` sets for the program that it starts."""
+    (bootstrap,) = prefix.glob("lib/*/site-packages/newrelic/bootstrap")
+    return {
+        "PYTHONPATH": str(bootstrap),
+        "NEW_RELIC_PYTHON_PREFIX": str(prefix),
+        "NEW_RELIC_PYTHON_VERSION": ".".join(map(str, sys.version_info[:2])),
+        "NEW_RELIC_DEVELOPER_MODE": "true",
+        "NEW_RELIC_LICENSE_KEY": "0" * 40,
+    }
 
 
 WAYS = {

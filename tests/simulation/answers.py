@@ -132,7 +132,7 @@ class Answers:
         if not isinstance(body.number, int):
             return
         self._begun[body.number, body.attempt] = body
-        headers = request.headers or {}
+        headers = vars(request)
         other = self._other_of(body.number, body.attempt, headers)
         if other is None or body.attempt != self._first_attempt(body.number):
             return
@@ -238,7 +238,7 @@ class Answers:
         claim, last = self._claim_of(f"m{number}"), self._last_ended(number)
         if claim is None or last is None or last[0].process.alive or self.world.ends.get(f"m{number}"):
             return False
-        says = f"{claim.header[2]}:done:runs:{token_of(claim.header[3])}:"
+        says = f"{claim.lock[1]}:done:runs:{token_of(claim.lock[2])}:"
         return not any(key.startswith(says) for server in self.world.servers for key, _ in server.living_values())
 
     def _is_alone(self, body: Running, other: _Other, headers: Mapping[str, Any]) -> None:

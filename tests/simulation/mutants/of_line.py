@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "a copy that is put back loses its place",
         "task/requeue.py",
-        '    return min(cleaned.seconds(header.get("since")) or math.inf, clock.wall())',
+        '    return min(cleaned.seconds(known.get("since")) or math.inf, clock.wall())',
         "    return clock.wall()",
         "first come, first served",
         kind="lines",

@@ -65,8 +65,9 @@ MUTANTS = (
     ),
     _lock(
         "a header of another message counts",
-        old="    if task_id is None or of_id != task_id or of_task != task:\n",
-        new="    if task_id is None or of_task != task:\n",
+        file="task/header.py",
+        old='        return header if task_id is not None and header["id"] == task_id else _NOTHING\n',
+        new="        return header\n",
         breaks="a header says nothing on another message",
     ),
     _lock(
