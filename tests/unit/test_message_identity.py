@@ -205,3 +205,56 @@ def test_rebuilt_copy_belongs_to_the_same_sending(app: Celery, sent: list[Any], 
     follow(request)
     follow(copy)
     assert message_identity.sending_of(sent[3]) == message_identity.sending_of(sent[4]), "both send one next step"
+
+
+@pytest.mark.parametrize(
+    ("options", "sender", "by_body"),
+    [
+        ({"task_id": "x"}, "plain", True),
+        ({"task_id": "x", "root_id": "another", "parent_id": "another"}, "plain", True),
+        ({"task_id": "x", "root_id": "root", "parent_id": "the id"}, "plain", False),
+        ({"task_id": "x", "root_id": "root"}, "plain", False),
+        ({"task_id": "body"}, "plain", False),
+        ({"task_id": "in the body"}, "plain", False),
+        ({"task_id": "x"}, "celery.chord_unlock", False),
+    ],
+    ids=[
+        "sent",
+        "its canvas",
+        "callback",
+        "chain as a callback",
+        "chord's body",
+        "part of that",
+        "chord without redis",
+    ],
+)
+def test_what_celery_sends_on_for_a_plain_task_is_known_by_what_it_passes(
+    app: Celery, options: dict[str, Any], sender: str, by_body: bool
+) -> None:
+    part = {"task": "job", "options": {"task_id": "in the body"}}
+    chord = {"task": "job", "options": {"task_id": "body"}, "kwargs": {"tasks": [part]}}
+    task = app.task(name=sender, shared=False)(bound(app).run)
+    task.push_request(id="the id", root_id="root", chord=chord, called_directly=False)
+    try:
+        assert message_identity.is_sent_by_body(options, task) is by_body
+    finally:
+        task.pop_request()
+
+
+@pytest.mark.parametrize("way", ["body", "link"])
+def test_plain_task_that_is_called_eagerly_sends_as_in_a_worker(app: Celery, sent: list[Any], way: str) -> None:
+    """The second time it is a copy of the first, if Celery sends it on."""
+    app.conf.update(broker_url="memory://")
+    task = bound(app)
+    signature = task.s().set(task_id="fixed")
+
+    def body() -> None:
+        if way == "body":
+            signature.apply_async()
+
+    plain = app.task(name="plain", shared=False)(body)
+    for _ in range(2):
+        plain.apply(task_id="the id", link=[task.si().set(task_id="fixed")] if way == "link" else None)
+    names = [message_identity.sending_of(it) for it in sent]
+    assert len(names) == 2
+    assert (names[0] == names[1]) is (way == "link")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -24,6 +25,10 @@ BY = os.environ["INSTRUMENTATION"]
 
 def _in_each_message(headers: dict[str, Any], **_: Any) -> None:
     headers.setdefault("headers", {}).update(x="y")
+
+
+def _moves_ours(headers: dict[str, Any], **_: Any) -> None:
+    headers.setdefault("headers", {})["singleton_lock"] = headers.pop("singleton_lock")
 
 
 if BY == "sentry":
@@ -49,6 +54,8 @@ elif BY == "opentelemetry":
     CeleryInstrumentor().instrument()
 elif BY == "receiver":
     before_task_publish.connect(_in_each_message)
+elif BY == "strips":
+    before_task_publish.connect(_moves_ours)
 
 #: Not `set_as_current=False`: Datadog looks for tasks in the current app.
 app = Celery("shop")
@@ -87,6 +94,21 @@ def once(self: Any, job: str, fails: int = 0) -> list[Any]:
     found = _run(self, job)
     if self.request.retries < fails:
         raise self.retry(countdown=0)
+    return found
+
+
+@app.task(
+    name="killed",
+    base=SingletonTask,
+    bind=True,
+    lock_scope="until_executed",
+    retry_on_worker_lost=True,
+    default_retry_delay=0,
+)
+def killed(self: Any, job: str) -> list[Any]:
+    found = _run(self, job)
+    if not self.request.retries:
+        os.kill(os.getpid(), signal.SIGKILL)
     return found
 
 
