@@ -21,6 +21,7 @@ from celery_singleton_lock import (
     runtime,
     signals,
 )
+from celery_singleton_lock.errors import FOREIGN
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.task import options_for
@@ -63,7 +64,8 @@ class LockEvent:
     held_by: str | None = None
 
     def __str__(self) -> str:
-        end = f", {self.policy} (held by task {self.held_by})" if self.what == "conflict" else ""
+        holder = FOREIGN if self.held_by is None else f"task {self.held_by}"
+        end = f", {self.policy} (held by {holder})" if self.what == "conflict" else ""
         return f"{self.what}: {_shown(self.task, self.args, self.kwargs or {})}{end}, {self.key}"
 
 
@@ -120,7 +122,7 @@ class RecordedLocks:
     def assert_free(self, task: Any, *args: Any, **kwargs: Any) -> None:
         """Fail if the lock of such a call is held."""
         for held in self._store.held(_key(task, args, kwargs)):
-            holder = f"task {held.holder.task_id}" if held.holder else "somebody"
+            holder = f"task {held.holder.task_id}" if held.holder else FOREIGN
             raise AssertionError(f"the lock of {_shown(task.name, args, kwargs)} is held by {holder}")
 
     def _all(self, what: str) -> list[LockEvent]:
