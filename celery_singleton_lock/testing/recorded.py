@@ -22,6 +22,7 @@ from celery_singleton_lock import (
     runtime,
     signals,
 )
+from celery_singleton_lock.errors import FOREIGN
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import without_queue
 from celery_singleton_lock.lease import Lease
@@ -71,7 +72,8 @@ class LockEvent:
     held_by: str | None = None
 
     def __str__(self) -> str:
-        end = f", {self.policy} (held by task {self.held_by})" if self.held_by else ""
+        holder = FOREIGN if self.held_by is None else f"task {self.held_by}"
+        end = f", {self.policy} (held by {holder})" if self.policy else ""
         call = self.task if self.kwargs is None else _shown(self.task, self.args, self.kwargs)
         return f"{self.what}: {call}{end}, {self.key}"
 
@@ -138,7 +140,7 @@ class RecordedLocks:
     def assert_free(self, task: Any, *args: Any, **kwargs: Any) -> None:
         """Fail if the lock of such a call is held."""
         for held in self._store.held(_key(task, args, kwargs)):
-            holder = f"task {held.holder.task_id}" if held.holder else "somebody"
+            holder = f"task {held.holder.task_id}" if held.holder else FOREIGN
             raise AssertionError(f"the lock of {_shown(task.name, args, kwargs)} is held by {holder}")
 
     def _all(self, what: str) -> list[LockEvent]:

@@ -236,6 +236,15 @@ class TestWarnings:
         journal_writer.write()
         assert book.counts()["blocked", "report", ""] == 3
 
+    def test_foreign_value_has_no_holder_and_no_age(
+        self, journal_writer: JournalWriter, blocked: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for _ in range(3):
+            journal_writer.add(refusal()._replace(holder=None, holder_node=None, holder_since=0.0))
+        journal_writer.write()
+        assert [(it["holder"], it["node"], it["held"]) for it in blocked] == [(None, None, None)]
+        assert f"{KEY} is held by something that this package did not write" in caplog.text
+
     def test_run_in_between_resets_the_count(
         self, journal_writer: JournalWriter, blocked: list[dict[str, Any]]
     ) -> None:

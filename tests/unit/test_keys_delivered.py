@@ -91,6 +91,10 @@ def key(value: Any, lock_key: Any = None, run: Callable[..., Any] = ship) -> str
     return key_of_call("p", "ship", "ship", lock_key, run, (value,), {}).key
 
 
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
 @contextmanager
 def registered() -> Iterator[None]:
     kombu_json.register_type(Registered, "registered", lambda it: it.id, Registered)
@@ -114,17 +118,17 @@ def app() -> Celery:
 
 class TestBothEnds:
     @pytest.mark.parametrize("lock_key", [None, ["order"], "{order}", *BY_ID, lambda call: call["order"]])
-    @pytest.mark.parametrize("value", [Shown(7), ShownModel(id=7), {"id": 7}], ids=str)
+    @pytest.mark.parametrize("value", [Shown(7), ShownModel(id=7), {"id": 7}], ids=_kind)
     def test_an_object_and_its_form_in_the_message_have_one_key(self, value: Any, lock_key: Any) -> None:
         assert key(value, lock_key) == key(received(value, "json"), lock_key)
 
     @pytest.mark.parametrize("lock_key", [None, ["order"], "{order}", *BY_ID])
-    @pytest.mark.parametrize("value", [Parcel(7), Parcel(7, frozenset({"a", "b"})), ShownModel(id=7)], ids=str)
+    @pytest.mark.parametrize("value", [Parcel(7), Parcel(7, frozenset({"a", "b"})), ShownModel(id=7)], ids=_kind)
     def test_what_was_pickled_has_the_key_of_the_callers_object(self, value: Any, lock_key: Any) -> None:
         assert key(value, lock_key) == key(received(value, "pickle"), lock_key)
         assert key(value, lock_key) != key(type(value)(id=8), lock_key)
 
-    @pytest.mark.parametrize("value", [State.OPEN, [State.OPEN], {"state": State.OPEN}, Shown(1)], ids=str)
+    @pytest.mark.parametrize("value", [State.OPEN, [State.OPEN], {"state": State.OPEN}, Shown(1)], ids=_kind)
     def test_callable_gets_the_same_at_both_ends(self, value: Any) -> None:
         seen: list[Any] = []
         for each in (value, received(value, "json")):
