@@ -47,8 +47,8 @@ IN_WORDS = {
 ALLOWED = {
     "singleton_lock_backend": f"{', '.join(f'`{scheme}://`' for scheme in SCHEMES)}; "
     f"{MIN_NODES}, 5, 7 or {MAX_NODES} servers joined by `;` are a [Redlock](locks.md#redlock)",
-    "lock_key": "`None`; a list of names of arguments, or of paths into them such as `order.id`; a template; a callable "
-    "of the dictionary of arguments",
+    "lock_key": "`None`; a list of names of arguments, or of paths into them such as `order.id`; a template; a "
+    "callable of the dictionary of arguments",
 }
 
 
