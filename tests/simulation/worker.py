@@ -112,6 +112,7 @@ class Worker:
         app = apps.app_of(package, self.settings)
         #: As for a consumer of this pool.
         self.num_processes = self.concurrency
+        self.options = {"initargs": (app, self.node)}
         runtime = package("runtime").Runtime.of(app)
         bootstep, loop = package("worker.bootstep"), self.loop
         package("_celery").worker_state = _State(app)
