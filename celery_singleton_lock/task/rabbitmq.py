@@ -135,8 +135,8 @@ class Connection:
 
 def is_bound(queue: Any, exchange: str, routing_key: str) -> bool:
     """Whether an app's queue gets the messages of a direct or a topic exchange that have this routing key."""
-    bindings = queue.bindings or [queue]
-    return any(it.exchange.name == exchange and _matches(it, routing_key) for it in bindings if it.exchange)
+    bindings = (it for it in (queue, *(queue.bindings or ())) if it.exchange)
+    return any(it.exchange.name == exchange and _matches(it, routing_key) for it in bindings)
 
 
 def _matches(binding: Any, routing_key: str) -> bool:

@@ -34,8 +34,9 @@ TOPIC, DIRECT, FANOUT = (Exchange(kind, type=kind) for kind in ("topic", "direct
 )
 def test_topic_leads_to_queues_by_patterns(pattern: str, routing_key: str, expected: bool) -> None:
     assert is_bound(Queue("one", TOPIC, routing_key=pattern), "topic", routing_key) is expected
-    bound_twice = Queue("one", [binding(DIRECT, routing_key="x"), binding(TOPIC, routing_key=pattern)])
-    assert is_bound(bound_twice, "topic", routing_key) is expected
+    twice = [binding(DIRECT, routing_key="x"), binding(TOPIC, routing_key=pattern)]
+    assert is_bound(Queue("one", twice), "topic", routing_key) is expected
+    assert is_bound(Queue("one", DIRECT, routing_key="y", bindings=twice), "topic", routing_key) is expected
 
 
 def test_other_exchanges_lead_nowhere_as_far_as_is_known() -> None:
