@@ -64,8 +64,10 @@ def given(headers: Any, task_id: object) -> Made | None:
 
 
 def written(headers: Any) -> Any:
-    """The lock options that somebody wrote into the headers of a call; None if there are none."""
+    """The lock options in the headers of a call that is about to be sent, if somebody put them there on purpose."""
     header = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    if isinstance(header, Made):
+        return header.get("call")
     return None if isinstance(header, dict) and "id" in header else header
 
 

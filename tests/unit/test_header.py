@@ -11,7 +11,8 @@ from celery.app.task import Context
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.header import HEADER
-from tests.unit.deliveries import bound
+from celery_singleton_lock.task.running import progress_of
+from tests.unit.deliveries import bound, carried_out
 
 OURS = {"id": "the id", "sent": "a" * 32}
 
@@ -89,6 +90,17 @@ def test_what_celery_makes_of_a_request_goes_on(
     (headers,) = sent
     assert headers.pop(HEADER) == {**OURS, "call": {"wait": 5}}
     assert headers == {name: value for name, value in (inner or {}).items() if name != HEADER}
+
+
+def test_body_that_sends_its_message_again_sends_a_new_one_with_the_same_options(
+    task: Any, sent: list[dict[str, Any]]
+) -> None:
+    request = Context({"id": "the id", "args": (), "kwargs": {}, HEADER: {**OURS, "call": {"wait": 5}}})
+    with carried_out(task, request):
+        progress_of(request).in_body = True
+        task.signature_from_request(request).apply_async()
+    assert sent[0][HEADER]["call"] == {"wait": 5}
+    assert sent[0][HEADER]["sent"] != OURS["sent"]
 
 
 def test_options_of_a_retry_replace_those_of_the_call(task: Any, sent: list[dict[str, Any]]) -> None:
