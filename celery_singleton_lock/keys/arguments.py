@@ -39,7 +39,7 @@ def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def all_delivered(run: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `run` in the form in which a message carries them."""
-    hints = its.hints if (its := _parameters_of(run)) is not None else {}
+    hints = hints_of(run)
     return {name: delivered(value, hints.get(name)) for name, value in arguments.items()}
 
 
@@ -53,7 +53,7 @@ def choose(run: Callable[..., Any], paths: Iterable[str], arguments: Mapping[str
     """
     its = _parameters_of(run)
     others = arguments.get(its.takes_others, {}) if its is not None and its.takes_others is not None else {}
-    named, hints, found = {**others, **arguments}, its.hints if its is not None else {}, {}
+    named, hints, found = {**others, **arguments}, hints_of(run), {}
     for path in paths:
         name, *steps = _STEP.findall(path)
         if name in named:
@@ -117,14 +117,12 @@ class _Parameters(NamedTuple):
         names: the names of the parameters.
         defaults: the defaults; None if some parameter cannot be given both by position and by name.
         takes_others: the name of its `**kwargs`, if it has them.
-        hints: see `hints_of`.
     """
 
     signature: inspect.Signature
     names: KeysView[str]
     defaults: Mapping[str, Any] | None
     takes_others: str | None
-    hints: Mapping[str, Any]
 
     @classmethod
     def of(cls, run: Callable[..., Any]) -> _Parameters:
@@ -138,7 +136,7 @@ class _Parameters(NamedTuple):
         takes_others = next((it.name for it in parameters if it.kind is it.VAR_KEYWORD), None)
         defaults = {it.name: it.default for it in parameters if it.default is not it.empty}
         is_plain = all(it.kind is it.POSITIONAL_OR_KEYWORD for it in parameters)
-        return cls(signature, names, defaults if is_plain else None, takes_others, hints_of(run))
+        return cls(signature, names, defaults if is_plain else None, takes_others)
 
 
 def _in_short(value: Any) -> str:

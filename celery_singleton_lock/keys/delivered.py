@@ -9,12 +9,12 @@ A default that a function makes does not count: it would be another one in each 
 
 from __future__ import annotations
 
-import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from kombu.utils import json as kombu_json
 
@@ -38,20 +38,27 @@ def delivered(value: Any, hint: Any = None) -> Any:
     return value if hint is None else _by_name(_dumped(value), hint)
 
 
+#: By function.
+_hints: WeakKeyDictionary[Callable[..., Any], Mapping[str, Any]] = WeakKeyDictionary()
+
+
 def hints_of(run: Callable[..., Any]) -> Mapping[str, Any]:
     """The types of the arguments that are models, or contain some."""
+    function = getattr(run, "__func__", run)
     try:
-        hints = typing.get_type_hints(run)
-    except Exception:  # noqa: BLE001 - a name that is imported for type checkers only, or anything in its place
-        hints = {name: each.annotation for name, each in inspect.signature(run).parameters.items()}
-    return {name: hint for name, hint in hints.items() if _has_model(hint)}
+        if function not in _hints:
+            hints = typing.get_type_hints(function)
+            _hints[function] = {name: hint for name, hint in hints.items() if _has_model(hint)}
+        return _hints[function]
+    except Exception:  # noqa: BLE001 - a name that is unknown, maybe only until its module is imported
+        return {}
 
 
 def _dumped(value: Any) -> Any:
     """What a model's own dump makes of a value; the value itself if it has no such form."""
-    from pydantic_core import to_jsonable_python
-
     with suppress(Exception):
+        from pydantic_core import to_jsonable_python
+
         return to_jsonable_python(value, by_alias=False)
     return value
 

@@ -325,7 +325,10 @@ class TestMessageGoesOn:
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 
-    def test_by_a_retry_for_a_soft_time_limit(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    @pytest.mark.parametrize("done_ttl", [0, 3600])
+    def test_by_a_retry_for_a_soft_time_limit(self, shop: Shop, tasks: SimpleNamespace, done_ttl: int) -> None:
+        """Also where nothing is recorded that would tell."""
+        shop.conf["singleton_lock_done_ttl"] = done_ttl
         start(shop)
         first = tasks.retries_when_late.delay("report")
         shop.record.wait_for(starts=2)

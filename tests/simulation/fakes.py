@@ -620,7 +620,10 @@ def _pidfd_open(pid: int) -> int:
 
 
 def _getpid() -> int:
-    task = _task()
+    try:
+        task = _task()
+    except Ended:  # A connection that is collected afterwards asks whose it is.
+        return 0
     return 0 if task is None else task.process.pid
 
 

@@ -78,6 +78,7 @@ VERSION = tuple(map(int, celery.__version__.split(".")[:2]))
 SINCE = {
     "celery.worker.request.Request._retry_worker_lost": (5, 7),
     "celery.worker.request.Request._success_was_stored": (5, 7),
+    "celery.Task._dump_pydantic_arguments": (5, 7),
 }
 
 #: Undocumented modules that only `_celery` and its like import.

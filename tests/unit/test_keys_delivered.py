@@ -210,6 +210,17 @@ class TestModels:
 
         assert key({"id": 7}, run=run) == key({"id": 7})
 
+    def test_model_that_is_defined_after_the_task_is_found(self, app: Celery) -> None:
+        @app.task(base=SingletonTask, lock_key=["order"], name="shop.ship")
+        def ship(order: LaterOrder) -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+        before = ship.lock_key_of({"id": 7, "day": "2026-01-01"})
+        globals()["LaterOrder"] = Order
+        try:
+            assert ship.lock_key_of({"orderId": 7}) == ship.lock_key_of({"id": 7}) != before
+        finally:
+            del globals()["LaterOrder"]
+
 
 class TestErrors:
     @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     _sending(
         "without a lock server, nothing is sent",
-        old='            elif _is_raised(error, options) and not _follows(before, named):\n',
+        old="            elif _is_raised(error, options) and not _follows(before, named):\n",
         new="            elif not _follows(before, named):\n",
         breaks="it is sent without a lock",
     ),
