@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,8 +169,8 @@ def _default_prefix(key_prefix: object) -> str:
     """
     if not key_prefix:
         return "singleton_lock"
-    # Braces, the hash tag of a project whose keys are all in one slot of a cluster, would be that of all our keys.
-    prefix = str(key_prefix).translate({ord(brace): None for brace in "{}"}) + "singleton_lock"
+    # Without what no prefix may have: braces, say, would be the hash tag of all our keys.
+    prefix = re.sub(r"[^\w.:/-]", "", str(key_prefix), flags=re.ASCII) + "singleton_lock"
     where = f"setting singleton_lock_prefix, which begins with {_KEY_PREFIX} unless you set it,"
     return str(SETTINGS["singleton_lock_prefix"].require(prefix, where))
 

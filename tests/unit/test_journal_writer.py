@@ -58,7 +58,8 @@ class Book:
         if self.fails:
             raise LockUnavailable("book", "closed")
         assert slack < 0.5
-        return self.inner.write(counts, entries, slack=slack, coarse=coarse)._replace_now(clock.wall() + self.ahead)
+        written = self.inner.write(counts, entries, slack=slack, coarse=coarse)
+        return Written(clock.wall() + self.ahead, written.in_a_row, written.overlaps)
 
     def entries(self) -> list[Entry]:
         return list(self.inner.entries(since=0.0))
@@ -70,12 +71,6 @@ class Book:
 @pytest.fixture
 def book(monkeypatch: pytest.MonkeyPatch) -> Book:
     monkeypatch.setattr(writer, "WRITE_AFTER", 3600.0)  # Only the tests write here.
-    monkeypatch.setattr(
-        Written,
-        "_replace_now",
-        lambda self, now: Written(now, self.in_a_row, self.overlaps),
-        raising=False,
-    )
     return Book()
 
 
