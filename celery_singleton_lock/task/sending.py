@@ -237,8 +237,9 @@ def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
 
 def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
     """Whether it follows from a task that a worker has carried out, and no body sends it."""
-    sender = current_worker_task()
-    return sender is not None and _is_part(named) and not message_identity.is_sent_by_body(named, sender)
+    if (sender := current_worker_task()) is None:  # A main process sends what follows from a task whose child is lost.
+        return named.get("parent_id") is not None
+    return _is_part(named) and not message_identity.is_sent_by_body(named, sender)
 
 
 class _Duplicate(NamedTuple):

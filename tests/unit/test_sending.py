@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group, states
 from celery.app.task import Context
-from celery.exceptions import Reject, Retry, TaskRevokedError
+from celery.exceptions import Reject, Retry, TaskRevokedError, WorkerLostError
 from celery.result import AsyncResult, EagerResult
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -515,6 +515,22 @@ class TestNextAttempt:
         silence(sent, monkeypatch)
         with pytest.raises(LockUnavailable):
             job.delay(2)
+
+
+@pytest.mark.parametrize("is_part", [True, False])
+def test_what_follows_from_a_task_whose_child_was_lost_is_sent_without_a_lock(
+    sent: Sent, monkeypatch: pytest.MonkeyPatch, is_part: bool
+) -> None:
+    """The worker's main process sends it. There is nobody to whom an error would be raised."""
+    job = sent.task(on_send_unavailable="raise")
+    silence(sent, monkeypatch)
+    if is_part:
+        request = Context(id="lost", errbacks=[job.si(1), job.si(object())], delivery_info={})
+        sent.app.backend.mark_as_failure("lost", WorkerLostError(), request=request)
+        assert ["queue" in headers[HEADER] for headers in sent.headers] == [False, False]
+    else:
+        with pytest.raises(LockUnavailable):
+            group(job.si(1), job.si(2)).apply_async()
 
 
 def silence(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
