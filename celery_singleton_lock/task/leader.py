@@ -100,7 +100,7 @@ def token_of(owner: str) -> str:
 
 def named(token: str) -> Holder:
     """The name under which the leader's run is recorded."""
-    return Holder(record=f"runs:{token}")
+    return Holder(record=f"runs:{token}", retries=1)  # As of a follower that takes the lock: see `holder_of_message`.
 
 
 def record(name: Holder, content: Sequence[Any], seconds: float) -> Record:

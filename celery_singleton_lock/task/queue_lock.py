@@ -120,10 +120,15 @@ class QueueLock:
         return [*fields, [*self.replaced]] if self.replaced else fields
 
 
-def holder_of_message(task_id: object, label: str) -> Holder:
-    """A message, as the holder of its lock: no process runs it yet."""
+def holder_of_message(task_id: object, label: str, *, owns_result: bool = False) -> Holder:
+    """A message, as the holder of its lock: no process runs it yet.
+
+    Args:
+        owns_result: whether a result that is stored under its id from now on is its own, and its last. Otherwise it
+            counts as a later attempt.
+    """
     named = None if task_id is None else cleaned.text(task_id)
-    return Holder(named, node=socket.gethostname(), since=clock.wall(), label=label)
+    return Holder(named, 0 if owns_result else 1, socket.gethostname(), since=clock.wall(), label=label)
 
 
 def is_by_time(held: Held) -> bool:

@@ -24,7 +24,7 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import cleaned, clock, signals
+from celery_singleton_lock import clock, signals
 from celery_singleton_lock._celery import current_worker_task, setting
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.errors import DuplicateTask, LockUnavailable, WrongLockServer
@@ -106,13 +106,14 @@ def send(
     publish: Callable[..., Any],
     sender: Any,
     *,
+    has_new_id: bool = False,
     asks: bool = True,
 ) -> Any:
     """Send a message with its lock by `publish`, or answer as `on_duplicate` says.
 
     `call` has the lock options of this call, and `named` whatever else `apply_async` was given, by name, with the id
-    and our header; `sender` is the task that a worker carries out meanwhile. If another message has the lock, and
-    `asks`, the result backend is asked whether that message has ended.
+    and our header; `sender` is the task that a worker carries out meanwhile; `has_new_id`: no other message has its id.
+    If another message has the lock, and `asks`, the result backend is asked whether that message has ended.
 
     Raises:
         DuplicateTask: with `on_duplicate="raise"`.
@@ -131,7 +132,9 @@ def send(
     options, key, label = locked
     runtime = Runtime.of(task.app)
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
-    holder = holder_of_message(task_id, label)
+    # Another message with its id may run, and end later, if the lock of that ends, or has ended, as its body begins.
+    owns_result = has_new_id or not (before.is_one or lock.ends_at_start)
+    holder = holder_of_message(task_id, label, owns_result=owns_result)
     kept = before.lock if before.lock is not None and before.lock.key == key else None
     if kept is not None and not before.has_new:
         follows = None if before.has_run(named) else kept.follows
@@ -140,7 +143,7 @@ def send(
     else:
         handing_over: AbstractContextManager[None] = nullcontext()
         if kept is not None:  # Each of the two messages has an owner of its own.
-            holder = replace(holder, record=lock.owner, retries=1)
+            holder = replace(holder, record=lock.owner)
             lock = replace(lock, owner=holder.reserved_as)
             handing_over = before.handing_over(Reservation(holder, lock.request(holder).ttl))
         asking = Asking(runtime.store, lock.request(holder))
@@ -152,7 +155,9 @@ def send(
                 raise
             if (found := asking.found) is not None and isinstance(error, DuplicateTask):
                 if not before.is_one:
-                    again = partial(send, task, call, args, kwargs, named, publish, sender, asks=False)
+                    again = partial(
+                        send, task, call, args, kwargs, named, publish, sender, has_new_id=has_new_id, asks=False
+                    )
                     return _Duplicate(task, options, lock, found, error).answer(named, publish, again if asks else None)
             elif _is_raised(error, options) and not _follows(before, named):
                 raise
@@ -218,7 +223,6 @@ def _send_on(
     # It may have ended as the body began, whose process has died. Or the attempt before stores an end (`_is_outdated`).
     asks = lock.ends_at_start if before.request is None else lock.ends_at_end and before.has_run(named)
     if asks and lock.follows is None:
-        holder = replace(holder, retries=cleaned.count(named.get("retries")))
         with suppress(LockUnavailable):
             Runtime.of(task.app).store.acquire(lock.request(holder))
     result = publish(**_with_lock(task, named, lock))
@@ -233,8 +237,9 @@ def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
 
 def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
     """Whether it follows from a task that a worker has carried out, and no body sends it."""
-    sender = current_worker_task()
-    return sender is not None and _is_part(named) and not message_identity.is_sent_by_body(named, sender)
+    if (sender := current_worker_task()) is None:  # A main process sends what follows from a task whose child is lost.
+        return named.get("parent_id") is not None
+    return _is_part(named) and not message_identity.is_sent_by_body(named, sender)
 
 
 class _Duplicate(NamedTuple):
@@ -274,7 +279,7 @@ class _Duplicate(NamedTuple):
         lasts_for_its_time = self.lock.scope == UNTIL_EXPIRED or is_by_time(self.found)
         if holder is None or holder.task_id is None or lasts_for_its_time:
             return False
-        if holder.retries:  # What has ended may be an earlier attempt, or the message that has sent this one.
+        if holder.retries:  # What has ended may be an earlier attempt, or another message with this id.
             return False
 
         def ask(task_id: str = holder.task_id, since: float = holder.since) -> None:

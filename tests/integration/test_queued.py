@@ -286,6 +286,16 @@ class TestRollback:
         assert is_sent(waiting)
         assert not is_sent(tasks.until_executed.delay("report"))
 
+    def test_end_of_a_running_message_with_the_same_id_does_not_count(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """It gave its lock up as it began; the next message with its id waits, and has one."""
+        start(shop)
+        running = tasks.until_executing.apply_async(("report",), task_id="the same")
+        shop.record.wait_for(starts=1)
+        assert is_sent(tasks.until_executing.apply_async(("report",), task_id="the same", countdown=300))
+        shop.record.let_end("report")
+        until(lambda: shop.state_of(running) == states.SUCCESS)
+        assert not is_sent(tasks.until_executing.delay("report"))
+
     def test_message_that_will_be_retried_has_not_ended(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         result = tasks.retries.delay("report")

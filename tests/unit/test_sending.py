@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group, states
 from celery.app.task import Context
-from celery.exceptions import Reject, Retry, TaskRevokedError
+from celery.exceptions import Reject, Retry, TaskRevokedError, WorkerLostError
 from celery.result import AsyncResult, EagerResult
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -27,10 +27,11 @@ from celery_singleton_lock import (
     confirmations,
     lock_duplicate,
 )
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL, SCOPES, WHILE_EXECUTING
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import outcome, sending
+from celery_singleton_lock.task import header, outcome, sending
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.outcome import OF_USE, Outcome
@@ -516,6 +517,22 @@ class TestNextAttempt:
             job.delay(2)
 
 
+@pytest.mark.parametrize("is_part", [True, False])
+def test_what_follows_from_a_task_whose_child_was_lost_is_sent_without_a_lock(
+    sent: Sent, monkeypatch: pytest.MonkeyPatch, is_part: bool
+) -> None:
+    """The worker's main process sends it. There is nobody to whom an error would be raised."""
+    job = sent.task(on_send_unavailable="raise")
+    silence(sent, monkeypatch)
+    if is_part:
+        request = Context(id="lost", errbacks=[job.si(1), job.si(object())], delivery_info={})
+        sent.app.backend.mark_as_failure("lost", WorkerLostError(), request=request)
+        assert ["queue" in headers[HEADER] for headers in sent.headers] == [False, False]
+    else:
+        with pytest.raises(LockUnavailable):
+            group(job.si(1), job.si(2)).apply_async()
+
+
 def silence(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     def acquire(*_: object) -> None:
         raise LockUnavailable("redis://here", "gone")
@@ -547,6 +564,39 @@ class TestHasEnded:
         stored = {"status": status, "result": None, "date_done": stored_at}
         task.backend = SimpleNamespace(as_uri=lambda: "test://", get_task_meta=lambda *_, **__: stored)
         assert outcome.has_ended(task, "an id", sent_at) is has_ended
+
+    @pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
+    def test_id_that_the_caller_gave_may_be_that_of_another_message(
+        self, sent: Sent, monkeypatch: pytest.MonkeyPatch, scope: str
+    ) -> None:
+        monkeypatch.setattr(outcome, "has_ended", lambda *_: True)
+        job = sent.task(lock_scope=scope)
+        job.apply_async((1,), task_id="nightly")
+        assert isinstance(job.delay(1), DuplicateResult)
+
+    def test_id_of_a_tick_is_that_of_its_message_alone(self, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outcome, "has_ended", lambda *_: True)
+        job = sent.task(lock_scope="until_executing")
+        tick = header.Made(id="tick", sent=new_owner(), due=1.0, entry="nightly")
+        job.apply_async((1,), task_id="tick", headers={HEADER: tick})
+        assert not isinstance(job.delay(1), DuplicateResult)
+
+    @pytest.mark.parametrize("scope", QUEUED)
+    @pytest.mark.parametrize("again", ["next attempt", "new message"])
+    def test_message_that_a_body_sends_under_its_id_has_not_ended_with_it(
+        self, sent: Sent, monkeypatch: pytest.MonkeyPatch, again: str, scope: str
+    ) -> None:
+        """Its body may return afterwards: `retry(throw=False)`, or a task that plans its next run."""
+        monkeypatch.setattr(outcome, "has_ended", lambda *_: True)
+        job = sent.task(lock_scope=scope)
+        request = Context(id="an id", args=(1,), kwargs={}, retries=0, called_directly=False, is_eager=False)
+        with carried_out(job, request):
+            progress_of(request).in_body = progress_of(request).is_begun = True
+            if again == "next attempt":
+                job.retry(throw=False, countdown=10)
+            else:
+                job.apply_async((1,), task_id=request.id, countdown=10)
+        assert isinstance(job.delay(1), DuplicateResult)
 
     def test_backend_that_fails_keeps_no_lock_from_its_message(
         self, sent: Sent, monkeypatch: pytest.MonkeyPatch
