@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from celery.utils.log import get_logger
+
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import Holder, is_owner
-from celery_singleton_lock.keys.key import QUEUE, is_key
+from celery_singleton_lock.keys.key import QUEUE, has_form_of_key, is_key
 from celery_singleton_lock.lease import Extension, Hold, Lease
 from celery_singleton_lock.options.rules import (
     MAX_LIMIT,
@@ -33,6 +35,8 @@ from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.leader import Leader
+
+logger = get_logger(__name__)
 
 #: Places of the header's part: task, key, owner, seconds, limit, scope. Then a list with the owner that it replaced,
 #: and the message that it follows, if there are such.
@@ -156,7 +160,7 @@ def lock_in(carried: Mapping[str, Any], app: Any, task: str) -> QueueLock | None
     if of_task != task:
         return None
     prefix = Runtime.of(app).settings.prefix
-    if not (isinstance(key, str) and key == cleaned.key(key) and key.endswith(QUEUE) and is_key(prefix, key)):
+    if not (isinstance(key, str) and key == cleaned.key(key) and key.endswith(QUEUE) and _is_key(prefix, key, task)):
         return None
     if not (is_owner(owner) and is_seconds(seconds) and 0 < seconds <= MAX_QUEUE_TTL and is_whole(limit, 1, MAX_LIMIT)):
         return None
@@ -165,3 +169,23 @@ def lock_in(carried: Mapping[str, Any], app: Any, task: str) -> QueueLock | None
     follows = Leader.read(part[_FIELDS + 1]) if len(part) > _FIELDS + 1 else None
     scope = scope if isinstance(scope, str) else WHILE_EXECUTING
     return QueueLock(key, owner, seconds, limit, scope, owners, follows)
+
+
+_reported: list[str] = []
+
+
+def _is_key(prefix: str, key: str, task: str) -> bool:
+    """As `is_key`; log, once in a process, that the sender's locks are others than this worker's."""
+    if is_key(prefix, key):
+        return True
+    if has_form_of_key(key) and not _reported:
+        _reported.append(key)
+        logger.warning(
+            "task %s came with the lock %s, which does not begin with this worker's singleton_lock_prefix, %r: nobody "
+            "here frees it, and its sender sends no other such message until it has expired. Set the same "
+            "singleton_lock_prefix where tasks are sent and where they run. Logged once in this process.",
+            cleaned.text(task),
+            key,
+            prefix,
+        )
+    return False

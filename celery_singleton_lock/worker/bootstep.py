@@ -82,6 +82,8 @@ def observe() -> None:
             observer.load()
         except ModuleNotFoundError as error:
             logger.debug("singleton lock: observer %s is not used: %s", observer.name, error)
+        except Exception as error:  # noqa: BLE001 - a version of a library that does not fit, or anything
+            logger.warning("singleton lock: observer %s cannot be used: %r", observer.name, error)
 
 
 def install(app: Celery) -> None:

@@ -95,6 +95,16 @@ def test_observer_with_a_missing_library_is_skipped(monkeypatch: pytest.MonkeyPa
     assert [observer.name for observer in observers] == ["absent", "opentelemetry", "sentry"]
 
 
+def test_observer_of_a_library_that_does_not_fit_lets_the_worker_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an old one that lacks what we import, or is broken: sentry_sdk may be installed, and not be used."""
+    misfit = EntryPoint("misfit", "celery_singleton_lock.errors:no_such_name", bootstep.OBSERVERS)
+    monkeypatch.setattr(bootstep, "entry_points", lambda *, group: [misfit])
+    bootstep.observe()
+    assert "observer misfit cannot be used: AttributeError" in caplog.text
+
+
 def test_span_has_the_attributes_of_the_lock(app: Celery) -> None:
     bootstep.observe()  # As a worker does.
 

@@ -31,7 +31,7 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL, SCOPES, WHILE_EXECUTING
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import header, outcome, sending
+from celery_singleton_lock.task import header, outcome, queue_lock, sending
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.outcome import OF_USE, Outcome
@@ -99,6 +99,21 @@ def test_only_one_of_many_is_sent(sent: Sent, scope: str) -> None:
     assert abs(others[0].since - clock.wall()) < 100
     job.delay(2)
     assert len(sent.headers) == 2
+
+
+def test_worker_with_another_prefix_says_so_once(
+    sent: Sent, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, the prefix may follow the result backend's, which a program that only sends may not have."""
+    monkeypatch.setattr(queue_lock, "_reported", [])
+    job = sent.task()
+    job.delay(1)
+    worker = Celery("worker", set_as_current=False, broker="memory://")
+    worker.conf.update(singleton_lock_backend="memory://", singleton_lock_prefix="shop:singleton_lock")
+    for _ in range(2):
+        assert lock_in(sent.headers[0][HEADER], worker, "job") is None
+    assert caplog.text.count("Set the same singleton_lock_prefix where tasks are sent and where they run") == 1
+    assert key_of_queue(job.lock_key_of(1)) in caplog.text
 
 
 def test_while_executing_takes_no_lock_and_needs_no_lock_server(sent: Sent) -> None:
