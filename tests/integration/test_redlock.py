@@ -876,7 +876,7 @@ class TestForgetfulNodes:
 
         task, _ = make(app, body, lock_scope="until_executed", lock_ttl=2.0)
         task.apply_async(task_id="m")
-        deliver(task, id="m", headers=headers)
+        deliver(task, id="m", carries=headers[HEADER])
 
     def test_node_that_came_back_empty_has_no_vote_for_one_ttl(self, nodes: Nodes) -> None:
         self.remember(nodes)

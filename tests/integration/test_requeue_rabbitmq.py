@@ -324,7 +324,7 @@ def test_messages_that_wait_in_the_broker_survive_its_death(rabbitmq: RabbitMQ, 
     publisher.prepare()
     clock.sleep(2.0)  # RabbitMQ does not report when its new quorum queues are written to disk.
     for number in range(500):
-        publisher.send(_message(queue, number), {}, expires=True, delay=0.1 + number % 10 / 5)
+        publisher.send(_message(queue, number), {"put_back": {}}, expires=True, delay=0.1 + number % 10 / 5)
     rabbitmq.kill()
     rabbitmq.restart()
     left = set(range(500))
