@@ -111,8 +111,8 @@ def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> No
         return
     for name in map(argument_in, paths):
         if name not in allowed:
-            has = f"it has: {', '.join(allowed)}" if allowed else "it has none"
-            raise InvalidOption(f"{where}, but {name_of(run)} has no argument {name!r}; {has}")
+            has = ", ".join(allowed) or "none"
+            raise InvalidOption(f"{where}, but {name_of(run)} has no argument {name!r}; it has: {has}")
 
 
 def _ask(task_name: str, lock_key: Callable[..., Any], arguments: dict[str, Any]) -> Any:
