@@ -57,9 +57,14 @@ def watch(server: Server) -> ServerWatch:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
-    """The levels of the lines with a text."""
+    """The levels of the lines with a text about an outage; what earlier tests have left may go on to log other things."""
     caplog.set_level(logging.DEBUG)
-    return lambda text: [record.levelname for record in caplog.records if text in record.getMessage()]
+
+    def of_outages(text: str) -> list[str]:
+        records = [record for record in caplog.records if record.module in ("outage", "server_watch")]
+        return [record.levelname for record in records if text in record.getMessage()]
+
+    return of_outages
 
 
 #: Threads of other tests, whose servers are gone for good.
