@@ -57,7 +57,7 @@ def watch(server: Server) -> ServerWatch:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
-    """The levels of the lines with a text about an outage; what earlier tests have left may go on to log other things."""
+    """The levels of the lines about outages with a text: what earlier tests have left may go on to log other things."""
     caplog.set_level(logging.DEBUG)
 
     def of_outages(text: str) -> list[str]:
