@@ -164,7 +164,7 @@ class TestMemory:
         task = app.task(name="t", base=SingletonTask, lock_key=[], shared=False)(_nothing)
         runtime = Runtime.of(app)
         with redis_server.client(2) as client:
-            held = store.acquire(LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("x" * 10_000)))
+            held = store.acquire(LockRequest(task.lock_key_of(), new_owner(), ttl=3600.0, holder=Holder("x" * 10_000)))
             assert isinstance(held, Lease)
             for number in range(2000):
                 big = f"{number}-" + "é\x1b" * 5000
