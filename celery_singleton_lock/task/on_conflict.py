@@ -20,7 +20,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import signals
 from celery_singleton_lock._celery import record_end
 from celery_singleton_lock.errors import LockConflict, LockSuperseded
-from celery_singleton_lock.options.rules import NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
+from celery_singleton_lock.options.rules import JOIN, NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.celery_types import TaskLike
@@ -56,7 +56,9 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
         InvalidOption: the user's callable did not return a policy.
     """
     policy: ConflictPolicy
-    if requeue.has_begun(task) and options.on_conflict not in NEWEST_POLICIES:
+    # To join is no refusal; and the copies of a message, one of which may come again, join one task, or none does.
+    waits = requeue.is_later_attempt if options.on_conflict == JOIN else requeue.has_begun
+    if options.on_conflict not in NEWEST_POLICIES and waits(task):
         policy = "retry"
     else:
         policy = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)

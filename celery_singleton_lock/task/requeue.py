@@ -171,8 +171,11 @@ def has_begun(task: TaskLike) -> bool:
     """Whether the body of the running message may have begun before: in an earlier attempt; or in an earlier delivery
     of a message that is acknowledged late, whose worker has died, or has lost the broker.
     """
-    request = task.request
-    return cleaned.count(request.retries) > 0 or bool(task.acks_late and may_have_begun(request))
+    return is_later_attempt(task) or bool(task.acks_late and may_have_begun(task.request))
+
+
+def is_later_attempt(task: TaskLike) -> bool:
+    return cleaned.count(task.request.retries) > 0
 
 
 def comes_too_late(request: RequestLike) -> bool:

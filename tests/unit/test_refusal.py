@@ -87,6 +87,16 @@ class TestHasBegun:
             deliver(task, **request_)
         assert runs == []
 
+    def test_copy_that_comes_again_joins_as_the_others_do(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Otherwise it would run, and the other copies end as the task that they have joined (seed 7242)."""
+        sent = sends(monkeypatch)
+        task, _ = make(app, lambda: 1, acks_late=True, on_conflict="join")
+        hold(task)
+        for request in ({"delivery_info": {"redelivered": True}}, {"retries": 1}):
+            with pytest.raises(requeue.GoesOn):
+                deliver(task, **request)
+        assert ["joins" in known for known in sent] == [True, False]
+
     def test_call_that_cannot_wait_fails(self, app: Celery) -> None:
         task, _ = make(app, lambda: 1, on_conflict="skip")
         hold(task)
