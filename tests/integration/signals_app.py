@@ -50,7 +50,7 @@ def _body(self: Any, job: str, fails: bool = False) -> str:
 
 def _retries(self: Any, job: str) -> str:
     if not self.request.retries:
-        raise self.retry(countdown=0)
+        raise self.retry(countdown=1)  # At once, Celery may store RETRY over the end of the next attempt.
     return job
 
 
