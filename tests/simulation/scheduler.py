@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -154,6 +155,9 @@ class Simulation:
         self.hub = getcurrent()
         self.failure: str | None = None
         self.is_finished = False
+        #: How often each rule was judged, and each excuse held.
+        self.judged: Counter[str] = Counter()
+        self.excused: Counter[str] = Counter()
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -163,6 +167,17 @@ class Simulation:
         """Write a line of the trace."""
         who = by if by is not None else (repr(self.current) if self.current else "world")
         self.trace.append((self.now, who, what, detail))
+
+    def must(self, holds: object, rule: str, *found: object) -> None:
+        """Count that a rule was judged, and fail if it does not hold.
+
+        Args:
+            rule: what is wrong otherwise, with a place for each thing found; the rule's name in `judged`. It is always
+                a literal, so that a rule that is never judged is known, too.
+        """
+        self.judged[rule] += 1
+        if not holds:
+            self.fail(rule.format(*found))
 
     def fail(self, what: str) -> None:
         """A promise is broken; the first one counts."""

@@ -15,6 +15,7 @@ import redis.utils
 from redis.connection import Connection
 
 from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
+from tests.simulation import inside
 from tests.simulation.network import Network, Socket, Way
 from tests.simulation.redis import RedisModel
 from tests.simulation.scheduler import Host, Simulation, simulation
@@ -42,6 +43,7 @@ class _Seen:
         database = data.database(0)
         every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
         living = [it for it in every if it[2] is None or it[2] >= now]
+        inside.check_keys(key for key, _, _ in every)
         values = [(key, value) for key, value, _ in living if isinstance(value, bytes)]
         endless = [key for key, _, ends_at in living if ends_at is None]
         until = min((ends_at + 1 for _, _, ends_at in living if ends_at is not None), default=float("inf"))

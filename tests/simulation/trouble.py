@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import Any, ParamSpec
 
 from tests.simulation.plan import Fault
+from tests.simulation.scheduler import simulation
+
+Asked = ParamSpec("Asked")
+
+#: The names of all excuses.
+EXCUSES: set[str] = set()
 
 #: Seconds after a fault in which nothing has to happen at once; and after a fault that lets messages take two seconds.
 AFTERMATH, OF_SLOW = 1.5, 3.5
@@ -32,6 +39,20 @@ OF_WORKERS = ("host suspended", "worker stopped", "child stopped")
 
 #: Faults of servers that concern all hosts.
 OF_SERVERS = ("server stalled", "server restarted", "server restarted empty", "connections closed")
+
+
+def excuse(function: Callable[Asked, object]) -> Callable[Asked, bool]:
+    """Mark a function that says whether a rule need not hold; how often it says so is counted."""
+    name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+    EXCUSES.add(name)
+
+    @wraps(function)
+    def is_excused(*args: Asked.args, **named: Asked.kwargs) -> bool:
+        holds = bool(function(*args, **named))
+        simulation().excused[name] += holds
+        return holds
+
+    return is_excused
 
 
 def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
