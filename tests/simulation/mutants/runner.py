@@ -36,7 +36,9 @@ class Found(NamedTuple):
 def run_all(mutants: Sequence[Mutant], *, seeds: int, jobs: int, known: Mapping[str, int] | None = None) -> list[Found]:
     """Simulate `jobs` mutants at once, each with the seed that is `known` to find it, and then with up to this many."""
     loading.source.load()
-    waiting, running, found = list(enumerate(mutants)), {}, {}
+    waiting = list(enumerate(mutants))
+    running: dict[int, tuple[int, Mutant, int]] = {}
+    found: dict[int, Found] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             place, mutant = waiting.pop(0)
@@ -82,7 +84,7 @@ def _simulate(mutant: Mutant, seeds: Sequence[int], pipe: int) -> None:
     signal.setitimer(signal.ITIMER_VIRTUAL, 3 * PATIENCE)
     try:
         loading.source.change(mutant.edit)
-        prepare(processes=6, rounds=0)
+        prepare(processes=2, rounds=0)
         for seed in seeds:
             signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
             failure = simulate(draw(seed, nodes=mutant.nodes, kind=mutant.kind)).failure
