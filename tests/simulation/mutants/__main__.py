@@ -39,7 +39,7 @@ def main() -> int:
     seen = {it.mutant.name: it.seed for it in found if it.failure is not None}
     for name, seed in seen.items():
         if known.get(name, seed) != seed:
-            print(f"{name}: seed {known[name]} does not find it any more")
+            print(f"{name}: seed {seed} finds it, seed {known[name]} does not any more")
     _keep({**known, **seen})
     return int(len(seen) < len(found))
 

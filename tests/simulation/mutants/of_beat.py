@@ -26,6 +26,13 @@ MUTANTS = (
         new="return Tick(entry.name, last, due, present, following)",
     ),
     Mutant(
+        "no beat sends a tick that another one has sent",
+        "stores/redis/scripts/ledger/claim.lua",
+        "if known and known > last and known <= ceiling then",
+        "if known and known < 0 then",
+        kind="beats",
+    ),
+    Mutant(
         "a tick that the broker did not take is sent again",
         "beat/claiming.py",
         "            self._unsent[entry.name] = entry, tick\n",

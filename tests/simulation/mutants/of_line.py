@@ -28,12 +28,6 @@ MUTANTS = (
         new="                return\n                if isinstance",
     ),
     _wake_ups(
-        "a lost wake-up costs two seconds, whatever comes and goes",
-        old="        if is_due:  # Not whenever it blocks anew: there may always be another lock to block for.\n"
-        "            self._strange, self.due = set(), clock.now() + REFRESH\n",
-        new="        self._strange, self.due = set(), clock.now() + REFRESH\n",
-    ),
-    _wake_ups(
         "the message that has waited longest begins first, in whichever worker",
         old="        if not older:\n            return freed._replace",
         new="        if older is not None:\n            return freed._replace",
@@ -44,7 +38,7 @@ MUTANTS = (
         new="        return super().eta",
     ),
     _request(
-        "a message waits in a worker for its own time at most",
+        "a message in line is held for its own time at most",
         old="                longest = min(HELD, longest_delay(self.app.conf))",
         new="                longest = 7200.0",
     ),

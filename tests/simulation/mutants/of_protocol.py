@@ -99,19 +99,35 @@ MUTANTS = (
         old="if found.holder is None or not process_identity.is_over(found.holder.process):",
         new="if found.holder is None or found.holder.process != '?':",
     ),
+    _acquisition(
+        "no body runs while nobody can tell whether its lock is held",
+        old='if policy == "run" and not isinstance(error, WrongLockServer):',
+        new='if policy != "raise" and not isinstance(error, WrongLockServer):',
+    ),
+    Mutant(
+        "a message that the broker does not take back is sent again",
+        "task/requeue.py",
+        '        logger.warning("%s cannot be put back: %r", named(task), error)\n        return\n',
+        '        logger.warning("%s cannot be put back: %r", named(task), error)\n',
+    ),
+    Mutant(
+        "a conflict spends none of the task's retries",
+        "task/original.py",
+        '        way = {"exchange"',
+        '        headers["retries"] = (headers.get("retries") or 0) + 1\n        way = {"exchange"',
+    ),
+    Mutant(
+        "a refused message has a final state",
+        "task/on_conflict.py",
+        "        _record(task, TaskRevokedError(str(why)), states.REVOKED)\n",
+        "        pass\n",
+    ),
     Mutant(
         "what an earlier delivery may hold never keeps its own message out",
         "task/requeue.py",
         "    owners = given_up(request) if owner is None else (*given_up(request), owner)\n",
         "    owners = given_up(request)\n",
         kind="sent",
-    ),
-    Mutant(
-        "a waiter that leaves takes nothing",
-        "stores/waiters.py",
-        "            self._leave(error is not None or not isinstance(self._found, Lease))\n",
-        "            pass\n",
-        kind="locks",
     ),
     _redelivery(
         "a redelivered copy waits as insurance while its message runs",

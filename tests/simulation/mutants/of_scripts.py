@@ -30,16 +30,6 @@ MUTANTS = (
         old="renewed[i] = 0",
         new="renewed[i] = 1",
     ),
-    _renew(
-        "a lock that is renewed lasts on",
-        old="renewed[i] = redis.call('PEXPIRE', lock, ttl)",
-        new="renewed[i] = 1",
-    ),
-    _end(
-        "nobody frees another's lock",
-        old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
-        new="if type(value) == 'string' then",
-    ),
     _free(
         "what has run is remembered, also when its lock is gone",
         old="if record_ms ~= '0' then\n  -- Even",
@@ -86,11 +76,6 @@ MUTANTS = (
         "a lock that is kept for a retry is given to nobody else",
         old="elseif reserved_as ~= '' and token == reserved_as and (asked_for or slot >= limit) then",
         new="elseif string.find(value, '\"\",0.0]', 1, true) and (asked_for or slot >= limit) then",
-    ),
-    _grant(
-        "a lock ends with its ttl, whatever becomes of its holder",
-        old="owner .. string.gsub(holder, '\\n', ',' .. digits, 1), 'PX', ttl)",
-        new="owner .. string.gsub(holder, '\\n', ',' .. digits, 1))",
     ),
     _grant(
         "fencing tokens grow, whatever the server's clock says",

@@ -29,11 +29,6 @@ MUTANTS = (
         new="        if False:\n            # As if",
     ),
     _lock(
-        "until_executed: none is sent while one runs",
-        old="        return self.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED)",
-        new="        return self.scope != UNTIL_EXPIRED",
-    ),
-    _lock(
         "a header says nothing about another message",
         file="task/header.py",
         old='        return header if task_id is not None and header["id"] == task_id else _NOTHING\n',
@@ -60,11 +55,6 @@ MUTANTS = (
         new="        pass\n    return result\n",
     ),
     _sending(
-        "the queue lock stays between two attempts",
-        old="    kept = before.lock if before.lock is not None and before.lock.key == key else None\n",
-        new="    kept = None\n",
-    ),
-    _sending(
         "a duplicate that something follows on is sent",
         old="        if _is_part(named):\n            return self._send_following(named, publish)\n",
         new="",
@@ -73,6 +63,11 @@ MUTANTS = (
         "without a lock server, on_send_unavailable decides whether it is sent",
         old="            elif _is_raised(error, options) and not _follows(before, named):\n",
         new="            elif not _follows(before, named):\n",
+    ),
+    _sending(
+        "none is sent while another one waits",
+        old="        return DuplicateResult.of(self.task, self.error)\n",
+        new="        return publish(**named)\n",
     ),
     _sending(
         "a duplicate names the message that waits or runs",

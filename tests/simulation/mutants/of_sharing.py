@@ -7,8 +7,6 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _joining = partial(Mutant, file="task/joining.py", kind="joined")
-_refusal = partial(Mutant, file="task/refusal.py", kind="joined")
-_requeue = partial(Mutant, file="task/requeue.py", kind="joined")
 _following = partial(Mutant, file="task/following.py", kind="follows")
 _order = partial(Mutant, file="stores/redis/scripts/lock/newest.lua", kind="newest")
 _acquire = partial(Mutant, file="stores/redis/scripts/lock/acquire.lua", kind="newest")
@@ -51,16 +49,6 @@ MUTANTS = (
         old="        return NotYet(key=self._key if held else None)\n",
         new="        return None\n",
     ),
-    _refusal(
-        "what follows on a joined message is sent once",
-        old="        copy = _record_end(acquisition, _outcome_of(it, ended))\n",
-        new="        copy = None\n",
-    ),
-    _requeue(
-        "a joined message that is put back knows whom it has joined",
-        old="    if (joins := carried.joins or joined_by(request)) is not None:\n",
-        new="    if (joins := carried.joins if not joined_by(request) else None) is not None:\n",
-    ),
     _following(
         "a follower waits until its leader has ended",
         old="            if any(held.holder and held.holder.sending == run.joined.sending for held in "
@@ -82,11 +70,6 @@ MUTANTS = (
         "a message that is not the newest any more ends",
         old="  if newer and not copy then\n",
         new="  if newer and not copy and held < limit then\n",
-    ),
-    _order(
-        "a message that asks again keeps its order number",
-        old="  local number = redis.pcall('ZSCORE', order, arrives_as)\n",
-        new="  local number = false\n",
     ),
     _newest(
         "a superseded message has a final state",
