@@ -84,7 +84,7 @@ def _simulate(mutant: Mutant, seeds: Sequence[int], pipe: int) -> None:
     signal.setitimer(signal.ITIMER_VIRTUAL, 3 * PATIENCE)
     try:
         loading.source.change(mutant.edit)
-        prepare(processes=2, rounds=0)
+        prepare(processes=2, rounds=1)  # A first simulation runs otherwise than the same one later.
         for seed in seeds:
             signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
             failure = simulate(draw(seed, nodes=mutant.nodes, kind=mutant.kind)).failure
