@@ -28,7 +28,7 @@ help:
 	@echo "make soak      an hour of work, and a plot of what it leaves behind (MINUTES=60 SOAK='--picture soak.svg')"
 	@echo "make celery-suite  Celery's own tests, with its Task and with SingletonTask, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 20 min)"
-	@echo "make mutants   deliberate faults in the package, and the seed with which the simulator finds each (about 1 min; BASE=main: those of what differs from it)"
+	@echo "make mutants   deliberate faults in the package, and the seed that finds each (about 2 min; BASE=main: in files that differ from it)"
 	@echo "make mutation  the share of random changes that the simulator, unit and contract tests detect (COUNT=150; about 1 h)"
 	@echo "make fuzz      hundreds of thousands of messages, settings, stored values and answers (CASES=500000; about 10 min)"
 	@echo "make versions  make test on every supported Celery (about 40 min)"
