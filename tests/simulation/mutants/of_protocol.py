@@ -28,6 +28,17 @@ MUTANTS = (
         old="GIVE_UP_BEFORE = 1 / 3",
         new="GIVE_UP_BEFORE = -1 / 6",
     ),
+    _trust(
+        "a lease is renewed in time",
+        old="RENEW_AFTER = 1 / 3",
+        new="RENEW_AFTER = 1.1",
+    ),
+    _trust(
+        "each step of a renewal is bounded",
+        old="return min(MAX_STEP, min(ttls) * STEP_SHARE)",
+        new="return 1000.0",
+        kind="locks",
+    ),
     _question(
         "trust counts from before the request was sent",
         old="return request.lease(fence=fence, sent_at=sent_at, slot=slot)",

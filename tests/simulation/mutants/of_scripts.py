@@ -36,6 +36,11 @@ MUTANTS = (
         new="if ours and record_ms ~= '0' then\n  -- Even",
     ),
     _end(
+        "nobody frees another's lock",
+        old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
+        new="if type(value) == 'string' then",
+    ),
+    _end(
         "an end never changes",
         old="ARGV[6] or '0', ARGV[7] or '0'",
         new="ARGV[6] or '0', '0'",
