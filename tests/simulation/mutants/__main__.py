@@ -30,6 +30,8 @@ def main() -> int:
     given = parser.parse_args()
     known: dict[str, int] = json.loads(SEEDS.read_text())
     chosen = [it for it in MUTANTS if not given.names or any(part in f"{it.name} {it.file}" for part in given.names)]
+    if not chosen:
+        parser.error("no mutant has such a name or file")
     if given.base is not None:
         chosen = [it for it in chosen if it.name not in known or _differs(it, given.base)]
     for mutant in chosen:

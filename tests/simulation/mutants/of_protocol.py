@@ -1,4 +1,4 @@
-"""Faults of the clients' side of the protocol, and faults that attacks on the first version found."""
+"""Faults of the protocol's Python, in workers and outside of them."""
 
 from __future__ import annotations
 
