@@ -24,7 +24,7 @@ def main() -> int:
     given = parser.parse_args()
     possible = [change for change in changes() if given.only in change.name]
     drawn = random.Random(given.seed).sample(possible, min(given.count, len(possible)))
-    simulated = run_all(drawn, first=1, seeds=given.seeds, jobs=given.jobs)  # type: ignore[arg-type]
+    simulated = run_all(drawn, seeds=given.seeds, jobs=given.jobs)  # type: ignore[arg-type]
     unseen = [found.mutant for found in simulated if found.failure is None]
     print(f"{len(drawn)} of {len(possible)} changes; the simulator sees {len(drawn) - len(unseen)}", flush=True)
     left = 0

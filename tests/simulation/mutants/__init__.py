@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.simulation.mutants import (
     of_beat,
     of_line,
@@ -13,6 +15,9 @@ from tests.simulation.mutants import (
     of_sharing,
 )
 from tests.simulation.mutants.mutant import Mutant
+
+#: The seed that found each mutant last.
+SEEDS = Path(__file__).with_name("seeds.json")
 
 MUTANTS: tuple[Mutant, ...] = (
     *of_scripts.MUTANTS,

@@ -9,24 +9,20 @@ class Mutant(NamedTuple):
     """A change of one file.
 
     Attributes:
-        name: of the fault.
+        name: the promise that it breaks.
         file: in the package's folder.
         old: the text that `new` replaces; it occurs once.
         new: the fault.
-        breaks: the promise that does not hold any more.
         nodes: number of servers in the plans; None: as they are drawn.
         kind: of the plans.
-        unseen: why the simulator cannot see it; empty if it must.
     """
 
     name: str
     file: str
     old: str
     new: str
-    breaks: str
     nodes: int | None = None
     kind: str = "tasks"
-    unseen: str = ""
 
     @property
     def path(self) -> str:
