@@ -8,6 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.task import redelivery
+from tests.bench import Bench
 
 _numbers = itertools.count()
 
@@ -19,6 +20,11 @@ def app(request: pytest.FixtureRequest) -> Celery:
     app = Celery(name, set_as_current=False, broker="memory://", backend="cache+memory://")
     app.conf.singleton_lock_prefix = app.main
     return app
+
+
+@pytest.fixture
+def bench(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(app, monkeypatch)
 
 
 @pytest.fixture
