@@ -5,6 +5,7 @@ Nothing is named that a store may call otherwise one day: a moment is "before th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -24,7 +25,7 @@ def at_question(
 
     If `do` raises, so does the question: before it was asked, or after it was answered, whose answer is then lost.
     """
-    store, asked, inside = Runtime.of(app).store, list[str](), [False]
+    store, asked, inside, own = Runtime.of(app).store, list[str](), [False], threading.get_ident()
     names = [name for name in dir(type(store)) if not name.startswith("_") and callable(getattr(type(store), name))]
     assert names, "a store that is asked nothing"
 
@@ -33,7 +34,7 @@ def at_question(
 
         @wraps(ask)
         def ask_and_do(*args: Any, **options: Any) -> Any:
-            if inside[0]:
+            if inside[0] or threading.get_ident() != own:
                 return ask(*args, **options)
             asked.append(name)
             is_now = len(asked) == number
