@@ -294,6 +294,7 @@ class TestStopped:
         monkeypatch.setattr(backend, "mark_as_failure", fail_once)
         stopped.run()
         if stopped.own is not None:  # It could be stored later only.
+            bench.later(11.0)
             bench.deliver(stopped.own)
         assert stopped.is_superseded
         assert len(bench.runs) == 1
