@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -179,6 +180,7 @@ class Bench:
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as gone:
             error_callback(ExceptionInfo((WorkerLostError, WorkerLostError(str(gone)), gone.__traceback__)))
         else:
+            sys.settrace(None)  # What a test interrupts is the task's process.
             callback(pickle.loads(pickle.dumps(ended)))
         return self
 

@@ -1,20 +1,29 @@
 """All that tests of messages know of the inside: that an app has one store, whose methods are its questions.
 
-Nothing is named that a store may call otherwise one day: a moment is "before the third question", whatever it asks.
+Nothing is named that may be called otherwise one day: a moment is "before the third question", or "as the fortieth
+function is called".
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import FrameType
 from typing import Any, Literal
 
 import pytest
 from celery import Celery
 
+import celery_singleton_lock
 from celery_singleton_lock.runtime import Runtime
+
+#: The folder of the package, and that of the stores: no signal comes there, as far as a caller can tell.
+PACKAGE = os.path.dirname(celery_singleton_lock.__file__) + os.sep
+STORES = os.path.join(PACKAGE, "stores") + os.sep
 
 
 @contextmanager
@@ -58,3 +67,21 @@ def at_question(
         for name in names:
             patch.setattr(store, name, asks(name))
         yield asked
+
+
+def raise_at_call(number: int, error: Exception) -> list[str]:
+    """Raise an error in this thread, once, as the package's function of this number is called, counted from now on:
+    there, Python has the handlers of signals called. Until `sys.settrace(None)`; returns where it was raised, then.
+    """
+    calls, where = [0], list[str]()
+
+    def count(frame: FrameType, _event: str, _argument: Any) -> None:
+        if frame.f_code.co_filename.startswith(PACKAGE) and not frame.f_code.co_filename.startswith(STORES):
+            calls[0] += 1
+            if calls[0] == number:
+                sys.settrace(None)
+                where.append(f"{frame.f_code.co_filename}: {frame.f_code.co_name}")
+                raise error
+
+    sys.settrace(count)
+    return where

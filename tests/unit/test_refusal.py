@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from kombu import Queue
 from celery_singleton_lock import LockConflict, LockLost, LockUnavailable
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question
+from tests.inside import at_question, raise_at_call
 
 #: More questions than a message asks the lock server.
 QUESTIONS = 8
@@ -221,6 +222,32 @@ class TestInterrupted:
         bench.later(11.0)
         assert repr(bench.deliver(message, redelivered=True)) == repr(end)
         assert len(bench.runs) == runs
+
+    @pytest.mark.parametrize("error", [None, ValueError("own")], ids=["returns", "fails"])
+    def test_interruption_after_the_body(self, bench: Bench, error: Exception | None) -> None:
+        """It may still be the body's; if it is not, it comes too late."""
+        number, where = 1, list[list[str]]()
+
+        def body() -> str:
+            where[:] = [raise_at_call(number, Interrupted())]
+            if error is not None:
+                raise error
+            return "ran"
+
+        def has_ended(*_: Any) -> None:
+            sys.settrace(None)
+
+        own, ends = repr("ran" if error is None else error), set()
+        while number == 1 or where[0]:
+            task = bench.task(body, acks_late=True, on_success=has_ended, on_failure=has_ended)
+            message = bench.send(task)
+            end = repr(bench.deliver(message))
+            assert is_free(task), where
+            ends.add(end)
+            assert repr(bench.deliver(message, redelivered=True)) == end, where
+            assert bench.runs.count(message.id) == 1, where
+            number += 3
+        assert ends <= {own, "Interrupted()"}
 
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     @pytest.mark.parametrize("policy", ["retry", "skip", "raise", "join", "rerun"])
