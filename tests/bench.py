@@ -157,6 +157,10 @@ class Bench:
         """Seconds until the message is due."""
         return datetime.fromisoformat(message.headers["eta"]).timestamp() - clock.wall()
 
+    def revoke(self, message: Sent) -> None:
+        """As `app.control.revoke` does."""
+        self._consumer.controller.state.revoked.add(message.id)
+
     def forget(self, message: Sent) -> None:
         """As if its worker had died before it stored the result."""
         if not isinstance(self.app.backend, DisabledBackend):

@@ -363,3 +363,17 @@ class TestReturnedTooOften:
         assert bench.answers == ["ack", "ack"]
         assert len(bench.queued()) == 1
         assert bench.runs == []
+
+    def test_counts_anew_after_a_dead_letter_exchange(self, bench: Bench) -> None:
+        """Somebody sends the message again on purpose: it would be rejected for ever."""
+        came = self.came(bench, bench.task(acks_late=True), before=9, now=0)
+        assert bench.deliver(came.but(**{"x-death": [{"queue": "celery", "count": 1}]})) == "ran"
+
+    @pytest.mark.parametrize("forged", [None, True, "x", [], [1], [-1, 0], [1, 0, 0], {"0": 1}, -1, 10**400])
+    @pytest.mark.parametrize("where", ["x-delivery-count", "x-death"])
+    def test_forged_returns_count_as_none(self, bench: Bench, forged: object, where: str) -> None:
+        task = bench.task(acks_late=True)
+        message = bench.send(task).but(**{where: forged})
+        with hold_lock(task):
+            bench.deliver(message, redelivered=True)
+        assert bench.deliver(bench.put_back()) == "ran"
