@@ -23,7 +23,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 from celery import Celery
 from celery.backends.base import DisabledBackend
-from celery.worker import strategy
+from celery.worker import state, strategy
 from kombu import Queue
 from kombu.message import Message
 
@@ -84,7 +84,7 @@ class Bench:
             _limit_task=None,
             _limit_post_eta=None,
             pool=self,
-            controller=SimpleNamespace(state=SimpleNamespace(revoked=set[str]())),
+            controller=SimpleNamespace(state=state),
             qos=SimpleNamespace(increment_eventually=lambda: None),
         )
 
@@ -146,12 +146,13 @@ class Bench:
 
     def stored(self, message: Sent, meta: Mapping[str, Any]) -> None:
         """The result backend has this of the message from now on."""
-        found = self.app.backend.get_task_meta
+        backend = type(self.app.backend)  # Each thread has its own.
+        found = backend.get_task_meta
 
-        def get(task_id: str, **options: Any) -> Any:
-            return meta if task_id == message.id else found(task_id, **options)
+        def get(own: Any, task_id: str, **options: Any) -> Any:
+            return meta if task_id == message.id else found(own, task_id, **options)
 
-        self._monkeypatch.setattr(self.app.backend, "get_task_meta", get)
+        self._monkeypatch.setattr(backend, "get_task_meta", get)
 
     def seconds_until(self, message: Sent) -> float:
         """Seconds until the message is due."""
@@ -159,7 +160,7 @@ class Bench:
 
     def revoke(self, message: Sent) -> None:
         """As `app.control.revoke` does."""
-        self._consumer.controller.state.revoked.add(message.id)
+        state.revoked.add(message.id)
 
     def forget(self, message: Sent) -> None:
         """As if its worker had died before it stored the result."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from inspect import CO_GENERATOR
 from types import FrameType
 from typing import Any, Literal
 
@@ -76,11 +77,13 @@ def raise_at_call(number: int, error: Exception) -> list[str]:
     calls, where = [0], list[str]()
 
     def count(frame: FrameType, _event: str, _argument: Any) -> None:
-        if frame.f_code.co_filename.startswith(PACKAGE) and not frame.f_code.co_filename.startswith(STORES):
+        code = frame.f_code
+        is_ours = code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(STORES)
+        if is_ours and not code.co_flags & CO_GENERATOR:  # Which may only be collected as garbage.
             calls[0] += 1
             if calls[0] == number:
                 sys.settrace(None)
-                where.append(f"{frame.f_code.co_filename}: {frame.f_code.co_name}")
+                where.append(f"{code.co_filename}: {code.co_name}")
                 raise error
 
     sys.settrace(count)
