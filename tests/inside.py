@@ -6,6 +6,7 @@ function is called".
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -20,11 +21,30 @@ import pytest
 from celery import Celery
 
 import celery_singleton_lock
+from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 
 #: The folder of the package, and that of the stores: no signal comes there, as far as a caller can tell.
 PACKAGE = os.path.dirname(celery_singleton_lock.__file__) + os.sep
 STORES = os.path.join(PACKAGE, "stores") + os.sep
+
+
+#: What a store is told, and says nothing about.
+NEVER_RAISES = {"abandon", "wake", "tell"}
+
+Ask = Callable[..., Any]
+
+
+@contextmanager
+def _every_question(app: Celery, asked_by: Callable[[str, Ask], Ask]) -> Iterator[None]:
+    store = Runtime.of(app).store
+    names = [name for name in dir(type(store)) if not name.startswith("_") and callable(getattr(type(store), name))]
+    assert {*names} >= NEVER_RAISES, f"a store has no {NEVER_RAISES - {*names}} any more"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            ask = getattr(store, name)
+            patch.setattr(store, name, wraps(ask)(asked_by(name, ask)))
+        yield
 
 
 @contextmanager
@@ -35,14 +55,9 @@ def at_question(
 
     If `do` raises, so does the question: before it was asked, or after it was answered, whose answer is then lost.
     """
-    store, asked, inside, own = Runtime.of(app).store, list[str](), [False], threading.get_ident()
-    names = [name for name in dir(type(store)) if not name.startswith("_") and callable(getattr(type(store), name))]
-    assert names, "a store that is asked nothing"
+    asked, inside, own = list[str](), [False], threading.get_ident()
 
-    def asks(name: str) -> Callable[..., Any]:
-        ask = getattr(store, name)
-
-        @wraps(ask)
+    def asked_by(name: str, ask: Ask) -> Ask:
         def ask_and_do(*args: Any, **options: Any) -> Any:
             if inside[0] or threading.get_ident() != own:
                 return ask(*args, **options)
@@ -64,10 +79,29 @@ def at_question(
         finally:
             inside[0] = False
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setattr(store, name, asks(name))
+    with _every_question(app, asked_by):
         yield asked
+
+
+@contextmanager
+def silence(app: Celery, *, heard: int) -> Iterator[None]:
+    """The lock server answers nothing; it hears so many questions, and carries them out."""
+    asked = itertools.count()
+
+    def asked_by(name: str, ask: Ask) -> Ask:
+        def get_no_answer(*args: Any, **options: Any) -> Any:
+            if not (args or options):  # It asks nothing.
+                return ask()
+            if next(asked) < heard:
+                ask(*args, **options)
+            if name not in NEVER_RAISES:
+                raise LockUnavailable("the server", "silent")
+            return None
+
+        return get_no_answer
+
+    with _every_question(app, asked_by):
+        yield
 
 
 def raise_at_call(number: int, error: Exception) -> list[str]:

@@ -13,8 +13,8 @@ from kombu.transport.virtual import Channel
 from celery_singleton_lock import LockConflict, LockUnavailable, clock
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question
-from tests.patience import sleepless
+from tests.inside import at_question, silence
+from tests.patience import in_this_thread, sleepless
 
 #: Values that no part of a header has.
 NONSENSE = (None, True, "x", "\ud800", -1, 1.5, 10**400, [], {}, ["x"] * 6, {"retries": 0})
@@ -147,6 +147,46 @@ def test_message_is_sent_again_after_any_error(
         copy = refused(bench, message)
     assert len(tries) == 3
     assert bench.deliver(copy) == "ran"
+
+
+class TestSilence:
+    """The lock server answers nothing, and may have heard what it was asked."""
+
+    @pytest.mark.parametrize("acks_late", [False, True])
+    @pytest.mark.parametrize("heard", range(3))
+    def test_lock_that_a_message_got_unheard_is_its_own(self, bench: Bench, heard: int, acks_late: bool) -> None:
+        """Nobody else runs under it; otherwise the message would wait for itself, or be dropped."""
+        message = bench.send(bench.task(acks_late=acks_late))
+        for _ in range(3):
+            with silence(bench.app, heard=heard):
+                bench.deliver(message)
+            message = bench.put_back()
+        assert bench.deliver(message) == "ran"
+        assert bench.queued() == []
+
+    def test_message_that_the_broker_does_not_take_back_waits_and_runs(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It asks as another: what was not answered may still be under way."""
+        message, sleeps = bench.send(bench.task()), list[float]()
+
+        def sleep(seconds: float) -> None:
+            sleeps.append(seconds)
+            assert len(sleeps) < 50
+
+        with monkeypatch.context() as away, at_question(
+            bench.app, 1, raises(LockUnavailable("server", "silent")), "after"
+        ):
+            away.setattr(Channel, "basic_publish", raises(OperationalError("away")))
+            away.setattr(clock, "sleep", in_this_thread(sleep, clock.sleep))
+            assert bench.deliver(message) == "ran"
+
+    @pytest.mark.parametrize(("policy", "end"), [("raise", "LockUnavailable"), ("run", "ran")])
+    def test_task_may_say_what_to_do(self, bench: Bench, policy: str, end: str) -> None:
+        message = bench.send(bench.task(on_unavailable=policy))
+        with silence(bench.app, heard=0):
+            bench.deliver(message)
+        assert end in repr(bench.end(message))
 
 
 @pytest.mark.parametrize("policy", ["retry", "join", "rerun"])
