@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -267,10 +268,8 @@ class TestStopped:
 
     def test_success_counts_that_comes_nevertheless(self, bench: Bench) -> None:
         def ends() -> str:
-            try:
+            with suppress(Aborted):
                 sleep()
-            except Aborted:
-                pass
             return "in time"
 
         assert Stopped(bench, ends).run() == "in time"

@@ -35,7 +35,9 @@ class TestCopy:
         copy = refused(bench, message)
         assert (copy.id, copy.body, copy.content) == (message.id, message.body, message.content)
         assert {**copy.properties} == {**message.properties}
-        changed = {name for name in {*copy.headers, *message.headers} if copy.headers.get(name) != message.headers.get(name)}
+        changed = {
+            name for name in {*copy.headers, *message.headers} if copy.headers.get(name) != message.headers.get(name)
+        }
         assert changed == {"eta", "singleton_lock"}
 
     def test_what_belongs_to_one_delivery_stays_behind(self, bench: Bench) -> None:
@@ -130,9 +132,7 @@ class TestDelay:
 @pytest.mark.parametrize(
     "error", [OperationalError("x"), ValueError("x"), EncodeError("x"), OSError("x"), SoftTimeLimitExceeded()], ids=repr
 )
-def test_message_is_sent_again_after_any_error(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_message_is_sent_again_after_any_error(bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     message, publish, tries = bench.send(bench.task(on_conflict="retry")), Channel.basic_publish, list[int]()
 
     def fail_twice(*args: Any, **options: Any) -> Any:
@@ -174,8 +174,9 @@ class TestSilence:
             sleeps.append(seconds)
             assert len(sleeps) < 50
 
-        with monkeypatch.context() as away, at_question(
-            bench.app, 1, raises(LockUnavailable("server", "silent")), "after"
+        with (
+            monkeypatch.context() as away,
+            at_question(bench.app, 1, raises(LockUnavailable("server", "silent")), "after"),
         ):
             away.setattr(Channel, "basic_publish", raises(OperationalError("away")))
             away.setattr(clock, "sleep", in_this_thread(sleep, clock.sleep))

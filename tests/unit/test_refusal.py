@@ -208,9 +208,7 @@ class TestInterrupted:
     @pytest.mark.parametrize("when", ["before", "after"])
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     @pytest.mark.parametrize("error", [None, ValueError("own")], ids=["returns", "fails"])
-    def test_interruption_at_any_question(
-        self, bench: Bench, number: int, when: Any, error: Exception | None
-    ) -> None:
+    def test_interruption_at_any_question(self, bench: Bench, number: int, when: Any, error: Exception | None) -> None:
         """If the body has run, it comes too late."""
         task = bench.task((lambda: "ran") if error is None else raises(error), acks_late=True)
         message = bench.send(task)

@@ -277,9 +277,7 @@ class TestSilentServer:
         for base in (bench.task(body), bench.app.task(name="plain", shared=False)(body)):
             assert isinstance(bench.deliver(bench.send(base)), LockUnavailable)
 
-    def test_what_celery_sends_on_is_sent_without_a_lock(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_celery_sends_on_is_sent_without_a_lock(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """There is nobody to whom an error would be raised."""
         follows = queued(bench, on_send_unavailable="raise")
         message = bench.send(bench.task(on_success=lambda *_: None), link=follows.si())
@@ -304,7 +302,9 @@ class TestEnds:
         assert is_free(task) is not in_body
 
     @pytest.mark.parametrize("scope", ["until_executing", "until_executed", "until_and_while_executing"])
-    @pytest.mark.parametrize("end", [ValueError(), Ignore(), Reject(), SystemExit()], ids=lambda end: type(end).__name__)
+    @pytest.mark.parametrize(
+        "end", [ValueError(), Ignore(), Reject(), SystemExit()], ids=lambda end: type(end).__name__
+    )
     def test_however_the_body_ends(self, bench: Bench, scope: str, end: BaseException) -> None:
         task = queued(bench, raises(end), lock_scope=scope)
         bench.deliver(bench.send(task))
@@ -343,9 +343,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("acks_late", [False, True])
     def test_not_between_two_attempts(self, bench: Bench, acks_late: bool) -> None:
-        task = queued(
-            bench, lambda: task.retry(countdown=500) if len(bench.runs) < 3 else "ran", acks_late=acks_late
-        )
+        task = queued(bench, lambda: task.retry(countdown=500) if len(bench.runs) < 3 else "ran", acks_late=acks_late)
         message = bench.send(task)
         for _ in range(2):
             bench.deliver(message)
