@@ -22,7 +22,10 @@ from celery import Celery
 
 import celery_singleton_lock
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
 
 #: The folder of the package, and that of the stores: no signal comes there, as far as a caller can tell.
 PACKAGE = os.path.dirname(celery_singleton_lock.__file__) + os.sep
@@ -122,3 +125,11 @@ def raise_at_call(number: int, error: Exception) -> list[str]:
 
     sys.settrace(count)
     return where
+
+
+def hold(task: Any, *args: Any, **kwargs: Any) -> Lease:
+    """Hold the lock of a call as another task does."""
+    asked = LockRequest(task.lock_key_of(*args, **kwargs), new_owner(), ttl=60, holder=Holder("other-task"))
+    lease = Runtime.of(task.app).store.acquire(asked)
+    assert isinstance(lease, Lease)
+    return lease

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -307,6 +308,34 @@ class TestInterrupted:
         with at_question(bench.app, number, raises(Interrupted())):
             bench.deliver(message)
         assert bench.send(task).id != message.id
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        {"countdown": 500.0},
+        {"eta": datetime.now(timezone.utc) + timedelta(seconds=500)},
+        {"eta": datetime.now(timezone.utc).replace(tzinfo=None) + timedelta(seconds=500)},
+    ],
+    ids=["countdown", "with a zone", "without"],
+)
+def test_lock_is_kept_until_the_retry_may_have_begun(bench: Bench, when: dict[str, Any]) -> None:
+    """It may wait in its queue behind others when it is due; and not for ever."""
+    task = bench.task(lambda: task.retry(**when), lock_retain_on_retry=True, lock_ttl=10.0)
+    bench.deliver(bench.send(task))
+    bench.later(700.0)
+    with pytest.raises(LockConflict):
+        is_free(task)
+    bench.later(7000.0)
+    assert is_free(task)
+
+
+def test_lock_is_not_kept_for_a_retry_with_other_arguments(bench: Bench) -> None:
+    task = bench.task(lambda _: task.retry(args=(2,), countdown=500), lock_key=None, lock_retain_on_retry=True)
+    bench.deliver(bench.send(task, 1))
+    for number in (1, 2):
+        with hold_lock(task, number):
+            pass
 
 
 @pytest.mark.parametrize("number", range(1, QUESTIONS))
