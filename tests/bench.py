@@ -28,6 +28,7 @@ from kombu import Queue
 from kombu.message import Message
 
 from celery_singleton_lock import SingletonTask, clock
+from tests.inside import settles_nothing_later
 
 _numbers = itertools.count()
 
@@ -70,6 +71,7 @@ class Bench:
         self.runs: list[str] = []
         self.answers: list[str] = []
         self._jump = 0.0
+        settles_nothing_later(monkeypatch)
         app.conf.update(task_default_queue=app.main, task_publish_retry=False, worker_hijack_root_logger=False)
         self._consumer = SimpleNamespace(
             app=app,
@@ -110,9 +112,10 @@ class Bench:
         with self.app.connection_for_read() as connection:
             queue = Queue(self.app.main)(connection.default_channel)
             while (message := queue.get(no_ack=True)) is not None:
-                content = (message.content_type, message.content_encoding)
-                body, route = message.body, {key: message.delivery_info[key] for key in ("exchange", "routing_key")}
-                body = body.encode() if isinstance(body, str) else body
+                content = (str(message.content_type), str(message.content_encoding))
+                route = {key: message.delivery_info[key] for key in ("exchange", "routing_key")}
+                read: Any = message.body
+                body = read.encode() if isinstance(read, str) else read
                 properties = {k: v for k, v in message.properties.items() if k not in ("delivery_tag", "delivery_info")}
                 found.append(Sent(message.headers["id"], body, message.headers, properties, content, route))
         return found
@@ -124,8 +127,9 @@ class Bench:
 
     def deliver(self, message: Sent, *, redelivered: bool = False) -> Any:
         """Carry a message out; returns its end as far as its caller sees it: see `end`."""
+        body: Any = message.body
         delivered = Message(
-            body=message.body,
+            body=body,
             headers=deepcopy(dict(message.headers)),
             properties=deepcopy(dict(message.properties)),
             delivery_info={**message.route, "redelivered": redelivered},

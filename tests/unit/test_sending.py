@@ -421,18 +421,6 @@ class TestEnds:
         bench.deliver(second)
         gets_free(task)
 
-    def test_with_its_process_if_nobody_delivers_it_again(self, bench: Bench) -> None:
-        """It was acknowledged: only its process keeps the lock, by renewing it."""
-
-        def body() -> None:
-            bench.later(300.0)
-            found.append(is_free(task))
-
-        found: list[bool] = []
-        task = queued(bench, body, lock_ttl=60.0, on_lock_lost="warn")
-        bench.deliver(bench.send(task))
-        assert found == [True]
-
     def test_header_that_was_copied_to_another_message_frees_nothing(self, bench: Bench) -> None:
         task, other = queued(bench), bench.task()
         message: Sent = bench.send(task)
