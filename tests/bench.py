@@ -137,7 +137,7 @@ class Bench:
             content_encoding=message.content[1],
             accept=None,
         )
-        handle = strategy.default(self.app.tasks[message.headers["task"]], self.app, self._consumer)
+        handle: Any = strategy.default(self.app.tasks[message.headers["task"]], self.app, self._consumer)
         handle(delivered, None, lambda *_: self.answers.append("ack"), self._reject, ())
         return self.end(message)
 
