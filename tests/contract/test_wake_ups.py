@@ -15,7 +15,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
@@ -73,14 +73,10 @@ def stand_and_die(store: Store, server: RedisServer, places: Mapping[str, float]
     until(blocked(server, others))
 
 
-def members(server: RedisServer) -> set[str]:
-    """All that is written about those that wait."""
+def counted(server: RedisServer) -> set[str]:
+    """Those whose copies are counted."""
     with server.client() as client:
-        queues = {name for name in client.scan_iter(f"{KEY}:*", _type="zset")}
-        counts = {name for name in client.scan_iter(f"{KEY}:*", _type="hash")}
-        return {it for name in queues for it in client.zrange(name, 0, -1)} | {
-            it for name in counts for it in client.hkeys(name)
-        }
+        return {it for name in client.scan_iter(f"{KEY}:*", _type="hash") for it in client.hkeys(name)}
 
 
 class TestWoken:
@@ -118,40 +114,6 @@ class TestWoken:
         with Process(store, {KEY: FIRST, OTHER: FIRST}):
             until(lambda: store.inspect(KEY).waiters == store.inspect(OTHER).waiters == 1)
             until(blocked(server))
-
-    @pytest.mark.parametrize(("in_line", "is_held"), [(True, False), (True, True), (False, False)])
-    def test_copy_that_has_no_use_for_its_wake_up_as_it_is_done_leaves_it_to_others(
-        self, store: Store, server: RedisServer, in_line: bool, is_held: bool
-    ) -> None:
-        copy = Holder("done")
-        store.remember(KEY, Record(copy.message, b"SUCCESS", TTL))
-        lease = taken(store)
-        with Process(store, {KEY: FIRST}) as process:
-            until(blocked(server))
-            if not is_held:
-                assert store.free(lease)
-                until(lambda: process.heard == [KEY])
-            found = store.acquire(asked("done", once=True, in_line=in_line))
-            assert isinstance(found, Record)
-            if in_line and not is_held:
-                until(lambda: process.heard == [KEY, KEY])
-            assert store.wake(KEY) is None
-            until(lambda: len(process.heard) == 1 + (in_line and not is_held) + (not is_held))
-
-    def test_copy_of_a_message_that_runs_in_another_slot_leaves_its_wake_up_to_others(
-        self, store: Store, server: RedisServer
-    ) -> None:
-        """It takes no second slot."""
-        running = taken(store, limit=2, holder=Holder("runs"))
-        lease = taken(store, limit=2)
-        with Process(store, {KEY: FIRST}, limit=2) as process:
-            until(blocked(server))
-            assert store.free(lease)
-            until(lambda: process.heard == [KEY])
-            found = store.acquire(asked("runs", once=True, limit=2, in_line=True))
-            assert isinstance(found, Held)
-            assert found.owner == running.owner
-            until(lambda: process.heard == [KEY, KEY])
 
 
 class TestOrder:
@@ -345,18 +307,16 @@ class TestKilled:
         with Process(store, {KEY: SECOND}):
             until(lambda: store.inspect(KEY).waiters == 1)
 
-    def test_it_leaves_nothing_behind(
-        self, store: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_leaves_nothing_behind(self, store: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also if others wait for the lock all the time, so that the key never expires."""
         inside.set_for(monkeypatch, "stores.redis.in_line.LONG_GONE", 4.0)
         taken(store)
         with Process(store, {KEY: FIRST}):
-            until(lambda: members(server))
-            living = members(server)
+            until(lambda: counted(server))
+            living = counted(server)
             stand_and_die(store, server, {KEY: SECOND}, others=1)
-            assert members(server) > living
-            until(lambda: members(server) == living)
+            assert counted(server) > living
+            until(lambda: counted(server) == living)
 
 
 class TestStrangers:
