@@ -22,7 +22,7 @@ class ForgingProxy(LossyProxy):
 
     def forge(self, mark: bytes, answer: bytes) -> None:
         """Give this answer to all commands that have the mark in them, from now on."""
-        self._forged = {mark: answer, **self._forged, mark: answer}
+        self._forged = {mark: answer} | {one: its for one, its in self._forged.items() if one != mark}
 
     def be_honest(self) -> None:
         self._forged, self._old = {}, ()
