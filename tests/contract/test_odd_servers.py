@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 
 import pytest
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
@@ -165,6 +166,18 @@ def store_time(store: Store) -> float:
     lease = taken(store)
     store.free(lease)
     return lease.acquired_at
+
+
+def test_lease_is_trusted_from_before_it_was_asked_for(store: Store, proxies: Sequence[ForgingProxy]) -> None:
+    """Others see it end so long after the server heard of it, which may be long before its answer comes."""
+    slow = 0.3
+    store.free(taken(store))
+    for proxy in proxies:
+        proxy.delay(slow)
+    lease = taken(store)
+    assert lease.trusted_until < clock.now() - slow + TTL
+    assert store.renew([lease], timeout=10.0) == [True]
+    assert lease.trusted_until < clock.now() - slow + TTL
 
 
 class TestReplaced:
