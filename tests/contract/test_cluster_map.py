@@ -18,12 +18,18 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
+from tests.contract import inside
+from tests.contract.conftest import blocked
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
 
 KEY = "contract:{cluster:1}"
 TTL = 300.0
-RECORD = Record(Holder("me").message, b"record", 60.0)
+ME = Holder("me")
+RECORD = Record(ME.message, b"record", 60.0)
+
+#: In the first half of the slots; the other lock is in the second one.
+OTHER, HALF = "contract:{cluster:2}", 8192
 
 MAP, SCRIPT, ANYTHING = b"CLUSTER", b"EVAL", KEY.encode()
 DOWN = b"-CLUSTERDOWN The cluster is down\r\n"
@@ -33,6 +39,16 @@ def mapped(*nodes: ForgingProxy) -> bytes:
     """That the first node has all slots, and the others are its replicas."""
     named = b"".join(b"*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n" % node.port for node in nodes)
     return b"*1\r\n*%d\r\n:0\r\n:16383\r\n" % (2 + len(nodes)) + named
+
+
+def mapped_by_halves(*nodes: ForgingProxy) -> bytes:
+    """That each of two nodes has one half of the slots."""
+    halves = ((0, HALF - 1), (HALF, 16383))
+    each = (
+        b"*3\r\n:%d\r\n:%d\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n" % (*half, node.port)
+        for half, node in zip(halves, nodes, strict=True)
+    )
+    return b"*2\r\n" + b"".join(each)
 
 
 @pytest.fixture
@@ -53,7 +69,7 @@ def store(nodes: Sequence[ForgingProxy]) -> Iterator[Store]:
 
 
 def asked(**more: object) -> LockRequest:
-    return LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("me"), **more)  # type: ignore[arg-type]
+    return LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, **more)  # type: ignore[arg-type]
 
 
 def taken(store: Store) -> Lease:
@@ -141,6 +157,30 @@ def test_slot_that_moves_in_a_circle_is_an_error(nodes: Sequence[ForgingProxy], 
         node.forge(ANYTHING, b"-MOVED %d 127.0.0.1:%d\r\n" % (key_slot(ANYTHING), other.port))
     with pytest.raises(LockUnavailable):
         store.acquire(asked())
+
+
+@pytest.mark.parametrize("how", ["silent", "down"])
+def test_node_that_is_away_does_not_hold_up_the_locks_of_another(
+    nodes: Sequence[ForgingProxy], store: Store, redis_server: RedisServer, how: str
+) -> None:
+    """Where a process waits for locks on both."""
+    assert key_slot(OTHER.encode()) < HALF <= key_slot(KEY.encode())
+    for node in nodes:
+        node.forge(MAP, mapped_by_halves(nodes[1], nodes[0]))
+    taken(store)
+    lease = store.acquire(LockRequest(OTHER, new_owner(), ttl=TTL, holder=ME))
+    assert isinstance(lease, Lease)
+    with inside.Process(store, {KEY: 1000.0, OTHER: 1000.0}) as process:
+        until(blocked(redis_server, 2))
+        if how == "silent":
+            nodes[0].hold(commands=True, replies=True)
+        else:
+            nodes[0].forge(ANYTHING, DOWN)
+        nodes[0].cut()
+        assert store.free(lease)
+        until(lambda: OTHER in process.heard)
+        assert KEY not in process.heard
+        nodes[0].let_through()
 
 
 def test_nodes_that_have_no_answer_are_asked_last(nodes: Sequence[ForgingProxy], store: Store) -> None:
