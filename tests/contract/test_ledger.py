@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
-from tests.servers import until
+from tests.patience import until
 
 KEY = "contract:{beat:1}"
 TTL = 5.0

@@ -7,8 +7,9 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from typing import TypeVar
 
 import pytest
 
@@ -23,6 +24,8 @@ from celery_singleton_lock.testing import RedisServer
 from tests.contract.conftest import opened
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
+
+Answer = TypeVar("Answer")
 
 KEY = "contract:{odd:1}"
 ME = Holder("me")
@@ -237,10 +240,10 @@ class TestReplaced:
             assert found.content == RECORD.content
 
 
-def suppressed(ask: object) -> object:
+def suppressed(ask: Callable[[], Answer]) -> Answer | None:
     """What was answered, or None."""
     with suppress(LockUnavailable):
-        return ask()  # type: ignore[operator]
+        return ask()
     return None
 
 

@@ -49,7 +49,7 @@ def asked(task_id: str = "", key: str = KEY, **more: object) -> LockRequest:
 
 
 def taken(store: Store, key: str = KEY, **more: object) -> Lease:
-    lease = store.acquire(asked(key=key, **more))
+    lease = store.acquire(asked(key=key, **more))  # type: ignore[arg-type]
     assert isinstance(lease, Lease)
     return lease
 
