@@ -26,9 +26,23 @@ def named(path: str) -> Any:
     return getattr(import_module(f"celery_singleton_lock.{module}"), name)
 
 
-def set_for(monkeypatch: pytest.MonkeyPatch, path: str, value: object) -> None:
+#: Seconds, by what they are for.
+SECONDS = {
+    "between two tries": "stores.redis.store.PAUSE",
+    "of one wait for a stop": "stores.redis.stops.SLICE",
+    "of one wait for a stop in memory": "stores.memory.stops.SLICE",
+    "until a dead process is removed from a line": "stores.redis.in_line.LONG_GONE",
+}
+
+
+def set_seconds(monkeypatch: pytest.MonkeyPatch, what: str, value: float) -> None:
     """Give a constant another value for this test."""
-    monkeypatch.setattr(f"celery_singleton_lock.{path}", value)
+    monkeypatch.setattr(f"celery_singleton_lock.{SECONDS[what]}", value)
+
+
+def most_stops() -> int:
+    """How many stops are kept for a process."""
+    return int(named("stores.redis.stops.KEPT"))
 
 
 def lock_key(key: str) -> str:
@@ -65,8 +79,8 @@ def end_hold(where: Redis | Store, key: str, owner: str) -> bool:
             del slots[slot]
         return bool(mine)
     values = {name: where.get(name) for name in where.scan_iter(f"{key}*", _type="string")}
-    mine = [name for name, value in values.items() if str(value).startswith(owner[:SHARED])]
-    return bool(mine) and bool(where.delete(*mine))
+    names = [name for name, value in values.items() if str(value).startswith(owner[:SHARED])]
+    return bool(names) and bool(where.delete(*names))
 
 
 class Process:

@@ -197,7 +197,7 @@ def network(redis_server: RedisServer) -> Iterator[Network]:
 def test_never_more_runs_at_once_than_the_limit_allows(
     network: Network, monkeypatch: pytest.MonkeyPatch, histories: int
 ) -> None:
-    inside.set_for(monkeypatch, "stores.redis.store.PAUSE", 0.0)
+    inside.set_seconds(monkeypatch, "between two tries", 0.0)
     for seed in range(histories):
         print("seed", seed)
         with closing(open_url(f"redis://127.0.0.1:{network.port}/0")) as store:

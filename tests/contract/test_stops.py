@@ -29,8 +29,8 @@ def store(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside.set_for(monkeypatch, "stores.redis.stops.SLICE", 1)
-    inside.set_for(monkeypatch, "stores.memory.stops.SLICE", 0.05)
+    inside.set_seconds(monkeypatch, "of one wait for a stop", 1)
+    inside.set_seconds(monkeypatch, "of one wait for a stop in memory", 0.05)
 
 
 def test_each_process_gets_its_calls_in_turn(store: Store) -> None:
@@ -89,7 +89,7 @@ def test_value_of_another_type_is_an_error(redis_server: RedisServer) -> None:
 
 
 def test_calls_that_nobody_hears_are_forgotten(redis_server: RedisServer) -> None:
-    kept = inside.named("stores.redis.stops.KEPT")
+    kept = inside.most_stops()
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
         for _ in range(kept + 1):
             store.tell(PREFIX, OWN, StopOrder(new_owner(), "task"))

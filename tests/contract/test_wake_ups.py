@@ -309,7 +309,7 @@ class TestKilled:
 
     def test_it_leaves_nothing_behind(self, store: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also if others wait for the lock all the time, so that the key never expires."""
-        inside.set_for(monkeypatch, "stores.redis.in_line.LONG_GONE", 4.0)
+        inside.set_seconds(monkeypatch, "until a dead process is removed from a line", 4.0)
         taken(store)
         with Process(store, {KEY: FIRST}):
             until(lambda: counted(server))
