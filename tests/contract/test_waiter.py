@@ -180,9 +180,12 @@ class TestLate:
         pid = os.fork()
         if pid == 0:
             with suppress(BaseException), place(store) as waiter:
+                os.write(writer, b".")
                 lease = waited_for(waiter)
                 os.write(writer, b"%d" % lease.fence)
             os._exit(0)
+        os.close(writer)
+        assert os.read(reader, 1) == b".", "it waits"
         until(blocked(redis_server))
         os.kill(pid, signal.SIGSTOP)
         store.free(first)
@@ -201,7 +204,6 @@ class TestLate:
         os.waitpid(pid, 0)
         assert int(os.read(reader, 100)) > others[0].fence, "it waits for the end of the other"
         os.close(reader)
-        os.close(writer)
 
     def test_lock_that_it_got_after_a_lost_connection_is_kept(self, store: Store, redis_server: RedisServer) -> None:
         first = taken(store)
