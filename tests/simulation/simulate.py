@@ -20,6 +20,7 @@ from tests.simulation.inside import UnknownInside
 from tests.simulation.invariants import Invariants
 from tests.simulation.newest import Newest
 from tests.simulation.plan import Plan, draw
+from tests.simulation.putbacks import PutBacks, given_to_messages
 from tests.simulation.queued import Queued
 from tests.simulation.replicas import Replica
 from tests.simulation.scheduler import Simulation, begin
@@ -156,6 +157,7 @@ class Checker:
         self.answers = world.answers = Answers(world)
         self.newest = world.newest = Newest(world)
         self.invariants = Invariants(world)
+        PutBacks(world)
         #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
         self._calm_at = world.plan.calm_at
@@ -269,12 +271,13 @@ class Checker:
 def _send(world: World, client: Any) -> None:
     client.package.begin()
     app = apps.app_of(client.package, world.settings)
-    run = world.run
+    run, given = world.run, given_to_messages(world.plan)
     for message in sorted(world.plan.messages, key=lambda message: message.at):
         run.park(max(message.at - run.now, 0.0) / client.host.rate)
         task_id = f"m{message.number}"
         world.sent[message.number] = (task_id, message)
-        signature = app.tasks[message.task].si(message.key, message.number, message.words).set(task_id=task_id)
+        signature = app.tasks[message.task].si(message.key, message.number, message.words)
+        signature.set(task_id=task_id, **given)
         if message.chained:
             signature.link(app.tasks["shop.after"].s(message.number).set(task_id=f"{task_id}-after"))
         world.asked_at[message.number] = run.now

@@ -24,7 +24,7 @@ from kombu.transport import virtual
 from tests.simulation import apps, fakes, loading
 from tests.simulation.broker import Consumer, Delivery
 from tests.simulation.loop import Loop
-from tests.simulation.scheduler import Host, Process, Task
+from tests.simulation.scheduler import Host, Process, Task, simulation
 
 #: Least and most seconds until the pool notices that a child is gone.
 NOTICED = (0.05, 1.0)
@@ -439,6 +439,7 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
     """Carry out a job in its process; returns whether the tracer itself failed, and what is reported."""
     name, task_id, request, body, content_type, encoding = loads(job.args, process)
     app = process.package.kept["app"]
+    simulation().current.delivered = request  # type: ignore[union-attr]
     try:
         value = trace_task_ret(name, task_id, request, body, content_type, encoding, app=app)
         failed = False

@@ -6,6 +6,7 @@ from tests.simulation.mutants import (
     of_beat,
     of_line,
     of_lock,
+    of_message,
     of_protocol,
     of_redlock,
     of_scripts,
@@ -23,4 +24,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_beat.MUTANTS,
     *of_sending.MUTANTS,
     *of_sharing.MUTANTS,
+    *of_message.MUTANTS,
 )

@@ -1,0 +1,59 @@
+"""Faults of what a message carries on to its copies, and of messages whose ends or places others depend on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.simulation.mutants.mutant import Mutant
+
+_original = partial(Mutant, file="task/original.py", breaks="a copy carries what its message carried")
+_requeue = partial(Mutant, file="task/requeue.py")
+
+MUTANTS = (
+    _original(
+        "a copy loses its priority",
+        old='        priority = self.properties.get("priority")\n',
+        new="        priority = None\n",
+    ),
+    _original(
+        "a copy loses its properties",
+        old="        properties = {name: value for name, value in self.properties.items() if name not in _NOT_COPIED}\n",
+        new="        properties = {}\n",
+    ),
+    _original(
+        "a copy loses other people's headers",
+        old="if name not in _NOT_COPIED_HEADERS}",
+        new='if name not in _NOT_COPIED_HEADERS and name[:2] != "x-"}',
+    ),
+    _original(
+        "a copy loses the ids of the canvas that it is part of",
+        old='        headers[HEADER] = {**header, "put_back": {**header["put_back"], **way}}\n',
+        new='        headers[HEADER] = {**header, "put_back": {**header["put_back"], **way}}\n'
+        '        headers.pop("root_id", None)\n',
+    ),
+    _requeue(
+        "a message that has not begun does not expire any more",
+        old='NOT_BEGUN: tuple[Reason, ...] = ("conflict", "unavailable", "follows")',
+        new='NOT_BEGUN: tuple[Reason, ...] = ("unavailable",)',
+        breaks="a message that has not begun expires",
+    ),
+    _requeue(
+        "a copy in case its message dies may expire",
+        old="    expires = reason in NOT_BEGUN\n",
+        new="    expires = True\n",
+        breaks="a message that has begun does not expire",
+    ),
+    _requeue(
+        "a copy is not counted",
+        old="put_back_count(request, other) + (other == reason) for",
+        new="put_back_count(request, other) for",
+        breaks="a copy is due later each time",
+    ),
+    Mutant(
+        "each copy is due after the same time",
+        file="chance.py",
+        old="first * 2.0 ** min(failures, 16)",
+        new="first",
+        breaks="a copy is due later each time",
+    ),
+)
