@@ -16,6 +16,7 @@ from celery.worker import state as worker_state
 
 from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers
 from tests.simulation.answers import Answers
+from tests.simulation.heirs import Heirs
 from tests.simulation.inside import UnknownInside
 from tests.simulation.invariants import Invariants
 from tests.simulation.newest import Newest
@@ -158,6 +159,7 @@ class Checker:
         self.newest = world.newest = Newest(world)
         self.invariants = Invariants(world)
         PutBacks(world)
+        Heirs(world)
         #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
         self._calm_at = world.plan.calm_at

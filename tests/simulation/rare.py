@@ -1,0 +1,43 @@
+"""More shapes, which few plans have: instead of the plan that their seed has otherwise, so that other seeds stay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.simulation.plan import Fault, Message, Plan
+
+Shape = Callable[[Plan, random.Random], Plan]
+
+#: By kind of plan, the share that has such a shape.
+SHARES = {"joined": 0.3}
+
+
+def perhaps_rare(plan: Plan) -> Plan:
+    """The plan, or another plan instead; its seed decides."""
+    rng = random.Random(f"rare of {plan.seed}")
+    return rng.choice(BY_KIND[plan.kind])(plan, rng) if rng.random() < SHARES.get(plan.kind, 0.0) else plan
+
+
+def dies_in_its_retry(plan: Plan, rng: random.Random) -> Plan:
+    """The holder retries, and dies then; some have joined its first attempt, and others the one in which it dies."""
+    task = rng.choice(("shop.joins", "shop.joins", "shop.joins_keeps", "shop.joins_early"))
+    takes, countdown = rng.choice((0.8, 1.5)), rng.choice((0.3, 1.0))
+    first = Message(0.05, task, "a", 0, f"takes={takes} retries=1 countdown={countdown}")
+    begins = 0.05 + takes + countdown
+    times = [rng.uniform(0.2, 0.9) * takes for _ in "12"] + [begins + rng.uniform(0.2, 0.5) * takes for _ in "12"]
+    rest = (
+        Message(round(at, 3), task, "a", number, "takes=0.3", chained=rng.random() < 0.3)
+        for number, at in enumerate(times, 1)
+    )
+    kills = Fault(round(begins + rng.uniform(0.5, 0.9) * takes, 3), "child killed", rng.randrange(9))
+    workers = rng.choice((1, 2))
+    return replace(
+        plan, messages=(first, *rest), faults=(kills,), pool="prefork", workers=workers, concurrency=2, visibility=60.0
+    )
+
+
+BY_KIND: dict[str, tuple[Shape, ...]] = {
+    "joined": (dies_in_its_retry,),
+}
