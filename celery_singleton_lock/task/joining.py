@@ -177,10 +177,8 @@ class Joining:
         seconds = it.runtime.settings.done_ttl
         head = Outcome(HEIR, settled=True).record_of(it.holder, seconds).content
         own = json.dumps(Joined.of(it.holder))
-        names = [self._heirs_name]
-        if self.joined.goes_on and self.joined.since:  # Other copies may not have seen that attempt begin.
-            names.append(self._heirs_name_of(self.joined._replace(since=0.0)))
-        for name in names:
+        # Other copies may have joined an earlier attempt, and not have seen that one begin.
+        for name in self._names_of_heir(self.joined.goes_on or self.joined.retries > 0):
             it.runtime.store.remember(self._key, Record(name, head + own.encode(), seconds))
 
     def _put_back(self, later: NotYet) -> NoReturn:
@@ -253,17 +251,22 @@ class Joining:
 
     def _heir(self) -> Joined | None:
         """The copy that ran in place of the task; None if there was none, or it was this one."""
-        record = self._execution.runtime.store.recorded(self._key, self._heirs_name)
-        fields = cleaned.array(record.content.partition(b"\n")[2]) if record is not None else None
-        heir = Joined.read(fields)
-        return None if heir is None or heir.sending == self._execution.holder.sending else heir
+        # One that has joined an earlier attempt may have seen this one begin after another copy had run in its place.
+        for name in self._names_of_heir(self.joined.goes_on):
+            record = self._execution.runtime.store.recorded(self._key, name)
+            fields = cleaned.array(record.content.partition(b"\n")[2]) if record is not None else None
+            heir = Joined.read(fields)
+            if heir is not None and heir.sending != self._execution.holder.sending:
+                return heir
+        return None
 
-    @property
-    def _heirs_name(self) -> str:
-        return self._heirs_name_of(self.joined)
-
-    def _heirs_name_of(self, joined: Joined) -> str:
-        return f"heir:{joined.message(self._execution.task.name)}:{joined.since:.6f}"
+    def _names_of_heir(self, is_awaited_longer: bool) -> list[str]:
+        """The names of the record that names the heir; one more if some copies await that attempt since before it has
+        begun.
+        """
+        message = self.joined.message(self._execution.task.name)
+        times = {self.joined.since: None, 0.0: None} if is_awaited_longer else (self.joined.since,)
+        return [f"heir:{message}:{since:.6f}" for since in times]
 
     def _recorded(self, joined: Joined) -> Record | None:
         it = self._execution

@@ -39,9 +39,7 @@ class Heirs:
         last, since = runs[-1], self._joined_at[task_id, joined]
         # The holders of a first attempt that was delivered twice may each have an heir.
         if last.attempt > 0 and [run.attempt for run in runs].count(last.attempt) == 1:
-            for heir, after in self._heirs[joined]:
-                has_ended = after is last and heir != body.number and self.world.answers._had_ended(heir, since)
-                self.run.must(
-                    not has_ended, "message {} runs in the place of {}, and message {} has done so", task_id, joined, heir
-                )
+            heirs = {heir for heir, after in self._heirs[joined] if after is last} - {body.number}
+            ended = [heir for heir in heirs if self.world.answers._had_ended(heir, since)]
+            self.run.must(not ended, "message {} runs in the place of {}, as {} has done", task_id, joined, ended)
         self._heirs[joined].append((body.number, last))

@@ -163,3 +163,8 @@ def counts_of(put_back: PutBack | None) -> dict[str, int]:
 def looks(put_back: PutBack) -> bool:
     """Whether the copy looks how another message ends."""
     return put_back.joins is not None or put_back.leader is not None
+
+
+def has_ended(values: Sequence[tuple[str, bytes]], task_id: str) -> bool:
+    """Whether one of these keys is the record of how an attempt of the message has ended."""
+    return any(f":done:{task_id}:" in key for key, _ in values)

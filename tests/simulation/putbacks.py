@@ -87,6 +87,7 @@ class PutBacks:
         values = (value for server in self.world.servers for _, value in holds.on(server))
         is_known = self.world.bodies.begun[number_of(task_id)] or self.world.ends[task_id]
         is_known = is_known or any(holds.task_id_in(value) == task_id for value in values)
+        is_known = is_known or any(inside.has_ended(server.living_values(), task_id) for server in self.world.servers)
         self.run.must(is_known, "a copy of message {} waits for another copy, and there is none", task_id)
 
     def _may_expire(self, headers: Mapping[str, Any], delivered: Mapping[str, Any], grown: list[str]) -> None:

@@ -8,6 +8,9 @@ from tests.simulation.mutants.mutant import Mutant
 
 _original = partial(Mutant, file="task/original.py", breaks="a copy carries what its message carried")
 _requeue = partial(Mutant, file="task/requeue.py")
+_joining = partial(
+    Mutant, file="task/joining.py", kind="joined", breaks="one of the joined runs, and the others end as it"
+)
 
 MUTANTS = (
     _original(
@@ -17,8 +20,8 @@ MUTANTS = (
     ),
     _original(
         "a copy loses its properties",
-        old="        properties = {name: value for name, value in self.properties.items() if name not in _NOT_COPIED}\n",
-        new="        properties = {}\n",
+        old="in self.properties.items() if name not in _NOT_COPIED}",
+        new="in ()}",
     ),
     _original(
         "a copy loses other people's headers",
@@ -55,5 +58,15 @@ MUTANTS = (
         old="first * 2.0 ** min(failures, 16)",
         new="first",
         breaks="a copy is due later each time",
+    ),
+    _joining(
+        "the heir of a retry is not known to those that have joined an earlier attempt",
+        old="in self._names_of_heir(self.joined.goes_on or self.joined.retries > 0)",
+        new="in self._names_of_heir(self.joined.goes_on)",
+    ),
+    _joining(
+        "the heir before a retry is not known to those that have seen the retry begin",
+        old="in self._names_of_heir(self.joined.goes_on):",
+        new="in self._names_of_heir(False):",
     ),
 )
