@@ -165,9 +165,9 @@ class Joining:
             looked_at.append(self.joined)
             if (found := self._look()) is not None:
                 return found
-            heir = self._heir()
+            heir = self._heir_of(self.joined)
             if heir is None or heir in looked_at:
-                return None
+                return self._look_at_heir_before()
             self.joined = heir
         return None
 
@@ -177,8 +177,11 @@ class Joining:
         seconds = it.runtime.settings.done_ttl
         head = Outcome(HEIR, settled=True).record_of(it.holder, seconds).content
         own = json.dumps(Joined.of(it.holder))
+        names = [self._name_of_heir(self.joined)]
         # Other copies may have joined an earlier attempt, and not have seen that one begin.
-        for name in self._names_of_heir(self.joined.goes_on or self.joined.retries > 0):
+        if self.joined.since and (self.joined.goes_on or self.joined.retries):
+            names.append(self._name_of_heir(self.joined._replace(since=0.0)))
+        for name in names:
             it.runtime.store.remember(self._key, Record(name, head + own.encode(), seconds))
 
     def _put_back(self, later: NotYet) -> NoReturn:
@@ -249,24 +252,22 @@ class Joining:
             return age
         return max(self._execution.runtime.settings.done_ttl - record.seconds, age)
 
-    def _heir(self) -> Joined | None:
-        """The copy that ran in place of the task; None if there was none, or it was this one."""
-        # One that has joined an earlier attempt may have seen this one begin after another copy had run in its place.
-        for name in self._names_of_heir(self.joined.goes_on):
-            record = self._execution.runtime.store.recorded(self._key, name)
-            fields = cleaned.array(record.content.partition(b"\n")[2]) if record is not None else None
-            heir = Joined.read(fields)
-            if heir is not None and heir.sending != self._execution.holder.sending:
-                return heir
-        return None
+    def _look_at_heir_before(self) -> End | NotYet | None:
+        """How a copy has ended that ran in place of the task before this attempt had begun; None if there was none."""
+        if not (self.joined.goes_on and self.joined.since):
+            return None
+        heir = self._heir_of(self.joined._replace(since=0.0))
+        return None if heir is None else Joining(self._acquisition, heir, self._key).look()
 
-    def _names_of_heir(self, is_awaited_longer: bool) -> list[str]:
-        """The names of the record that names the heir; one more if some copies await that attempt since before it has
-        begun.
-        """
-        message = self.joined.message(self._execution.task.name)
-        times = {self.joined.since: None, 0.0: None} if is_awaited_longer else (self.joined.since,)
-        return [f"heir:{message}:{since:.6f}" for since in times]
+    def _heir_of(self, joined: Joined) -> Joined | None:
+        """The copy that ran in place of a task; None if there was none, or it was this one."""
+        record = self._execution.runtime.store.recorded(self._key, self._name_of_heir(joined))
+        fields = cleaned.array(record.content.partition(b"\n")[2]) if record is not None else None
+        heir = Joined.read(fields)
+        return None if heir is None or heir.sending == self._execution.holder.sending else heir
+
+    def _name_of_heir(self, joined: Joined) -> str:
+        return f"heir:{joined.message(self._execution.task.name)}:{joined.since:.6f}"
 
     def _recorded(self, joined: Joined) -> Record | None:
         it = self._execution

@@ -61,12 +61,18 @@ MUTANTS = (
     ),
     _joining(
         "the heir of a retry is not known to those that have joined an earlier attempt",
-        old="in self._names_of_heir(self.joined.goes_on or self.joined.retries > 0)",
-        new="in self._names_of_heir(self.joined.goes_on)",
+        old="self.joined.since and (self.joined.goes_on or self.joined.retries)",
+        new="self.joined.since and self.joined.goes_on",
     ),
     _joining(
         "the heir before a retry is not known to those that have seen the retry begin",
-        old="in self._names_of_heir(self.joined.goes_on):",
-        new="in self._names_of_heir(False):",
+        old="                return self._look_at_heir_before()\n",
+        new="                return None\n",
+    ),
+    _joining(
+        "a lock that is kept for a retry shows when that has begun",
+        file="task/joined.py",
+        old="if is_kept else joined",
+        new="if False else joined",
     ),
 )
