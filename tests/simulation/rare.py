@@ -25,17 +25,19 @@ def dies_in_its_retry(plan: Plan, rng: random.Random) -> Plan:
     each message to the lock server takes long, one of them may get the lock between the two.
     """
     task = rng.choice(("shop.joins", "shop.joins", "shop.joins_keeps", "shop.joins_early"))
-    takes, countdown = rng.choice((0.8, 1.5)), rng.choice((0.3, 1.0))
+    takes, countdown, latency = 1.2, rng.choice((0.3, 1.0)), rng.choice((0.0, 0.02, 0.02)) * plan.ttl
+    begins = 0.05 + takes + countdown + 10 * latency
     first = Message(0.05, task, "a", 0, f"takes={takes} retries=1 countdown={countdown}")
-    begins = 0.05 + takes + countdown
-    times = [rng.uniform(0.2, 0.9) * takes for _ in "123"] + [begins + rng.uniform(0.2, 0.5) * takes for _ in "12"]
+    times = [rng.uniform(0.2, 0.5) for _ in "1234"] + [begins + rng.uniform(0.2, 0.5) * takes for _ in "12"]
+    if task == "shop.joins_keeps":
+        times.append(0.05 + takes + rng.uniform(0.2, 0.9) * countdown)
     rest = (
         Message(round(at, 3), task, "a", number, "takes=0.3", chained=rng.random() < 0.3)
         for number, at in enumerate(times, 1)
     )
     kills = Fault(round(begins + rng.uniform(0.5, 0.9) * takes, 3), "child killed", rng.randrange(9))
-    plan = replace(plan, latency=rng.choice((0.0, 0.02 * plan.ttl)), workers=rng.choice((1, 2)), concurrency=2)
-    return replace(plan, messages=(first, *rest), faults=(kills,), pool="prefork", visibility=60.0)
+    plan = replace(plan, messages=(first, *rest), faults=(kills,), latency=latency)
+    return replace(plan, pool="prefork", workers=rng.choice((1, 2)), concurrency=3, visibility=60.0)
 
 
 BY_KIND: dict[str, tuple[Shape, ...]] = {
