@@ -11,7 +11,7 @@ from tests.simulation.plan import Fault, Message, Plan
 Shape = Callable[[Plan, random.Random], Plan]
 
 #: By kind of plan, the share that has such a shape.
-SHARES = {"joined": 0.3}
+SHARES = {"joined": 0.3, "tasks": 0.15}
 
 
 def perhaps_rare(plan: Plan) -> Plan:
@@ -40,6 +40,27 @@ def dies_in_its_retry(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, pool="prefork", workers=rng.choice((1, 2)), concurrency=3, visibility=60.0)
 
 
+def pids_come_again(plan: Plan, rng: random.Random) -> Plan:
+    """Children die, and their successors have their pids; the main process is stopped as one dies, or cannot free its
+    lock.
+    """
+    task, takes = rng.choice(("shop.late", "shop.again", "shop.retries")), rng.choice((0.5, 1.5))
+    messages = tuple(
+        Message(round(0.05 + rng.uniform(0.1, 0.5) * number, 3), task, key, number, f"takes={takes}")
+        for number, key in enumerate(rng.choices("abcd", k=6))
+    )
+    faults = [Fault(0.0, "pids come again")]
+    for _ in "12":
+        at = round(rng.uniform(0.1, 2.5), 3)
+        faults.append(Fault(at, "child killed", rng.randrange(99)))
+        slow = rng.choice(("worker stopped", "cut", "near"))
+        faults.append(Fault(round(at - 0.01, 3), slow, 0, round(rng.uniform(0.3, 1.5), 2)))
+    faults.sort(key=lambda fault: fault.at)
+    plan = replace(plan, messages=messages, faults=tuple(faults), nodes=1, workers=1, concurrency=2, visibility=60.0)
+    return replace(plan, pool="prefork", latency=rng.choice((0.0, 0.01)) * plan.ttl)
+
+
 BY_KIND: dict[str, tuple[Shape, ...]] = {
     "joined": (dies_in_its_retry,),
+    "tasks": (pids_come_again,),
 }

@@ -11,6 +11,7 @@ _requeue = partial(Mutant, file="task/requeue.py")
 _joining = partial(
     Mutant, file="task/joining.py", kind="joined", breaks="one of the joined runs, and the others end as it"
 )
+_children = partial(Mutant, file="worker/children.py", breaks="a lock ends with its child, and not before")
 
 MUTANTS = (
     _original(
@@ -74,5 +75,15 @@ MUTANTS = (
         file="task/joined.py",
         old="if is_kept else joined",
         new="if False else joined",
+    ),
+    _children(
+        "a child is taken for the dead one that had its pid",
+        old="            if child is not None and child.is_over:\n",
+        new="            if False:\n",
+    ),
+    _children(
+        "a child is forgotten for the dead one that had its pid",
+        old="        if child is not None and not child.is_at(delivery):\n",
+        new="        if False:\n",
     ),
 )
