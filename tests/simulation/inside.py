@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.joined import Joined
 from tests.simulation.scheduler import simulation
@@ -168,3 +169,8 @@ def looks(put_back: PutBack) -> bool:
 def has_ended(values: Sequence[tuple[str, bytes]], task_id: str) -> bool:
     """Whether one of these keys is the record of how an attempt of the message has ended."""
     return any(f":done:{task_id}:" in key for key, _ in values)
+
+
+def hold_key(lock: str) -> str:
+    """The key of the hold of a lock that one may have at a time."""
+    return str(keyspace.run_key(lock, 0))

@@ -11,7 +11,7 @@ from tests.simulation.plan import Fault, Message, Plan
 Shape = Callable[[Plan, random.Random], Plan]
 
 #: By kind of plan, the share that has such a shape.
-SHARES = {"joined": 0.3, "tasks": 0.15}
+SHARES = {"joined": 0.3, "tasks": 0.25}
 
 
 def perhaps_rare(plan: Plan) -> Plan:
@@ -60,7 +60,24 @@ def pids_come_again(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, pool="prefork", latency=rng.choice((0.0, 0.01)) * plan.ttl)
 
 
+def one_id_for_all(plan: Plan, rng: random.Random) -> Plan:
+    """Messages of one task with other arguments, and of another task, have one id."""
+    task, other = rng.choice((("shop.again", "shop.patient"), ("shop.retries", "shop.again")))
+    retries = rng.choice(("", " retries=1 countdown=0.3")) if task == "shop.retries" else ""
+    times = (0.05, *(round(rng.uniform(0.1, 4.0), 3) for _ in "123"))
+    messages = tuple(
+        Message(
+            at, task if number < 3 else other, "a", number, f"takes={rng.choice((0.1, 0.8))}{retries}", sent="id=m0"
+        )
+        for number, at in enumerate(times)
+    )
+    kinds = ("delivered again", "acknowledgement lost", "woken in vain", "connections closed")
+    faults = sorted((round(rng.uniform(0.1, 4.0), 3), rng.choice(kinds), rng.randrange(99)) for _ in "12")
+    plan = replace(plan, messages=messages, faults=tuple(Fault(*fault) for fault in faults), nodes=1, concurrency=2)
+    return replace(plan, workers=rng.choice((1, 2)), visibility=60.0)
+
+
 BY_KIND: dict[str, tuple[Shape, ...]] = {
     "joined": (dies_in_its_retry,),
-    "tasks": (pids_come_again,),
+    "tasks": (pids_come_again, one_id_for_all),
 }

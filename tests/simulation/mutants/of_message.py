@@ -86,4 +86,19 @@ MUTANTS = (
         old="        if child is not None and not child.is_at(delivery):\n",
         new="        if False:\n",
     ),
+    Mutant(
+        "a message is known by its id",
+        file="task/message_identity.py",
+        old="_digest(_sent(carried), request.id,",
+        new="_digest(None, request.id,",
+        breaks="what is remembered is remembered of one sending",
+    ),
+    Mutant(
+        "a lock that is kept for an older message keeps the newest waiting",
+        file="stores/redis/scripts/lock/acquire.lua",
+        old="is_kept and held <= limit and first_slot or nil",
+        new="nil",
+        breaks="the newest message does not wait for one that it supersedes",
+        kind="newest",
+    ),
 )
