@@ -11,7 +11,7 @@ from tests.simulation.plan import Fault, Message, Plan
 Shape = Callable[[Plan, random.Random], Plan]
 
 #: By kind of plan, the share that has such a shape.
-SHARES = {"joined": 0.3, "tasks": 0.25}
+SHARES = {"joined": 0.3, "tasks": 0.35}
 
 
 def perhaps_rare(plan: Plan) -> Plan:
@@ -77,7 +77,23 @@ def one_id_for_all(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, workers=rng.choice((1, 2)), visibility=60.0)
 
 
+def lost_as_it_is_renewed(plan: Plan, rng: random.Random) -> Plan:
+    """A host sleeps while the answer to a renewal is on its way, until the lease is over; others wait for the lock."""
+    ttl, latency = plan.ttl, rng.choice((0.02, 0.03)) * plan.ttl
+    checks = rng.choice(("", " checks=1"))
+    messages = tuple(
+        Message(round(0.1 + 0.3 * number, 3), "shop.again", "a", number, f"takes={takes * ttl:g}{checks}")
+        for number, takes in enumerate((2.5, 0.5, 0.5))
+    )
+    renews = 0.1 + 4 * latency + ttl / 3 * rng.uniform(0.9, 1.0) * rng.randint(1, 3)
+    sleeps = Fault(
+        round(renews + rng.uniform(-1.0, 3.0) * latency, 3), "host suspended", 0, round(rng.uniform(0.9, 1.4) * ttl, 3)
+    )
+    plan = replace(plan, messages=messages, faults=(sleeps,), latency=latency, in_turns=True, visibility=60.0)
+    return replace(plan, nodes=1, workers=2, concurrency=rng.choice((1, 2)))
+
+
 BY_KIND: dict[str, tuple[Shape, ...]] = {
     "joined": (dies_in_its_retry,),
-    "tasks": (pids_come_again, one_id_for_all),
+    "tasks": (pids_come_again, pids_come_again, one_id_for_all, lost_as_it_is_renewed),
 }
