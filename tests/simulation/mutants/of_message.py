@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         "a message is known by its id",
         file="task/message_identity.py",
-        old="_digest(_sent(carried), request.id,",
-        new="_digest(None, request.id,",
+        old='    return {"id": task_id, "sent": new_owner()}\n',
+        new='    return {"id": task_id, "sent": fixed(str(task_id))}\n',
         breaks="what is remembered is remembered of one sending",
     ),
     Mutant(
