@@ -267,6 +267,10 @@ def _broker_refuses(world: Any, fault: Fault) -> None:
     world.run.after(fault.seconds, take)
 
 
+def _pids_come_again(world: Any, _: Fault) -> None:
+    world.pids_come_again = True
+
+
 def _out_of_order(world: Any, fault: Fault) -> None:
     world.broker.shuffle = True
 
@@ -318,4 +322,5 @@ _BY_KIND: dict[str, Any] = {
     "out of order": _out_of_order,
     "beat ended": _ended,
     "broker refuses": _broker_refuses,
+    "pids come again": _pids_come_again,
 }

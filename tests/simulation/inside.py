@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.joined import Joined
 from tests.simulation.scheduler import simulation
@@ -58,6 +59,8 @@ class PutBack:
     arrived: int | None = None
     redelivered: bool = False
     returned: Sequence[int] | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +139,38 @@ def _unknown(what: str) -> UnknownInside:
     # The package may catch what a checker raises in one of its calls.
     simulation().fail(f"the simulator does not know the inside: {what}")
     return UnknownInside(what)
+
+
+# What a copy that was put back carries
+
+#: The name of the header.
+HEADER = attribute(header, "HEADER")
+
+#: Reasons that are counted.
+REASONS = ("conflict", "unavailable", "lost", "untold", "follows")
+
+
+def put_back_in(headers: Mapping[str, Any]) -> PutBack | None:
+    """What a copy of this attempt carries; None if it was not put back."""
+    put_back = header_of(headers).put_back
+    return put_back if put_back is not None and put_back.retries == headers["retries"] else None
+
+
+def counts_of(put_back: PutBack | None) -> dict[str, int]:
+    """How often an attempt was put back, by reason."""
+    return {reason: 0 if put_back is None else attribute(put_back, reason) for reason in REASONS}
+
+
+def looks(put_back: PutBack) -> bool:
+    """Whether the copy looks how another message ends."""
+    return put_back.joins is not None or put_back.leader is not None
+
+
+def has_ended(values: Sequence[tuple[str, bytes]], task_id: str) -> bool:
+    """Whether one of these keys is the record of how an attempt of the message has ended."""
+    return any(f":done:{task_id}:" in key for key, _ in values)
+
+
+def hold_key(lock: str) -> str:
+    """The key of the hold of a lock that one may have at a time."""
+    return str(keyspace.run_key(lock, 0))

@@ -64,6 +64,11 @@ class Newest:
         """Whether it has ended because a newer one has come."""
         return number in self._superseded
 
+    def order_of(self, number: int) -> dict[int, tuple[float, float]]:
+        """The messages of the job of this one with their numbers, and when they came."""
+        self._look_at_orders()
+        return self._order[self._job_of(number) or ""]
+
     def note_end(self, task_id: str, state: str, result: Any) -> None:
         """A final state is stored."""
         number = number_of(task_id)

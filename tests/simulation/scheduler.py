@@ -67,12 +67,17 @@ EPOCH = 1_700_000_000.0
 
 @dataclass(eq=False)
 class Process:
-    """A process of a host, with a copy of the package that no other living process has."""
+    """A process of a host, with a copy of the package that no other living process has.
+
+    Attributes:
+        pid: its own; `os_pid` may be that of a process of the host that is dead by now.
+    """
 
     host: Host
     pid: int
     name: str
     package: Any
+    os_pid: int
     #: Whether it is a process of a pool.
     is_child: bool = False
     parent: Process | None = None
@@ -106,6 +111,8 @@ class Task:
         #: Exceptions to raise in it at its next point; and signals for a main thread.
         self.thrown: list[type[BaseException]] = []
         self.signals: list[int] = []
+        #: The message that it carries out, if it is a thread of a pool: as it was delivered.
+        self.delivered: dict[str, Any] | None = None
         self._function = function
         # When it ends, its parent continues: not the task that started it, whose process may be dead by then.
         self.greenlet = greenlet(self._run, simulation.hub)

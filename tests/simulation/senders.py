@@ -13,6 +13,7 @@ from celery_singleton_lock.task.header import HEADER, of_message
 from tests.simulation import apps, fakes
 from tests.simulation.plan import Fault, Message
 from tests.simulation.program import Program
+from tests.simulation.putbacks import given_to_messages
 from tests.simulation.queued import Queued
 from tests.simulation.scheduler import Process
 
@@ -53,7 +54,8 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
         queued.is_foreign(message)
         app.send_task(message.task, args, task_id=task_id, headers={HEADER: {"id": copied, "queue": lock}})
         return
-    signature = task.si(*args).set(task_id=task_id, **{name: float(value) for name, value in words.items()})
+    given = given_to_messages(program.world.plan)
+    signature = task.si(*args).set(task_id=task_id, **{**given, **{it: float(value) for it, value in words.items()}})
     if message.chained:
         signature.link(app.tasks["shop.after"].s(message.number).set(task_id=f"{task_id}-after"))
     call = queued.begins(message, program.process)

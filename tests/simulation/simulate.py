@@ -16,12 +16,15 @@ from celery.worker import state as worker_state
 
 from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers
 from tests.simulation.answers import Answers
+from tests.simulation.heirs import Heirs
 from tests.simulation.inside import UnknownInside
 from tests.simulation.invariants import Invariants
 from tests.simulation.newest import Newest
 from tests.simulation.plan import Plan, draw
+from tests.simulation.putbacks import PutBacks, given_to_messages
 from tests.simulation.queued import Queued
 from tests.simulation.replicas import Replica
+from tests.simulation.reserved import Reserved
 from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
 from tests.simulation.world import NOTICES, World, must_be_kept
@@ -156,8 +159,13 @@ class Checker:
         self.answers = world.answers = Answers(world)
         self.newest = world.newest = Newest(world)
         self.invariants = Invariants(world)
+        PutBacks(world)
+        Heirs(world)
+        self.reserved = Reserved(world)
         #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
+        #: Ids that the plan gives to several messages; the other checkers know a message by its id.
+        self._shared = {message.sent.removeprefix("id=") for message in world.plan.messages if "id=" in message.sent}
         self._calm_at = world.plan.calm_at
         self._nothing_left_since: float | None = None
         # The last held-back requests arrive when it is calm, and their locks end after that, if nothing else happens.
@@ -165,7 +173,9 @@ class Checker:
         world.run.on_result = [self._stored]  # type: ignore[attr-defined]
 
     def _stored(self, task_id: str, state: str, result: Any) -> None:
-        if state in states.READY_STATES:
+        if task_id in self._shared:
+            self.world.ends[task_id] += [state] * (state in states.READY_STATES)
+        elif state in states.READY_STATES:
             ends = self.world.ends[task_id]
             if task_id in self.world.revoked and states.REVOKED in (state, *ends):
                 # Celery ends a revoked message when a worker gets it, whatever happens to another copy.
@@ -196,6 +206,7 @@ class Checker:
         world.parked.look()
         self.answers.look()
         self.newest.look()
+        self.reserved.look()
         if self.queued is not None:
             self.queued.look()
         left = run.now < self._calm_at or not world.broker.is_empty() or any(world.bodies.running.values())
@@ -232,6 +243,9 @@ class Checker:
             if (held := server.held()) is not None:
                 run.fail(f"{held} on {server.host.name} is held by nobody")
         for number, (task_id, message) in world.sent.items():
+            if task_id in self._shared and number not in world.bodies.run_again:
+                times = world.bodies.succeeded[number]
+                run.must(times == 1, "message {} has the id of another one, and is carried out {} times", number, times)
             ends = world.ends.get(task_id, [])
             if not ends and not self._may_be_lost(message):
                 run.fail(f"message {number} ({message.task}) is lost: it has no end")
@@ -269,12 +283,13 @@ class Checker:
 def _send(world: World, client: Any) -> None:
     client.package.begin()
     app = apps.app_of(client.package, world.settings)
-    run = world.run
+    run, given = world.run, given_to_messages(world.plan)
     for message in sorted(world.plan.messages, key=lambda message: message.at):
         run.park(max(message.at - run.now, 0.0) / client.host.rate)
-        task_id = f"m{message.number}"
+        task_id = message.sent.removeprefix("id=") or f"m{message.number}"
         world.sent[message.number] = (task_id, message)
-        signature = app.tasks[message.task].si(message.key, message.number, message.words).set(task_id=task_id)
+        signature = app.tasks[message.task].si(message.key, message.number, message.words)
+        signature.set(task_id=task_id, **given)
         if message.chained:
             signature.link(app.tasks["shop.after"].s(message.number).set(task_id=f"{task_id}-after"))
         world.asked_at[message.number] = run.now
