@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation.plan import FIRST, LATE, Fault, Plan, Use
 
@@ -100,7 +100,13 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
     faults.sort(key=lambda fault: fault.at)
     interval = rng.choice((15.0, 60.0, 200.0))
     limits = (("a", 1), ("b", 1))
-    return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), (*faults,), "nodes", (*uses,), limits)
+    plan = Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), (*faults,), "nodes", (*uses,), limits)
+    return replace(plan, shape=named(theme))
+
+
+def named(theme: Theme) -> str:
+    """The shape of plans with this theme."""
+    return f"nodes: {theme.__name__.strip('_')}"
 
 
 def _ways(rng: random.Random, theme: Theme, messages: int) -> tuple[str, ...]:

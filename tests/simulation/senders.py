@@ -9,8 +9,7 @@ from typing import Any
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock.task.header import HEADER, of_message
-from tests.simulation import apps, fakes
+from tests.simulation import apps, fakes, inside
 from tests.simulation.plan import Fault, Message
 from tests.simulation.program import Program
 from tests.simulation.queued import Queued
@@ -51,7 +50,7 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
     if (copied := words.pop("copies", "")) and (lock := queued.lock_of(copied)):
         # Like a program that copies all headers of a message to another one.
         queued.is_foreign(message)
-        app.send_task(message.task, args, task_id=task_id, headers={HEADER: {"id": copied, "queue": lock}})
+        app.send_task(message.task, args, task_id=task_id, headers=inside.header_with(copied, lock))
         return
     signature = task.si(*args).set(task_id=task_id, **{name: float(value) for name, value in words.items()})
     if message.chained:
@@ -59,12 +58,12 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
     call = queued.begins(message, program.process)
     try:
         result = signature.apply_async()
-    except package("errors").DuplicateTask as duplicate:
+    except inside.public(package, "DuplicateTask") as duplicate:
         queued.is_duplicate(call, duplicate.task_id, duplicate.since)
-    except (package("errors").LockUnavailable, OperationalError, OSError) as error:
+    except (inside.public(package, "LockUnavailable"), OperationalError, OSError) as error:
         queued.fails(call, error)
     else:
-        if isinstance(result, package("task.sending").DuplicateResult):
+        if isinstance(result, inside.public(package, "DuplicateResult")):
             queued.is_duplicate(call, result.id, result.since)
         elif result.id == task_id:
             queued.returns(call)
@@ -170,7 +169,7 @@ def _way(world: Any, fault: Fault, **how: Any) -> None:
 def _lost(world: Any, fault: Fault, number: int | None) -> None:
     for message in world.broker.lose(number):
         headers = message["headers"]
-        goes_on = bool(headers.get("retries")) or "put_back" in of_message(headers)
+        goes_on = bool(headers.get("retries")) or inside.header_of(headers).put_back is not None
         world.senders_queue.is_lost(str(headers.get("id")), goes_on=goes_on)
 
 
@@ -185,7 +184,7 @@ def _revoked(world: Any, fault: Fault) -> None:
 
 def _forgotten(world: Any, fault: Fault) -> None:
     """The locks of waiting messages are gone, as if somebody had cleared them."""
-    world.servers[0].clear(":queue:")
+    world.servers[0].clear(inside.OF_QUEUE)
     world.senders_queue.forget()
 
 
