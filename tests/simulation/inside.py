@@ -155,8 +155,7 @@ PARTS = frozenset(
 #: In the keys of the lock of a waiting message; and at the end of the keys at which waiters wait.
 OF_QUEUE, WAKE = ":queue:", b":wake"
 
-#: The names of records, after the part of their keys: of how an attempt of a message of a plan has ended; and of others,
-#: such as a tick of beat.
+#: The names of records, after the part of their keys: of how an attempt of a plan's message has ended; and of others.
 _OF_ATTEMPT = re.compile(r"(?P<id>m\d+(-after)?):[0-9a-f]{16}:\d+\.(?P<attempt>\d+)")
 _OF_OTHERS = re.compile(r"(began|heir):.+|((runs|heir):)?[0-9a-f]{28,32}:\d+\.\d+|[0-9a-f-]{36}:[0-9a-f]{16}:\d+\.\d+")
 

@@ -356,6 +356,7 @@ class Queued:
         worker = next((it for it in self.world.workers if it.process in (process, process.parent)), None)
         if worker is None:
             return  # It has been killed by something else, and another worker is there by now.
+        self.run.strikes(f"{of} killed at a start")
         if of == "child" and process.parent is not None:
             self.run.kill(process)
             return

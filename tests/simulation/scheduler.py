@@ -178,6 +178,10 @@ class Simulation:
         if not holds:
             self.fail(rule.format(*found))
 
+    def strikes(self, fault: str) -> None:
+        """A fault of this kind has struck something."""
+        self.struck[fault] += 1
+
     def fail(self, what: str) -> None:
         """A promise is broken; the first one counts."""
         if self.failure is None:

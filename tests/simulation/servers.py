@@ -158,20 +158,24 @@ class Server:
         if self.model is not None:
             self.model.scripts.clear()
 
-    def close_connections(self) -> None:
-        """CLIENT KILL."""
+    def close_connections(self) -> int:
+        """CLIENT KILL; returns how many there were."""
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.session.close()
             peer.way.server_is_gone()
+        return len(peers)
 
-    def wake_all(self) -> None:
-        """Wake waiters as if each lock for which somebody waits were freed."""
-        if self.model is not None:
-            nobody = self.model.connect(lambda _: None, address="nobody:1")
-            for key in [key for _, key in self.model._waiting if key.endswith(inside.WAKE)]:
-                nobody.receive(hiredis.pack_command((b"RPUSH", key, b"1")))
-            nobody.close()
+    def wake_all(self) -> int:
+        """Wake waiters as if each lock for which somebody waits were freed; returns how many locks these are."""
+        if self.model is None:
+            return 0
+        nobody = self.model.connect(lambda _: None, address="nobody:1")
+        keys = [key for _, key in self.model._waiting if key.endswith(inside.WAKE)]
+        for key in keys:
+            nobody.receive(hiredis.pack_command((b"RPUSH", key, b"1")))
+        nobody.close()
+        return len(keys)
 
     # For the checker
 
@@ -278,6 +282,7 @@ class _Peer:
         server, wakes = self._server, data.startswith(b"*2\r\n") and inside.WAKE + b"\r\n" in data
         if wakes and server.run.now < server.wakes_nobody_until:
             server.run.note("wakes nobody", by=server.host.name)
+            server.run.strikes("wake-ups lost")
             server.forget(self)
             self.session.close()
             self.way.server_is_gone()

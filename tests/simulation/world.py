@@ -303,6 +303,7 @@ class Bodies:
             run.after(seconds, befall(process.host))
         if self.doomed and process.alive:
             self.doomed -= 1
+            run.strikes("child killed at an end")
             worker = next(worker for worker in self.world.workers if worker.process in (process, process.parent))
             run.after(run.rng.uniform(0.0, 0.01), lambda: run.kill(process))
             if process.parent is None:
