@@ -393,6 +393,7 @@ class Queued:
             else:
                 self._look_at(claim, ends_at if stem == claim.stem else None)
         self._are_confirmed(found)
+        self._are_given_up(found)
 
     def _look_at(self, claim: Claim, ends_at: float | None) -> None:
         now, was, must = self.run.now, claim.ends_at, self.run.must
@@ -433,10 +434,7 @@ class Queued:
         self.run.must(left <= claim.seconds + NEARLY, "the lock of {} lasts for {:.1f} s, of {:g}", *what)
 
     def _lasts_for_its_time(self, claim: Claim, stem: str) -> None:
-        must, task_id, over = self.run.must, claim.task_id, claim.over_at
-        if over is not None and stem == claim.stem and not self._is_excused(over - SOON_SAID):
-            may_last = self._may_last(over, self.run.now)
-            must(may_last, "the lock of {} is held, whose caller was told that it is not sent", task_id)
+        must, task_id = self.run.must, claim.task_id
         is_open = claim.is_sure and not claim.is_void and self.run.now < claim.taken_at + claim.seconds / 2
         # Whoever is told that sending failed gives the lock up, even if the broker has the message, and it runs.
         is_open = is_open and task_id not in self.entrance.unheard
@@ -451,14 +449,27 @@ class Queued:
         if (key, stem) not in self._unsent:
             self._unsent[key, stem] = self.run.now
             self.run.at(ends_at + NEARLY, lambda: None)  # This triggers a check at that time.
-        call, since = self.calls.get(task_id), self._unsent[key, stem]
+        since = self._unsent[key, stem]
         # A sender without an answer asks again.
         longest = UNCONFIRMED_TTL + (trouble.GIVEN_UP if self._is_excused(since - 1.0) else 0.0)
         is_soon, what = ends_at <= since + longest + NEARLY, (key, ends_at - since, task_id)
         self.run.must(is_soon, "{} is held for {:.1f} s for {}, which was never sent", *what)
-        if call is not None and call.failed_at is not None and not self._is_excused(call.failed_at - SOON_SAID):
-            may_last = self._may_last(call.failed_at, self.run.now)
-            self.run.must(may_last, "{} is held for {}, whose caller was told that it is not sent", key, task_id)
+
+    def _are_given_up(self, found: dict[str, tuple[str, float, bytes]]) -> None:
+        """Check that nobody has a lock for a message whose caller was told that it is not sent."""
+        stems, ids = (
+            {stem for stem, _, _ in found.values()},
+            {holds.task_id_in(value) for _, _, value in found.values()},
+        )
+        for task_id, call in self.calls.items():
+            if call.failed_at is None or self._may_last(call.failed_at, self.run.now):
+                continue
+            # The broker may have the message all the same, and its other locks end with it.
+            claim = self._claim_of(task_id)
+            is_open = claim is not None and claim.scope != "until_expired"
+            if not (is_open or self._is_excused(call.failed_at - SOON_SAID)):
+                is_held = task_id in ids if claim is None else claim.stem in stems
+                self.run.must(not is_held, "the lock of {} is held, whose caller was told that it is not sent", task_id)
 
     def _ends_with_its_process(self, claim: Claim, ends_at: float) -> None:
         """Check a message acknowledged early whose process died in its body: nobody else renews its lock."""

@@ -281,10 +281,12 @@ class Bodies:
             must(now >= rests_until - NOTICES / 5, "{}: message {} runs too soon after message {}", of, number, last)
         before, until = self.kept.get(of, (mine, 0.0))
         is_next = number == before.number and mine.attempt > before.attempt
-        if is_next or f"m{before.number}" in self.world.revoked:
+        is_revoked = f"m{before.number}" in self.world.revoked
+        if not (before is mine or is_revoked or self._may_be_lost(before)):
+            is_free, what = is_next or now >= until, (of, number, before.number)
+            must(is_free, "{}: message {} takes what is kept for message {}", *what)
+        if is_next or is_revoked:
             self.kept.pop(of, None)
-        elif before is not mine and not self._may_be_lost(before):
-            must(now >= until, "{}: message {} takes what is kept for message {}", of, number, before.number)
 
     @trouble.excuse
     def _may_be_lost(self, before: Running) -> bool:
