@@ -42,7 +42,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="look for the smallest plan that fails in the same way")
     parser.add_argument("--keep", type=Path, help="with --shrink: a file for that plan")
     parser.add_argument("--keep-counts", action="store_true", help="write counts.json, for later campaigns")
-    parser.add_argument("--report", type=Path, help="write the figures to FILE.json and FILE.md")
     return parser.parse_args()
 
 
@@ -90,8 +89,6 @@ def _many(options: argparse.Namespace) -> int:
     missed = [*figures.counts.missed(figures.seeds)] if options.nodes is None else []
     for line in missed:
         print(f"MISSED {line}")
-    if options.report is not None:
-        figures.write(options.report)
     if options.shrink:
         _shrink_each(figures, options.nodes)
     return 1 if figures.failures or missed else 0

@@ -153,16 +153,6 @@ def _restarted_behind(world: Any, fault: Fault) -> None:
     _restarted("nothing")(world, fault)
 
 
-def _evicted(world: Any, fault: Fault) -> None:
-    _server(world, fault).evict()
-
-
-def _flushed(world: Any, fault: Fault) -> bool:
-    server = _server(world, fault)
-    server.flush()
-    return server.model is not None
-
-
 def _failed_over(world: Any, fault: Fault) -> bool:
     server = _server(world, fault)
     model = server.model
@@ -170,26 +160,10 @@ def _failed_over(world: Any, fault: Fault) -> bool:
     return server.model is not model
 
 
-def _replica_cut(world: Any, fault: Fault) -> None:
-    _server(world, fault).replica.cut(fault.seconds)
-
-
-def _scripts_forgotten(world: Any, fault: Fault) -> None:
-    _server(world, fault).forget_scripts()
-
-
 def _wakes_nobody(world: Any, fault: Fault) -> bool:
     server = _server(world, fault)
     server.wakes_nobody_until = max(server.wakes_nobody_until, world.run.now + fault.seconds)
     return False
-
-
-def _woken_in_vain(world: Any, fault: Fault) -> bool:
-    return bool(_server(world, fault).wake_all())
-
-
-def _connections_closed(world: Any, fault: Fault) -> bool:
-    return bool(_server(world, fault).close_connections())
 
 
 def _cut(there: bool, back: bool) -> Any:
@@ -290,22 +264,12 @@ def _broker_deaf(world: Any, fault: Fault) -> None:
     world.broker.deaf_until = max(world.broker.deaf_until, world.run.now + fault.seconds)
 
 
-def _broker_refuses(world: Any, fault: Fault) -> None:
-    world.broker.refuses = True
+def _broker_is(name: str) -> Any:
+    def befalls(world: Any, fault: Fault) -> None:
+        setattr(world.broker, name, True)
+        world.run.after(fault.seconds, lambda: setattr(world.broker, name, False))
 
-    def take() -> None:
-        world.broker.refuses = False
-
-    world.run.after(fault.seconds, take)
-
-
-def _out_of_order(world: Any, fault: Fault) -> None:
-    world.broker.shuffle = True
-
-    def in_order() -> None:
-        world.broker.shuffle = False
-
-    world.run.after(fault.seconds, in_order)
+    return befalls
 
 
 BY_KIND: dict[str, Any] = {
@@ -320,13 +284,13 @@ BY_KIND: dict[str, Any] = {
     "server stalled": _server_stalled,
     "server restarted": _restarted("all"),
     "server restarted empty": _restarted("nothing"),
-    "server flushed": _flushed,
+    "server flushed": lambda world, fault: _server(world, fault).flush(),
     "failed over": _failed_over,
-    "replica cut": _replica_cut,
-    "server forgets its scripts": _scripts_forgotten,
+    "replica cut": lambda world, fault: _server(world, fault).replica.cut(fault.seconds),
+    "server forgets its scripts": lambda world, fault: _server(world, fault).forget_scripts(),
     "wake-ups lost": _wakes_nobody,
-    "woken in vain": _woken_in_vain,
-    "connections closed": _connections_closed,
+    "woken in vain": lambda world, fault: _server(world, fault).wake_all(),
+    "connections closed": lambda world, fault: _server(world, fault).close_connections(),
     "cut there": _cut(True, False),
     "cut back": _cut(False, True),
     "cut": _cut(True, True),
@@ -344,9 +308,9 @@ BY_KIND: dict[str, Any] = {
     "acknowledgement lost": _acknowledgement_lost,
     "broker cut": _broker_cut,
     "broker deaf": _broker_deaf,
-    "out of order": _out_of_order,
+    "out of order": _broker_is("shuffle"),
     "beat ended": _ended,
-    "broker refuses": _broker_refuses,
+    "broker refuses": _broker_is("refuses"),
 }
 BY_KIND |= ways.BY_KIND | senders.BY_KIND
 
@@ -354,5 +318,5 @@ BY_KIND |= ways.BY_KIND | senders.BY_KIND
 _BEYOND: dict[str, Any] = {
     "server restarted with older data": _restarted("saved"),
     "server restarted empty and behind": _restarted_behind,
-    "key evicted": _evicted,
+    "key evicted": lambda world, fault: _server(world, fault).evict(),
 }

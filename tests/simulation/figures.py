@@ -1,16 +1,11 @@
-"""The counted outcomes of many simulations: for a person, for a page, for a program."""
+"""The counted outcomes of many simulations."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from tests.simulation.counts import Counts
 
@@ -99,39 +94,6 @@ class Figures:
         for kind, seeds in self._failures():
             lines += [f"FAILED {len(seeds)}×: {kind}", f"    seeds {_first(seeds)}"]
         return "\n".join(lines)
-
-    def markdown(self) -> str:
-        """For `docs/proof.md`."""
-        lines = ["| what | how many |", "|---|---|"]
-        lines += [f"| {name} | {value} |" for name, value in self._counts()]
-        lines += ["", "| fault | times |", "|---|---|"]
-        lines += [f"| {kind} | {count:,} |" for kind, count in self.faults.most_common()]
-        if self.failures:
-            lines += ["", "| failure | seeds | the first |", "|---|---|---|"]
-            lines += [f"| {kind} | {len(seeds):,} | {_first(seeds)} |" for kind, seeds in self._failures()]
-        return "\n".join(lines) + "\n"
-
-    def as_json(self) -> str:
-        content: dict[str, Any] = {
-            "seeds": self.seeds,
-            "simulated_hours": round(self.seconds / 3600, 3),
-            "messages": self.messages,
-            "bodies": self.bodies,
-            "switches": self.switches,
-            "faults": dict(self.faults.most_common()),
-            "failures": {kind: {"count": len(seeds), "seeds": seeds[:100]} for kind, seeds in self._failures()},
-            "minutes": round(self.minutes, 3),
-            "jobs": self.jobs,
-            "cpu_seconds": round(self.cpu, 1),
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-        }
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-    def write(self, file: Path) -> None:
-        """Write `file`.json and `file`.md."""
-        file.with_suffix(".json").write_text(self.as_json())
-        file.with_suffix(".md").write_text(self.markdown())
 
     def _failures(self) -> list[tuple[str, list[int]]]:
         return sorted(((kind, sorted(seeds)) for kind, seeds in self.failures.items()), key=lambda it: -len(it[1]))

@@ -114,12 +114,13 @@ class Server:
         if self.model is None:
             self.start({"all": self._data, "saved": self._saved, "nothing": None}[having])
 
-    def flush(self) -> None:
-        """FLUSHALL: it forgets everything, but its connections stay."""
+    def flush(self) -> bool:
+        """FLUSHALL, if it is there: it forgets everything, but its connections stay."""
         if self.model is not None:
             self.model.flush(list(self.model.dataset.databases.values()))
             self.empty_since, self._seen = self.run.now, None
             self.run.note("is flushed", by=self.host.name)
+        return self.model is not None
 
     def clear(self, part: str) -> None:
         """Forget the keys with this in their names, as if somebody had deleted them."""
@@ -158,24 +159,24 @@ class Server:
         if self.model is not None:
             self.model.scripts.clear()
 
-    def close_connections(self) -> int:
-        """CLIENT KILL; returns how many there were."""
+    def close_connections(self) -> bool:
+        """CLIENT KILL, if there are any."""
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.session.close()
             peer.way.server_is_gone()
-        return len(peers)
+        return bool(peers)
 
-    def wake_all(self) -> int:
-        """Wake waiters as if each lock for which somebody waits were freed; returns how many locks these are."""
+    def wake_all(self) -> bool:
+        """Wake waiters, if there are any, as if each lock for which somebody waits were freed."""
         if self.model is None:
-            return 0
+            return False
         nobody = self.model.connect(lambda _: None, address="nobody:1")
         keys = [key for _, key in self.model._waiting if key.endswith(inside.WAKE)]
         for key in keys:
             nobody.receive(hiredis.pack_command((b"RPUSH", key, b"1")))
         nobody.close()
-        return len(keys)
+        return bool(keys)
 
     # For the checker
 
