@@ -19,10 +19,10 @@ from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.task.header import of_message
 from celery_singleton_lock.task.leader import token_of
 from celery_singleton_lock.worker.line import MAX_PAUSE
-from tests.simulation import apps, holds, trouble
+from tests.simulation import apps, holds, inside, trouble
 from tests.simulation.parked import Copy
 from tests.simulation.plan import Message
-from tests.simulation.queued import AT_ONCE, HARMLESS, Claim, follows
+from tests.simulation.queued import AT_ONCE, HARMLESS, Claim
 from tests.simulation.world import Running
 
 #: Seconds of the simulation between two looks.
@@ -238,7 +238,7 @@ class Answers:
         claim, last = self._claim_of(f"m{number}"), self._last_ended(number)
         if claim is None or last is None or last[0].process.alive or self.world.ends.get(f"m{number}"):
             return False
-        says = f"{claim.lock[1]}:done:runs:{token_of(claim.lock[2])}:"
+        says = f"{claim.lock.key}:done:runs:{token_of(claim.lock.owner)}:"
         return not any(key.startswith(says) for server in self.world.servers for key, _ in server.living_values())
 
     def _is_alone(self, body: Running, other: _Other, headers: Mapping[str, Any]) -> None:
@@ -287,12 +287,12 @@ class Answers:
 
     def _leads(self, body: Running, request: Any) -> None:
         """Check that a message that runs in its leader's place keeps others from being sent, as its scope says."""
-        lock = of_message(vars(request)).get("queue")
-        if lock is None or not follows(lock) or lock[5] != "until_executed":
+        lock = inside.lock_in(vars(request))
+        if lock is None or lock.follows is None or lock.scope != "until_executed":
             return
-        stem, _ = self.world.senders_queue._hold(f"{lock[1]}:run")
+        stem, _ = self.world.senders_queue._hold(inside.of_lock(lock.key))
         asked_at = self.world.asked_at[body.number]
-        if stem != lock[2][:28] and not self._is_excused(asked_at - AT_ONCE):
+        if stem != inside.stem(lock.owner) and not self._is_excused(asked_at - AT_ONCE):
             self.run.fail(f"message {body.number} runs in the place of the one that it follows, without its lock")
 
     def is_behind_another(self, request: Any) -> bool:
@@ -415,7 +415,7 @@ def _copy_of(number: int, headers: Mapping[str, Any]) -> tuple[int, str]:
 def _leader_in(headers: Mapping[str, Any], attempt: int) -> str | None:
     """The id of the message that a copy follows, as this copy says; None if it follows none."""
     queued, header = of_message(headers).get("queue"), of_message(headers).get("put_back") or {}
-    if queued is None or not follows(queued):
+    if queued is None or len(queued) < 8 or queued[7] is None:
         return None
     leader = header.get("leader") if header.get("retries") == attempt else None
     return bytes.fromhex((leader or queued[7])[0]).decode()

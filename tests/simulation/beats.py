@@ -167,6 +167,7 @@ class BeatsChecker:
         """Perhaps kill a beat between the send of a tick and its record."""
         if self.world.doomed_beats:
             seconds = self.world.doomed_beats.pop(0)
+            self.run.strikes("beat killed as it sends")
             beat = next(beat for beat in self.world.workers if beat.process is process)
             self.run.after(self.run.rng.uniform(0.0, 0.002), lambda: self.run.kill(process))
             self.run.after(seconds + 0.01, beat.start)

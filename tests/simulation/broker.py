@@ -142,6 +142,7 @@ class Broker:
     def acknowledge(self, consumer: Consumer, tag: int, requeue: bool | None) -> None:
         if self.lose_acks > 0:
             self.lose_acks -= 1
+            self.run.strikes("acknowledgement lost")
             self.run.note("loses an acknowledgement", str(tag), by="broker")
             return
         self.run.after(self._delay(), lambda: self._acknowledged(consumer, tag, requeue))

@@ -7,17 +7,33 @@ A name or a format that has changed fails the simulation at once, and says which
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
+from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH
 from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
+from celery_singleton_lock.stores.redis.redlock.node import MAX_PAUSE as PAUSE_OF_NODE
+from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.task import header
+from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.joined import Joined
+from celery_singleton_lock.task.queued import SOON
 from tests.simulation.scheduler import simulation
 
 Part = TypeVar("Part")
+
+#: For the checkers. A node of a Redlock that did not answer is left alone for `PAUSE_OF_NODE`.
+__all__ = ("MEMORY_TTL", "PAUSE_OF_NODE", "SLICE", "SOON", "UNCONFIRMED_TTL")
+
+#: The bytes of a message in a list of ended messages, and of its name in them.
+NOTED, NAMED = 12, 8
 
 
 class UnknownInside(AssertionError):
@@ -36,6 +52,11 @@ def assign(of: Any, name: str, value: Any) -> None:
     """Set an attribute that must be there already."""
     attribute(of, name)
     setattr(of, name, value)
+
+
+def public(package: Any, name: str) -> Any:
+    """What a copy of the package has under a public name."""
+    return attribute(sys.modules[package.name], name)
 
 
 # Headers
@@ -104,6 +125,17 @@ def header_of(headers: Mapping[str, Any]) -> Header:
     return _made(Header, **parts)
 
 
+def lock_in(headers: Mapping[str, Any]) -> QueueLock | None:
+    """The lock that a message with these headers brings."""
+    return header_of(headers).queue
+
+
+def header_with(task_id: str, lock: QueueLock) -> dict[str, Any]:
+    """Our header of a message that brings this lock, and nothing else."""
+    parts = [lock.task, lock.key, lock.owner, lock.seconds, lock.limit, lock.scope]
+    return {header.HEADER: {"id": task_id, "queue": parts}}
+
+
 def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
     try:
         return kind(*fields, **named)
@@ -120,6 +152,13 @@ PARTS = frozenset(
     | {"ended", "aside", "ledger", "secret", "claim", "gone", "queue"}
 )
 
+#: In the keys of the lock of a waiting message; and at the end of the keys at which waiters wait.
+OF_QUEUE, WAKE = ":queue:", b":wake"
+
+#: The names of records, after the part of their keys: of how an attempt of a plan's message has ended; and of others.
+_OF_ATTEMPT = re.compile(r"(?P<id>m\d+(-after)?):[0-9a-f]{16}:\d+\.(?P<attempt>\d+)")
+_OF_OTHERS = re.compile(r"(began|heir):.+|((runs|heir):)?[0-9a-f]{28,32}:\d+\.\d+|[0-9a-f-]{36}:[0-9a-f]{16}:\d+\.\d+")
+
 
 def check_keys(keys: Any) -> None:
     """Make sure that each key is one that the checkers know."""
@@ -133,6 +172,123 @@ def part_of(key: str) -> str:
     """The part of a key that says what it holds: the one after the hash tag, or after the lock of a queue."""
     _, _, rest = key.rpartition("}") if "}" in key else key.partition(":")
     return rest.removeprefix(":queue").removeprefix(":").partition(":")[0]
+
+
+def of_lock(lock: str, part: str = "run") -> str:
+    """A key of this lock; by default, that of its first hold."""
+    return f"{lock}:{part}"
+
+
+@lru_cache(maxsize=1024)
+def lock_of(key: str) -> str:
+    """The lock of a key; a lock outside of tasks is at its own."""
+    part = part_of(key)
+    return key.rpartition(f":{part}")[0] if part else key
+
+
+def name_in(key: str) -> str:
+    """What follows the part of a key: the name of a record, or who was given up."""
+    return key.rpartition(f":{part_of(key)}:")[2]
+
+
+@lru_cache(maxsize=1024)
+def attempt_of(key: str) -> tuple[str, int] | None:
+    """The id of the message whose record is at a key, and the attempt that has ended; None if it is another key."""
+    if part_of(key) != "done":
+        return None
+    if found := _OF_ATTEMPT.fullmatch(name_in(key)):
+        return found["id"], int(found["attempt"])
+    if not _OF_OTHERS.fullmatch(name_in(key)):
+        raise _unknown(f"the key {key} has an unknown record")
+    return None
+
+
+def run_key(package: Any, lock: str, slot: int) -> bytes:
+    """The key of a lock, or of a slot of it, that a process with this copy of the package holds."""
+    return str(attribute(package("stores.redis.keyspace"), "run_key")(lock, slot)).encode()
+
+
+def shared_fence_key(lock: str) -> str:
+    """The key of the highest fence on a server."""
+    return keyspace.shared_fence_key(keyspace.shared(lock))
+
+
+# Holds, leases and records
+
+
+class Hold(NamedTuple):
+    """The value of a lock; of one that a node of a Redlock got back, only the owner is known.
+
+    Attributes:
+        pid: the process that holds it; 0 if it is reserved, or of a waiting message.
+    """
+
+    owner: str
+    sending: str = ""
+    task_id: str | None = None
+    retries: int = 0
+    node: str | None = None
+    pid: int = 0
+    since: float = 0.0
+    replaced: int = 0
+    process: str = ""
+    ttl: float = 0.0
+    fence: int = 0
+    label: str = ""
+    order: str = ""
+    newer: Sequence[str] = ()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the lock is kept for an attempt that is to come."""
+        return bool(self.sending) and not (self.pid or self.ttl)
+
+
+class Record(NamedTuple):
+    """How a message has ended, as a lock server knows it."""
+
+    state: str
+    seconds: float
+    has_content: bool
+    is_settled: bool
+    mark: str = ""
+
+
+@lru_cache(maxsize=1024)  # The checkers ask for the same ones at each look.
+def hold_of(value: bytes) -> Hold:
+    """The hold that is the value of a lock."""
+    owner, rest = value[:OWNER_LENGTH].decode(errors="replace"), value[OWNER_LENGTH:]
+    return _made(Hold, owner, *json.loads(rest or b"[]"))
+
+
+def stem(owner: str) -> str:
+    """The beginning of an owner, the same for all its attempts."""
+    return owner[:STEM_LENGTH]
+
+
+@lru_cache(maxsize=1024)
+def record_of(value: bytes) -> Record:
+    """The record that is the value of a key."""
+    return _made(Record, *json.loads(value.partition(b"\n")[0]))
+
+
+def ended_name(task: Any, lock: str) -> bytes:
+    """The name under which a lock server notes that the message of a running task, with this lock, has ended."""
+    return keyspace.ended_name(lock, holder_of(task, task.request).message)
+
+
+def names_of_ended(value: bytes) -> set[bytes]:
+    """The names in a list of messages that have ended; the second from which it forgets each one is beside it."""
+    if len(value) % NOTED:
+        raise _unknown(f"a list of ended messages has {len(value)} bytes")
+    return {value[at : at + NAMED] for at in range(0, len(value), NOTED)}
+
+
+def repeated_by(process: Any) -> list[tuple[str, str, str]]:
+    """What a process repeats, or repeated until it died, on its lock server: what, of which lock, and for whom."""
+    runtimes = attribute(process.package("runtime"), "_all_opened")[-1].runtimes.values()
+    pending = [attribute(runtime.store, "_pending") for runtime in runtimes]
+    return [call_id for calls in pending for call_id in attribute(calls, "_calls")]
 
 
 def _unknown(what: str) -> UnknownInside:

@@ -411,8 +411,7 @@ class LocksChecker:
         used = {turn.lease.owner[:28] for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
         for server in self.world.servers:
-            if (given_up := holds.of_given_up(server, frozenset(self.limits))) is not None:
-                self.run.fail(given_up)
+            holds.must_not_be_given_up(self.run, server, frozenset(self.limits))
         self._must_not_be_kept_for(held)
         unused = {
             (key, owner)

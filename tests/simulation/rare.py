@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
-from tests.simulation.plan import Fault, Message, Plan
-
-Shape = Callable[[Plan, random.Random], Plan]
+from tests.simulation.plan import Fault, Message, Plan, Shape, one_of
 
 #: By kind of plan, the share that has such a shape.
-SHARES = {"joined": 0.3, "tasks": 0.3}
+SHARES = {"joined": 0.2, "tasks": 0.12}
 
 
 def perhaps_rare(plan: Plan) -> Plan:
     """The plan, or another plan instead; its seed decides."""
     rng = random.Random(f"rare of {plan.seed}")
-    return rng.choice(BY_KIND[plan.kind])(plan, rng) if rng.random() < SHARES.get(plan.kind, 0.0) else plan
+    return one_of(BY_KIND[plan.kind], plan, rng) if rng.random() < SHARES.get(plan.kind, 0.0) else plan
 
 
 def dies_in_its_retry(plan: Plan, rng: random.Random) -> Plan:

@@ -162,9 +162,8 @@ class Simulation:
         self.hub = getcurrent()
         self.failure: str | None = None
         self.is_finished = False
-        #: How often each rule was judged, and each excuse held.
-        self.judged: Counter[str] = Counter()
-        self.excused: Counter[str] = Counter()
+        #: How often each rule was judged, each kind of fault struck, and each excuse held.
+        self.judged, self.struck, self.excused = Counter[str](), Counter[str](), Counter[str]()
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -186,14 +185,18 @@ class Simulation:
         if not holds:
             self.fail(rule.format(*found))
 
+    def strikes(self, fault: str) -> None:
+        """A fault of this kind has struck something."""
+        self.struck[fault] += 1
+
     def fail(self, what: str) -> None:
         """A promise is broken; the first one counts."""
         if self.failure is None:
             self.failure = what
             self.note("BROKEN", what, by="checker")
 
-    def broke(self, task: Task, error: BaseException) -> None:
-        """A thread ended with an uncaught error."""
+    def broke(self, task: object, error: BaseException) -> None:
+        """A thread, or the checker, ended with an uncaught error."""
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1]
