@@ -35,7 +35,7 @@ class Copies:
 
     def deliver(self, turn: Turn, message: str) -> None:
         """Deliver a copy of a message to a process."""
-        package, (store, _) = turn.process.package, inside.shared_of(turn.lock)
+        package, store = turn.process.package, inside.store_of(turn.lock)
         request = inside.request_of_copy(package, turn.lock, message)
         holder = request.holder
         self._checker.waiting[turn.use.name].append(turn)
@@ -58,12 +58,13 @@ class Copies:
             self._refuse(turn, message, holder)
 
     def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any, knew: set[Server]) -> None:
-        package, (store, heartbeat) = turn.process.package, inside.shared_of(turn.lock)
+        package, lock = turn.process.package, turn.lock
         turn.lease = lease
-        heartbeat.start(lease, turn.lost.clear)
+        inside.heartbeat_of(lock).start(lease, turn.lost.clear)
         self._checker._holds(turn)
-        if self._checker._trusts(turn) and not self._checker.forgets:
-            knew, ends = knew & self._knowing(turn, message, holder), self._ends[message]
+        ends, trusts = self._ends[message], self._checker._trusts(turn)
+        knew = knew & self._knowing(turn, message, holder) if ends and trusts else knew
+        if trusts and not self._checker.forgets:
             may_run = not ends or (REFUSED not in ends and self._is_unheard(message, knew))
             self.run.must(may_run, "message {} is carried out by use {} after its end", message, turn.use.number)
         left = turn.use.takes
@@ -71,17 +72,17 @@ class Copies:
             self.run.park(min(left, STEP))
             left -= STEP
         was_held = lease.held
-        heartbeat.stop(lease)
+        inside.heartbeat_of(lock).stop(lease)
         if turn in self._checker.holding[turn.use.name]:
             self._checker.holding[turn.use.name].remove(turn)
         try:
             if was_held:
                 self._unheard[message].add(inside.stem(lease.owner))
-                store.free(lease, record=inside.record_for(package, holder, DONE, LIFE))
+                inside.store_of(lock).free(lease, record=inside.record_for(package, holder, DONE, LIFE))
                 self._unheard[message].remove(inside.stem(lease.owner))
                 self._has_ended(message, DONE)
             else:
-                store.free(lease)
+                inside.store_of(lock).free(lease)
         except inside.public(package, "LockUnavailable") as error:
             self.run.note("has no answer", f"{turn.use.name} use={turn.use.number} {error}")
         else:
@@ -89,10 +90,10 @@ class Copies:
         self._checker._freed_at[inside.stem(lease.owner)] = self.run.now
 
     def _refuse(self, turn: Turn, message: str, holder: Any) -> None:
-        package, (store, _) = turn.process.package, inside.shared_of(turn.lock)
+        package, lock = turn.process.package, turn.lock
         knew, refused = self._knowing(turn, message, holder), inside.record_for(package, holder, REFUSED, LIFE)
         try:
-            found = store.refuse(inside.key_of(turn.lock), holder, refused)
+            found = inside.store_of(lock).refuse(inside.key_of(lock), holder, refused)
         except inside.public(package, "LockUnavailable") as error:
             self._over(turn, f"has no answer: {error}")
             return

@@ -542,10 +542,14 @@ def lease_of(lock: Any) -> Any:
     return attribute(attribute(attribute(lock, "local"), "held"), "lease")
 
 
-def shared_of(lock: Any) -> tuple[Any, Any]:
-    """The store of a lock, and what renews its leases: those of all locks with its clients."""
-    shared = attribute(lock, "_shared")
-    return attribute(shared, "store"), attribute(shared, "heartbeat")
+def store_of(lock: Any) -> Any:
+    """The store of all locks with the clients of this one."""
+    return attribute(attribute(lock, "_shared"), "store")
+
+
+def heartbeat_of(lock: Any) -> Any:
+    """What renews their leases."""
+    return attribute(attribute(lock, "_shared"), "heartbeat")
 
 
 def key_of(lock: Any) -> Any:
@@ -555,10 +559,10 @@ def key_of(lock: Any) -> Any:
 
 def request_of_copy(package: Any, lock: Any, message: str) -> Any:
     """How a copy of a message asks for a lock."""
-    names, key, ttl = module(package, "holder"), key_of(lock), attribute(lock, "_ttl")
+    names = module(package, "holder")
     holder = names.Holder(message, process=attribute(module(package, "process_identity"), "own")())
-    owner = attribute(names, "new_owner")()
-    return module(package, "stores.base").LockRequest(key, owner, ttl=ttl, holder=holder, once=True)
+    owner, base = attribute(names, "new_owner")(), module(package, "stores.base")
+    return base.LockRequest(key_of(lock), owner, ttl=attribute(lock, "_ttl"), holder=holder, once=True)
 
 
 def record_for(package: Any, holder: Any, content: bytes, seconds: float) -> Any:
@@ -579,7 +583,7 @@ def content_of(package: Any, found: Any) -> bytes | None:
 
 def nodes_of(lock: Any) -> Any:
     """The nodes of a Redlock."""
-    return attribute(shared_of(lock)[0], "_nodes")
+    return attribute(store_of(lock), "_nodes")
 
 
 def reaches_no_majority(nodes: Any, now: float) -> bool:

@@ -191,9 +191,9 @@ class NodesChecker(LocksChecker):
                 continue
             if self._is_old(owner):
                 continue
-            host, since = turn.process.host, self._must_be_well_since
+            host, since, has_it = turn.process.host, self._must_be_well_since, turn.lease.reason is None
             if self._is_well(host.name, server, since, but=DELAYS_NOTHING):
-                has_it, what = turn.lease.reason is None, (server.host.name, name, turn.use.number)
+                what = server.host.name, name, turn.use.number
                 self.run.must(has_it, "{} holds {} again for use {}, which has lost it", *what)
 
     def _nothing_is_left(self) -> None:
