@@ -157,7 +157,7 @@ class Header:
 
 
 #: The parts that are lists, and what is in each place: an exchange of two places is seen.
-_LISTS = {
+LISTS = {
     "joins": (Joins, re.compile(r"\['m\d+', '[0-9a-f]+', 0, \d+, \d+\.\d+, (True|False)\]")),
     "waits": (Waits, re.compile(r"\['[^']*:[^']*', \d+\]")),
     "leader": (Leader, re.compile(r"\['[0-9a-f]+', '[0-9a-f]{32}', \d+\.\d+, (None|\['shop.*\])\]")),
@@ -199,12 +199,17 @@ def header_with(task_id: str, lock: QueueLock) -> dict[str, Any]:
 
 def _listed(name: str, value: Any) -> Any:
     """The value of a part that may be a list."""
-    if name not in _LISTS:
+    if name not in LISTS:
         return value
-    kind, form = _LISTS[name]
+    kind, form = LISTS[name]
     if not form.fullmatch(repr(value)):
         raise _unknown(f"{name} is {value}")
     return _made(kind, *value)
+
+
+def names_of(kind: Any) -> list[str]:
+    """What is in the places of such a list."""
+    return [*kind.__annotations__]
 
 
 def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
@@ -452,7 +457,7 @@ def begin_anew(package: Any) -> None:
 def task_class(package: Any) -> Any:
     """The class of exclusive tasks; Celery makes their requests of its own class."""
     base = public(package, "SingletonTask")
-    assign(base, "Request", public(package, "SingletonRequest"))
+    base.Request = public(package, "SingletonRequest")
     return base
 
 
@@ -539,17 +544,17 @@ def locks(package: Any) -> Any:
 
 def lease_of(lock: Any) -> Any:
     """The lease of a lock that is held."""
-    return attribute(attribute(attribute(lock, "local"), "held"), "lease")
+    return lock.local.held.lease
 
 
 def store_of(lock: Any) -> Any:
     """The store of all locks with the clients of this one."""
-    return attribute(attribute(lock, "_shared"), "store")
+    return attribute(lock, "_shared").store
 
 
 def heartbeat_of(lock: Any) -> Any:
     """What renews their leases."""
-    return attribute(attribute(lock, "_shared"), "heartbeat")
+    return attribute(lock, "_shared").heartbeat
 
 
 def key_of(lock: Any) -> Any:
@@ -577,8 +582,7 @@ def is_lease(package: Any, found: Any) -> bool:
 
 def content_of(package: Any, found: Any) -> bytes | None:
     """What is recorded, if a record was found in place of a lock."""
-    is_record = isinstance(found, attribute(module(package, "stores.base"), "Record"))
-    return attribute(found, "content") if is_record else None
+    return found.content if isinstance(found, module(package, "stores.base").Record) else None
 
 
 def nodes_of(lock: Any) -> Any:
@@ -588,9 +592,9 @@ def nodes_of(lock: Any) -> Any:
 
 def reaches_no_majority(nodes: Any, now: float) -> bool:
     """Whether a process has no connections to most nodes of its Redlock, and avoids these nodes by its clock."""
-    avoided = sum(attribute(node, "_avoided_until") > now for node in attribute(nodes, "each"))
-    connected = max((attribute(it, "reaches") for it in attribute(nodes, "_conversations")), default=0)
-    return bool(avoided >= attribute(nodes, "quorum") > connected)
+    avoided = sum(attribute(node, "_avoided_until") > now for node in nodes.each)
+    connected = max((it.reaches for it in attribute(nodes, "_conversations")), default=0)
+    return bool(avoided >= nodes.quorum > connected)
 
 
 def scheduler_of(package: Any, app: Any) -> Any:
