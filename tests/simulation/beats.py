@@ -135,6 +135,8 @@ class BeatsChecker:
         if task is None or task.process not in self._schedulers:
             return  # A worker puts it back.
         entry, task_id = str(ours.entry), headers["id"]
+        for server in self.world.servers:
+            inside.check_keys(key for key, _ in server.living_values())  # Claims end soon.
         tick = entry, due
         if not is_taken:
             self._not_taken.add(tick)

@@ -123,7 +123,6 @@ class PutBack:
     since: float | None = None
     arrived: int | None = None
     redelivered: bool = False
-    returned: Sequence[int] | None = None
     exchange: str | None = None
     routing_key: str | None = None
 
@@ -148,8 +147,6 @@ class Header:
 
     id: str | None = None
     sent: str | None = None
-    replaced: Any = None
-    call: Any = None
     queue: QueueLock | None = None
     put_back: PutBack | None = None
     due: float | None = None
@@ -163,7 +160,9 @@ LISTS = {
     "leader": (Leader, re.compile(r"\['[0-9a-f]+', '[0-9a-f]{32}', \d+\.\d+, (None|\['shop.*\])\]")),
     "queue": (
         QueueLock,
-        re.compile(r"\['shop\.\w+', '[^']*:queue', '[0-9a-f]{32}', [\d.]+, \d+, '[a-z_]+'(, \[[^[]*\](, \[.*\])?)?\]"),
+        re.compile(
+            r"\['shop\.\w+', '[^']*:queue', '[0-9a-f]{32}', [\d.]+, \d+, '[a-z_]+'(, \[('\w+')?\](, \['.+\])?)?\]"
+        ),
     ),
 }
 
@@ -225,7 +224,7 @@ def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
 #: at its name itself.
 PARTS = frozenset(
     {"", "run", "wake", "fence", "slots", "waiting", "line", "order", "nudge", "done", "over", "memory"}
-    | {"ended", "aside", "ledger", "secret", "claim", "gone", "queue"}
+    | {"ended", "ledger", "secret", "claim", "queue"}
 )
 
 #: In the keys of the lock of a waiting message; and at the end of the keys at which waiters wait.
