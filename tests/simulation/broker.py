@@ -12,7 +12,7 @@ from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES, virtual
 
-from celery_singleton_lock.task.header import of_message
+from tests.simulation import inside
 from tests.simulation.scheduler import Simulation, simulation
 
 TRANSPORT_ALIASES["simulated"] = "tests.simulation.broker:Transport"
@@ -230,7 +230,7 @@ class Broker:
 
 def _is_put_back(headers: Mapping[str, Any]) -> bool:
     """Whether the package has put it back."""
-    return "retries" in (of_message(headers).get("put_back") or {})
+    return inside.put_back_of(headers).retries is not None
 
 
 class Channel(virtual.Channel):

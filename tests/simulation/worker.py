@@ -21,7 +21,7 @@ from celery.concurrency import prefork
 from celery.worker import state, strategy
 from kombu.transport import virtual
 
-from tests.simulation import apps, fakes, loading
+from tests.simulation import apps, fakes, inside, loading
 from tests.simulation.broker import Consumer, Delivery
 from tests.simulation.loop import Loop
 from tests.simulation.scheduler import Host, Process, Task, simulation
@@ -116,10 +116,7 @@ class Worker:
         #: As for a consumer of this pool.
         self.num_processes = self.concurrency
         self.options = {"initargs": (app, self.node)}
-        runtime = package("runtime").Runtime.of(app)
-        bootstep, loop = package("worker.bootstep"), self.loop
-        package("_celery").worker_state = _State(app)
-        consumer = self._consumer(app)
+        loop, consumer = self.loop, self._consumer(app)
         parent = SimpleNamespace(
             app=app,
             concurrency=self.concurrency,
@@ -128,16 +125,14 @@ class Worker:
             consumer=consumer,
             use_eventloop=True,
         )
-        if self.pool == "prefork":
-            bootstep._look_after_processes(parent, runtime)
-        bootstep._have_copies_wait(parent, runtime)
+        has_processes = self.pool == "prefork"
+        free_left_behind = inside.begin_worker(package, app, _State(app), parent, has_processes=has_processes)
         #: Its waiting copies; None if they wait only for their time.
-        self.line = package("worker.line").line_of.get(app)
+        self.line = inside.line_of(package, app)
         self.world.parked.watch(self)
-        fakes.Thread(target=bootstep.free_left_behind, args=(runtime, self.node), name="start").start()
-        if self.pool == "prefork":
-            for _ in range(self.concurrency):
-                self._add_child()
+        fakes.Thread(target=free_left_behind, args=(self.node,), name="start").start()
+        for _ in range(self.concurrency if has_processes else 0):
+            self._add_child()
         self._free_threads = self.concurrency
         channel = app.connection_for_read().channel()
         strategies = _Made(lambda name: strategy.default(app.tasks[name], app, consumer))
@@ -371,7 +366,7 @@ class Worker:
         """The main function of a process of the pool."""
         package = child.process.package
         package.begin()
-        package("task.key_report")._channel = parent.package("task.key_report")._channel
+        inside.inherit_channel(package, parent.package)
         apps.app_of(package, self.settings)
         while parent.alive:
             if child.is_to_end:
