@@ -193,6 +193,7 @@ NOT_OF_PROGRAMS = frozenset(
 def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Plan:
     """The plan of a seed; of this kind, if it is given."""
     from tests.simulation.disagreements import draw_nodes
+    from tests.simulation.rare import perhaps_rare
     from tests.simulation.sendings import draw_sent
     from tests.simulation.sharing import draw_follows, draw_joined, draw_newest
 
@@ -208,6 +209,7 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
     draws |= {"beats": _beats, "nodes": draw_nodes, "sent": draw_sent}
     draws |= {"joined": draw_joined, "newest": draw_newest, "follows": draw_follows}
     plan = draws[kind](seed, nodes)
+    plan = plan if nodes is not None else perhaps_rare(plan)
     return replace(plan, in_turns=plan.in_turns or random.Random(f"in turns of {seed}").random() < IN_TURNS)
 
 

@@ -1,0 +1,36 @@
+"""More shapes, which few plans have: instead of the plan that their seed has otherwise, so that other seeds stay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.simulation.plan import Fault, Plan
+
+Shape = Callable[[Plan, random.Random], Plan]
+
+#: By kind of plan, the share that has such a shape.
+SHARES = {"beats": 0.3}
+
+
+def perhaps_rare(plan: Plan) -> Plan:
+    """The plan, or another plan instead; its seed decides."""
+    rng = random.Random(f"rare of {plan.seed}")
+    return rng.choice(BY_KIND[plan.kind])(plan, rng) if rng.random() < SHARES.get(plan.kind, 0.0) else plan
+
+
+def race_for_ticks(plan: Plan, rng: random.Random) -> Plan:
+    """Several beats claim each tick at about the same time: claims alone decide, which these faults do not touch."""
+    latency = rng.choice((0.01, 0.03, 0.06))
+    entries = tuple((f"entry{number}", rng.choice((1.0, 1.0, 2.0))) for number in range(rng.randint(1, 3)))
+    kinds = ("slow", "connections closed", "worker killed", "beat ended", "beat killed as it sends", "cut back")
+    faults = (
+        Fault(round(rng.uniform(0.5, 6.0), 3), rng.choice(kinds), rng.randrange(100), round(rng.uniform(0.0, 2.0), 3))
+        for _ in range(rng.randrange(4))
+    )
+    plan = replace(plan, nodes=1, workers=rng.choice((2, 3)), mode="shared", entries=entries, latency=latency)
+    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+BY_KIND: dict[str, tuple[Shape, ...]] = {"beats": (race_for_ticks,)}
