@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.simulation.plan import Fault, Plan
+from tests.simulation.plan import Fault, Message, Plan
 
 Shape = Callable[[Plan, random.Random], Plan]
 
 #: By kind of plan, the share that has such a shape.
-SHARES = {"beats": 0.3}
+SHARES = {"beats": 0.3, "tasks": 0.1}
 
 
 def perhaps_rare(plan: Plan) -> Plan:
@@ -33,4 +33,20 @@ def race_for_ticks(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
-BY_KIND: dict[str, tuple[Shape, ...]] = {"beats": (race_for_ticks,)}
+def stubborn(plan: Plan, rng: random.Random) -> Plan:
+    """A body goes on although it is interrupted, and loses its lock: it is interrupted again, or killed on prefork."""
+    pool, ttl = rng.choice(("prefork", "threads")), rng.choice((6.0, 10.0))
+    ignores = 1 if pool == "threads" else rng.choice((1, 9))
+    tasks = ("shop.late", "shop.again", "shop.two", "shop.keeps")
+    messages = tuple(
+        Message(round(0.1 + 0.3 * number, 3), task, "a", number, f"takes={2 * ttl:g} stubborn={ignores}")
+        for number, task in enumerate(rng.choices(tasks, k=rng.randint(1, 3)))
+    )
+    faults = [Fault(round(rng.uniform(0.5, ttl), 3), rng.choice(("cut", "cut back", "server stalled")), 0, 1.5 * ttl)]
+    if ignores > 1:
+        faults.insert(0, Fault(0.05, "child killed"))  # Before there is any message: as what follows may be.
+    plan = replace(plan, nodes=1, pool=pool, ttl=ttl, messages=messages, faults=tuple(faults), visibility=60.0)
+    return replace(plan, workers=rng.choice((1, 2)), concurrency=2)
+
+
+BY_KIND: dict[str, tuple[Shape, ...]] = {"beats": (race_for_ticks,), "tasks": (stubborn,)}

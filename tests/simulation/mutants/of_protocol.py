@@ -79,6 +79,23 @@ MUTANTS = (
         "        if not self.held:\n            raise LockLost",
         "        if not self.held and self.ttl < 0:\n            raise LockLost",
     ),
+    Mutant(
+        "a body that does not end is killed with its process",
+        "task/abort.py",
+        "                _kill_this_child(self._lease)\n",
+        "",
+    ),
+    Mutant(
+        "a body that goes on is interrupted again",
+        "task/abort.py",
+        "            if now >= self._strike_again_at and not",
+        "            if not self._strike_again_at and not",
+    ),
+    _trust(
+        "a body that goes on has a tenth of the ttl to end",
+        old="GRACE_SHARE = 1 / 10\n",
+        new="GRACE_SHARE = 1.0\n",
+    ),
     _run(
         "a body that fails without its lock ends as its copy does",
         old="self.was_lost = self.superseded is None and not lease.held and _is_failure(error)",
