@@ -160,7 +160,7 @@ class BeatsChecker:
             self._follows_on_the_last(entry)
 
     def _is_sent_once(self, tick: tuple[str, str]) -> None:
-        """Check that a tick is sent again only when the claim may be over under which it was sent, because of a fault."""
+        """Check that a tick is sent again only when, after a fault, the claim may be over under which it was sent."""
         after = self.run.now - self._sent_at.get(tick, -math.inf)
         self._sent_at[tick] = self.run.now
         if not self._may_lose_its_claim():

@@ -58,6 +58,8 @@ class PutBack:
     arrived: int | None = None
     redelivered: bool = False
     returned: Sequence[int] | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

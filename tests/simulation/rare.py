@@ -11,7 +11,7 @@ from tests.simulation.plan import Fault, Message, Plan
 Shape = Callable[[Plan, random.Random], Plan]
 
 #: By kind of plan, the share that has such a shape.
-SHARES = {"beats": 0.3, "tasks": 0.1}
+SHARES = {"beats": 0.3, "tasks": 0.2}
 
 
 def perhaps_rare(plan: Plan) -> Plan:
@@ -49,4 +49,25 @@ def stubborn(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, workers=rng.choice((1, 2)), concurrency=2)
 
 
-BY_KIND: dict[str, tuple[Shape, ...]] = {"beats": (race_for_ticks,), "tasks": (stubborn,)}
+def bounded(plan: Plan, rng: random.Random) -> Plan:
+    """Messages that may meet two conflicts wait behind a long one, and are delivered again or lose their worker."""
+    longest = rng.choice((2.0, 6.0, 12.0))
+    messages = tuple(
+        Message(
+            round(0.1 + 0.2 * number, 3),
+            "shop.bounded",
+            rng.choice("aab"),
+            number,
+            f"takes={longest if number < 2 else 0.2}",
+        )
+        for number in range(rng.randint(2, 5))
+    )
+    kinds = ("delivered again", "worker killed", "broker cut", "child killed")
+    faults = sorted(
+        (round(rng.uniform(0.2, 6.0), 3), rng.choice(kinds), rng.randrange(99), 0.5) for _ in range(rng.randrange(3))
+    )
+    plan = replace(plan, nodes=1, messages=messages, faults=tuple(Fault(*fault) for fault in faults))
+    return replace(plan, workers=rng.choice((1, 2)), concurrency=2, visibility=60.0)
+
+
+BY_KIND: dict[str, tuple[Shape, ...]] = {"beats": (race_for_ticks,), "tasks": (stubborn, bounded)}

@@ -106,6 +106,8 @@ class Task:
         #: Exceptions to raise in it at its next point; and signals for a main thread.
         self.thrown: list[type[BaseException]] = []
         self.signals: list[int] = []
+        #: The message that it carries out, if it is a thread of a pool: as it was delivered.
+        self.delivered: dict[str, Any] | None = None
         self._function = function
         # When it ends, its parent continues: not the task that started it, whose process may be dead by then.
         self.greenlet = greenlet(self._run, simulation.hub)

@@ -21,6 +21,7 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.newest import Newest
 from tests.simulation.plan import Plan, draw
 from tests.simulation.queued import Queued
+from tests.simulation.refusals import Refusals
 from tests.simulation.replicas import Replica
 from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
@@ -156,6 +157,7 @@ class Checker:
         self.answers = world.answers = Answers(world)
         self.newest = world.newest = Newest(world)
         self.invariants = Invariants(world)
+        self.refusals = Refusals(world)
         #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
         self._calm_at = world.plan.calm_at
@@ -180,6 +182,7 @@ class Checker:
             self.newest.note_end(task_id, state, result)
             self.world.parked.note_end(task_id)
             self.invariants.note_end(task_id, state, result)
+            self.refusals.note_end(task_id, state, result)
             if self.queued is not None:
                 self.queued.has_ended(task_id)
 

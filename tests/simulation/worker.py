@@ -24,7 +24,7 @@ from kombu.transport import virtual
 from tests.simulation import apps, fakes, loading
 from tests.simulation.broker import Consumer, Delivery
 from tests.simulation.loop import Loop
-from tests.simulation.scheduler import Host, Process, Task
+from tests.simulation.scheduler import Host, Process, Task, simulation
 
 #: Least and most seconds until the pool notices that a child is gone.
 NOTICED = (0.05, 1.0)
@@ -39,6 +39,7 @@ class Job:
     accepted: Callable[..., Any]
     done: Callable[..., Any]
     failed: Callable[..., Any]
+    given_at: float
     child: Child | None = None
     is_accepted: bool = False
     is_over: bool = False
@@ -279,7 +280,7 @@ class Worker:
         **_: Any,
     ) -> Job:
         """Apply a job like billiard's pool."""
-        job = Job(args[1], pickle.dumps(args), accept_callback, callback, error_callback)
+        job = Job(args[1], pickle.dumps(args), accept_callback, callback, error_callback, self.run.now)
         self._jobs.append(job)
         self._dispatch()
         return job
@@ -439,6 +440,7 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
     """Carry out a job in its process; returns whether the tracer itself failed, and what is reported."""
     name, task_id, request, body, content_type, encoding = loads(job.args, process)
     app = process.package.kept["app"]
+    simulation().current.delivered = {**request, "given_at": job.given_at}  # type: ignore[union-attr]
     try:
         value = trace_task_ret(name, task_id, request, body, content_type, encoding, app=app)
         failed = False
