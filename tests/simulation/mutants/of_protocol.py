@@ -139,6 +139,38 @@ MUTANTS = (
         '        logger.warning("%s cannot be put back: %r", named(task), error)\n',
     ),
     Mutant(
+        "calls with other arguments do not exclude each other",
+        "keys/key.py",
+        "digest(name + content)",
+        "digest(name)",
+    ),
+    Mutant(
+        "lock_conflict_retries bounds how often a message is put back",
+        "task/on_conflict.py",
+        "    if bound is not None and requeue",
+        "    if bound == -1 and requeue",
+    ),
+    Mutant(
+        "a copy knows that its message may have begun",
+        "task/requeue.py",
+        '        known["redelivered"] = True\n',
+        "        pass\n",
+    ),
+    Mutant(
+        "a copy of a message that has expired does not run",
+        "worker/request.py",
+        "in carried and requeue.may_have_begun(self.context)):\n            # It",
+        "in carried):\n            # It",
+        kind="sent",
+    ),
+    Mutant(
+        "a message that is delivered again does not run when it has expired",
+        "task/refusal.py",
+        "    if requeue.comes_too_late(execution.request):\n        revoked",
+        "    if False:\n        revoked",
+        kind="sent",
+    ),
+    Mutant(
         "a conflict spends none of the task's retries",
         "task/original.py",
         '        way = {"exchange"',
