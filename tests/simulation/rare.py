@@ -11,7 +11,7 @@ from tests.simulation.plan import Fault, Message, Plan
 Shape = Callable[[Plan, random.Random], Plan]
 
 #: By kind of plan, the share that has such a shape.
-SHARES = {"beats": 0.3, "tasks": 0.2}
+SHARES = {"beats": 0.3, "tasks": 0.2, "sent": 0.1}
 
 
 def perhaps_rare(plan: Plan) -> Plan:
@@ -70,4 +70,21 @@ def bounded(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, workers=rng.choice((1, 2)), concurrency=2, visibility=60.0)
 
 
-BY_KIND: dict[str, tuple[Shape, ...]] = {"beats": (race_for_ticks,), "tasks": (stubborn, bounded)}
+def expires_in_line(plan: Plan, rng: random.Random) -> Plan:
+    """Copies wait for a lock for longer than they may, in a worker that has room, or are delivered again there."""
+    expires = rng.choice((1.5, 4.0))
+    times = (0.1, 0.4, round(rng.uniform(5.0, 9.0), 3))
+    messages = tuple(
+        Message(at, "shop.behind", "a", number, f"takes={rng.choice((0.2, 3.0, 5.0))}", sent=f"expires={expires}")
+        for number, at in enumerate(times)
+    )
+    faults = (Fault(at, "delivered again", rng.randrange(9)) for at in (0.6, 1.2)[: rng.randrange(3)])
+    plan = replace(plan, nodes=1, messages=messages, faults=tuple(faults), concurrency=2, visibility=60.0)
+    return replace(plan, workers=rng.choice((1, 2)), queue_ttl=None)
+
+
+BY_KIND: dict[str, tuple[Shape, ...]] = {
+    "beats": (race_for_ticks,),
+    "tasks": (stubborn, bounded),
+    "sent": (expires_in_line,),
+}
