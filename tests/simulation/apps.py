@@ -24,6 +24,12 @@ TASKS: dict[str, dict[str, Any]] = {
     "shop.again": {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True},
     "shop.patient": {"on_conflict": "retry", "lock_wait": 20.0},
     "shop.refuses": {"on_conflict": "raise", "lock_wait": 3.0, "acks_late": True, "reject_on_worker_lost": True},
+    "shop.bounded": {
+        "on_conflict": "retry",
+        "lock_conflict_retries": 2,
+        "acks_late": True,
+        "reject_on_worker_lost": True,
+    },
     "shop.rests": {
         "on_conflict": "retry",
         "acks_late": True,

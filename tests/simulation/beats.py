@@ -5,6 +5,7 @@ The loop of a beat is that of `celery.beat.Service`; the schedule is in the sett
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import defaultdict
 from contextlib import suppress
@@ -81,6 +82,7 @@ class BeatsChecker:
         #: The tick of each id; the id of each tick; by entry, the sent ticks and their times.
         self._ticks: dict[str, tuple[str, str]] = {}
         self._ids: dict[tuple[str, str], str] = {}
+        self._sent_at: dict[tuple[str, str], float] = {}
         self._sent: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         self._not_taken: set[tuple[str, str]] = set()
         self._led_at = 0.0
@@ -153,14 +155,27 @@ class BeatsChecker:
             must(before == task_id, "{}: its tick of {} is sent as {}, and was as {}", *what)
         other = self._ticks.setdefault(task_id, tick)
         must(other == tick, "{}: {} is its tick of {}, and of {}", entry, task_id, due, other)
-        if not self.plan.faults:
-            must(not is_repeated, "{}: its tick of {} is sent twice, and nothing went wrong", entry, due)
+        self._is_sent_once(tick)
         wall = task.process.host.wall_clock(self.run.now)
         if is_repeated and self._sent[entry] and self._sent[entry][-1][1] == _seconds(due):
             self._sent[entry][-1] = (*self._sent[entry][-1][:2], wall)
         elif entry in self._intervals and not is_repeated:
             self._sent[entry].append((self.run.now, _seconds(due), wall))
             self._follows_on_the_last(entry)
+
+    def _is_sent_once(self, tick: tuple[str, str]) -> None:
+        """Check that a tick is sent again only when, after a fault, the claim may be over under which it was sent."""
+        after = self.run.now - self._sent_at.get(tick, -math.inf)
+        self._sent_at[tick] = self.run.now
+        if not self._may_lose_its_claim():
+            is_over = after >= (min(self.plan.ttl, CLAIMED) / 2 if self.plan.faults else math.inf)
+            self.run.must(is_over, "{}: its tick of {} is sent again after {:.3f} s", *tick, after)
+
+    @trouble.excuse
+    def _may_lose_its_claim(self) -> object:
+        """Whether a beat may have sent a tick late, or a server may have forgotten who had claimed it."""
+        kinds = {fault.kind for fault in self.plan.faults if fault.at <= self.run.now}
+        return not kinds.isdisjoint((*trouble.OF_WORKERS, "server restarted empty"))
 
     def _makes_up_for(self, entry: str, due: str) -> None:
         """Note that a refused tick is sent, or one close to it: nodes may disagree about the last run."""

@@ -22,6 +22,7 @@ from tests.simulation.newest import Newest
 from tests.simulation.plan import Plan, draw
 from tests.simulation.putbacks import PutBacks, given_to_messages
 from tests.simulation.queued import Queued
+from tests.simulation.refusals import Refusals
 from tests.simulation.replicas import Replica
 from tests.simulation.reserved import Reserved
 from tests.simulation.scheduler import Simulation, begin
@@ -167,6 +168,7 @@ class Checker:
         PutBacks(world)
         Heirs(world)
         self.reserved = Reserved(world)
+        self.refusals = Refusals(world)
         #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
         #: Ids that the plan gives to several messages; the other checkers know a message by its id.
@@ -196,6 +198,7 @@ class Checker:
             self.newest.note_end(task_id, state, result)
             self.world.parked.note_end(task_id)
             self.invariants.note_end(task_id, state, result)
+            self.refusals.note_end(task_id, state, result)
             if self.queued is not None:
                 self.queued.has_ended(task_id)
 

@@ -42,6 +42,7 @@ class Job:
     accepted: Callable[..., Any]
     done: Callable[..., Any]
     failed: Callable[..., Any]
+    given_at: float
     child: Child | None = None
     is_accepted: bool = False
     is_over: bool = False
@@ -277,7 +278,7 @@ class Worker:
         **_: Any,
     ) -> Job:
         """Apply a job like billiard's pool."""
-        job = Job(args[1], pickle.dumps(args), accept_callback, callback, error_callback)
+        job = Job(args[1], pickle.dumps(args), accept_callback, callback, error_callback, self.run.now)
         self._jobs.append(job)
         self._dispatch()
         return job
@@ -449,7 +450,7 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
     """Carry out a job in its process; returns whether the tracer itself failed, and what is reported."""
     name, task_id, request, body, content_type, encoding = loads(job.args, process)
     app = process.package.kept["app"]
-    simulation().current.delivered = request  # type: ignore[union-attr]
+    simulation().current.delivered = {**request, "given_at": job.given_at}  # type: ignore[union-attr]
     try:
         value = trace_task_ret(name, task_id, request, body, content_type, encoding, app=app)
         failed = False

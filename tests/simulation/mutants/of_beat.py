@@ -33,6 +33,13 @@ MUTANTS = (
         kind="beats",
     ),
     Mutant(
+        "one beat at a time has the claim of a tick",
+        "stores/redis/scripts/ledger/claim.lua",
+        "elseif over or type(claimer) == 'string' and claimer ~= owner then",
+        "elseif over then",
+        kind="beats",
+    ),
+    Mutant(
         "a tick that the broker did not take is sent again",
         "beat/claiming.py",
         "            self._unsent[entry.name] = entry, tick\n",

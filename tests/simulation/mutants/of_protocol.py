@@ -79,6 +79,23 @@ MUTANTS = (
         "        if not self.held:\n            raise LockLost",
         "        if not self.held and self.ttl < 0:\n            raise LockLost",
     ),
+    Mutant(
+        "a body that does not end is killed with its process",
+        "task/abort.py",
+        "                _kill_this_child(self._lease)\n",
+        "",
+    ),
+    Mutant(
+        "a body that goes on is interrupted again",
+        "task/abort.py",
+        "            if now >= self._strike_again_at and not",
+        "            if not self._strike_again_at and not",
+    ),
+    _trust(
+        "a body that goes on has a tenth of the ttl to end",
+        old="GRACE_SHARE = 1 / 10\n",
+        new="GRACE_SHARE = 1.0\n",
+    ),
     _run(
         "a body that fails without its lock ends as its copy does",
         old="self.was_lost = self.superseded is None and not lease.held and _is_failure(error)",
@@ -120,6 +137,38 @@ MUTANTS = (
         "task/requeue.py",
         '        logger.warning("%s cannot be put back: %r", named(task), error)\n        return\n',
         '        logger.warning("%s cannot be put back: %r", named(task), error)\n',
+    ),
+    Mutant(
+        "calls with other arguments do not exclude each other",
+        "keys/key.py",
+        "digest(name + content)",
+        "digest(name)",
+    ),
+    Mutant(
+        "lock_conflict_retries bounds how often a message is put back",
+        "task/on_conflict.py",
+        "    if bound is not None and requeue",
+        "    if bound == -1 and requeue",
+    ),
+    Mutant(
+        "a copy knows that its message may have begun",
+        "task/requeue.py",
+        '        known["redelivered"] = True\n',
+        "        pass\n",
+    ),
+    Mutant(
+        "a copy of a message that has expired does not run",
+        "worker/request.py",
+        "in carried and requeue.may_have_begun(self.context)):\n            # It",
+        "in carried):\n            # It",
+        kind="sent",
+    ),
+    Mutant(
+        "a message that is delivered again does not run when it has expired",
+        "task/refusal.py",
+        "    if requeue.comes_too_late(execution.request):\n        revoked",
+        "    if False:\n        revoked",
+        kind="sent",
     ),
     Mutant(
         "a conflict spends none of the task's retries",
