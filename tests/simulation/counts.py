@@ -37,7 +37,7 @@ class Counts:
         """For a terminal."""
         for kind, names in known().items():
             yield f"{'times':>14} {'seeds':>8}  {kind}"
-            for name in sorted(names | set(self.times[kind]), key=lambda name: -self.times[kind][name]):
+            for name in sorted(names | set(self.times[kind]), key=lambda name: (-self.times[kind][name], name)):
                 yield f"{self.times[kind][name] or 'never':>14} {self.seeds[kind][name]:>8}  {name}"
 
     def missed(self, seeds: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -242,6 +242,13 @@ def check_keys(keys: Any) -> None:
             raise _unknown(f"the key {key} has the part {part!r}")
 
 
+def check_holds(values: Iterable[tuple[str, bytes]]) -> None:
+    """Make sure that each hold has the form that the checkers know."""
+    for key, value in values:
+        if part_of(key) == "run":
+            hold_of(value)
+
+
 @lru_cache(maxsize=4096)
 def part_of(key: str) -> str:
     """The part of a key that says what it holds: the one after the hash tag, or after the lock of a queue."""
@@ -343,18 +350,14 @@ def number_of_order(name: bytes) -> str:
 
 
 class Hold(NamedTuple):
-    """The value of a lock; of one that a node of a Redlock got back, only the owner is known.
-
-    Attributes:
-        pid: the process that holds it; 0 if it is reserved, or of a waiting message.
-    """
+    """The value of a lock; of one that a node of a Redlock got back, only the owner is known."""
 
     owner: str
     sending: str = ""
     task_id: str | None = None
     retries: int = 0
     node: str | None = None
-    pid: int = 0
+    shown_pid: int = 0
     since: float = 0.0
     replaced: int = 0
     process: str = ""
@@ -365,9 +368,14 @@ class Hold(NamedTuple):
     newer: Sequence[str] = ()
 
     @property
+    def pid(self) -> int:
+        """The process that holds it; 0 if it is reserved, or of a waiting message."""
+        return int(self.process.split("/")[1]) if self.process else 0
+
+    @property
     def is_kept(self) -> bool:
         """Whether the lock is kept for an attempt that is to come."""
-        return bool(self.sending) and not (self.pid or self.ttl)
+        return bool(self.sending) and not (self.process or self.ttl)
 
 
 class Record(NamedTuple):
@@ -384,7 +392,10 @@ class Record(NamedTuple):
 def hold_of(value: bytes) -> Hold:
     """The hold that is the value of a lock."""
     owner, rest = value[:OWNER_LENGTH].decode(errors="replace"), value[OWNER_LENGTH:]
-    return _made(Hold, owner, *json.loads(rest or b"[]"))
+    hold = _made(Hold, owner, *json.loads(rest or b"[]"))
+    if not isinstance(hold.retries, int) or hold.process.count("/") not in (0, 2):
+        raise _unknown(f"a hold has the value {value!r}")
+    return hold
 
 
 def stem(owner: str) -> str:
@@ -412,8 +423,8 @@ def names_of_ended(value: bytes) -> set[bytes]:
 
 def repeated_by(process: Any) -> list[tuple[str, str, str]]:
     """What a process repeats, or repeated until it died, on its lock server: what, of which lock, and for whom."""
-    runtimes = attribute(process.package("runtime"), "_all_opened")[-1].runtimes.values()
-    pending = [attribute(runtime.store, "_pending") for runtime in runtimes]
+    opened = attribute(process.package("runtime"), "_all_opened")[-1:]
+    pending = [attribute(runtime.store, "_pending") for one in opened for runtime in one.runtimes.values()]
     return [call_id for calls in pending for call_id in attribute(calls, "_calls")]
 
 

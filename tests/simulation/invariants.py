@@ -198,6 +198,9 @@ class Invariants:
     def look_at_the_end(self) -> None:
         """Check, when everything is over."""
         kinds, must = [fault.kind for fault in self.world.plan.faults], self.run.must
+        for process in self.run.processes if len(self.world.servers) == 1 else ():
+            if process.alive:
+                must(not (calls := inside.repeated_by(process)), "{} still repeats {}", process.name, calls)
         for number, (task_id, message) in self.world.sent.items():
             ends = self.world.ends.get(task_id, [])
             # Celery ends a message acknowledged early whose process is dead, even after that had sent a retry.

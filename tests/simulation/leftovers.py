@@ -13,7 +13,7 @@ class Leftovers:
     """Knows which holds of a dead child its main process cannot know of, or has freed in vain."""
 
     def __init__(self, world: Any) -> None:
-        self._run = world.run
+        self._run, self._servers = world.run, world.servers
         #: Holds that had ended when a replica took the server's place that did not know it: their keys and owners.
         self._brought_back: set[tuple[str, str]] = set()
         for server in world.servers:
@@ -36,7 +36,9 @@ class Leftovers:
         Its main process frees what the last delivery has asked for last. It does not know of anything before that.
         """
         (dead,) = [process for process in self._run.processes if process.pid == pid]
-        return any(call_owner.startswith(owner) for *_, call_owner in inside.repeated_by(dead))
+        return len(self._servers) == 1 and any(
+            call_owner.startswith(owner) for *_, call_owner in inside.repeated_by(dead)
+        )
 
 
 def _holds_in(values: Iterable[tuple[str, bytes]]) -> set[tuple[str, str]]:

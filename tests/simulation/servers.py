@@ -44,6 +44,7 @@ class _Seen:
         living = [it for it in every if it[2] is None or it[2] >= now]
         inside.check_keys(key for key, _, _ in every)
         values = [(key, value) for key, value, _ in living if isinstance(value, bytes)]
+        inside.check_holds(values)
         endless = [key for key, _, ends_at in living if ends_at is None]
         until = min((ends_at + 1 for _, _, ends_at in living if ends_at is not None), default=float("inf"))
         return _Seen(data, version, now, until, living, values, endless)
