@@ -272,6 +272,10 @@ def _broker_is(name: str) -> Any:
     return befalls
 
 
+def _pids_come_again(world: Any, _: Fault) -> None:
+    world.pids_come_again = True
+
+
 BY_KIND: dict[str, Any] = {
     "child killed": _child_killed,
     "child killed at an end": _killed_at_an_end,
@@ -311,6 +315,7 @@ BY_KIND: dict[str, Any] = {
     "out of order": _broker_is("shuffle"),
     "beat ended": _ended,
     "broker refuses": _broker_is("refuses"),
+    "pids come again": _pids_come_again,
 }
 BY_KIND |= ways.BY_KIND | senders.BY_KIND
 

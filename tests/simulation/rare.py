@@ -37,6 +37,26 @@ def dies_in_its_retry(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, pool="prefork", workers=rng.choice((1, 2)), concurrency=3, visibility=60.0)
 
 
+def pids_come_again(plan: Plan, rng: random.Random) -> Plan:
+    """Children die, and their successors have their pids; the main process is stopped as one dies, or cannot free its
+    lock.
+    """
+    task, takes = rng.choice(("shop.late", "shop.again", "shop.retries")), rng.choice((0.5, 1.5))
+    messages = tuple(
+        Message(round(0.05 + rng.uniform(0.1, 0.5) * number, 3), task, key, number, f"takes={takes}")
+        for number, key in enumerate(rng.choices("abcd", k=6))
+    )
+    faults = [Fault(0.0, "pids come again")]
+    for _ in "12":
+        at = round(rng.uniform(0.1, 2.5), 3)
+        faults.append(Fault(at, "child killed", rng.randrange(99)))
+        slow = rng.choice(("worker stopped", "cut", "near"))
+        faults.append(Fault(round(at - 0.01, 3), slow, 0, round(rng.uniform(0.3, 1.5), 2)))
+    faults.sort(key=lambda fault: fault.at)
+    plan = replace(plan, messages=messages, faults=tuple(faults), nodes=1, workers=1, concurrency=2, visibility=60.0)
+    return replace(plan, pool="prefork", latency=rng.choice((0.0, 0.01)) * plan.ttl)
+
+
 def one_id_for_all(plan: Plan, rng: random.Random) -> Plan:
     """Messages of one task with other arguments, and of another task, have one id."""
     task, other = rng.choice((("shop.again", "shop.patient"), ("shop.retries", "shop.again")))
@@ -137,5 +157,5 @@ BY_KIND: dict[str, tuple[Shape, ...]] = {
     "beats": (race_for_ticks,),
     "joined": (dies_in_its_retry,),
     "sent": (expires_in_line,),
-    "tasks": (one_id_for_all, lost_as_it_is_renewed, stubborn, bounded),
+    "tasks": (pids_come_again, one_id_for_all, lost_as_it_is_renewed, stubborn, bounded),
 }

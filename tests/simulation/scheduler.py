@@ -67,12 +67,17 @@ EPOCH = 1_700_000_000.0
 
 @dataclass(eq=False)
 class Process:
-    """A process of a host, with a copy of the package that no other living process has."""
+    """A process of a host, with a copy of the package that no other living process has.
+
+    Attributes:
+        pid: its own; `os_pid` may be that of a process of the host that is dead by now.
+    """
 
     host: Host
     pid: int
     name: str
     package: Any
+    os_pid: int
     #: Whether it is a process of a pool.
     is_child: bool = False
     parent: Process | None = None

@@ -22,7 +22,7 @@ GIVEN_UP = 4.0
 
 #: Faults that delay nothing once they have happened.
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
-HARMLESS = (*HARMLESS, "near", "far")  # The plan's latency allows for these.
+HARMLESS = (*HARMLESS, "pids come again", "near", "far")  # The plan's latency allows for these.
 HARMLESS = (*HARMLESS, "cut at an end", "cut there at an end", "cut back at an end")  # These begin when a body ends.
 BRIEF = (
     *HARMLESS,

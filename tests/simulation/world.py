@@ -98,6 +98,8 @@ class World:
         #: Called when the task after a message runs: with the message's return value and its number.
         self.on_followed: list[Callable[[Any, int], None]] = []
         self._pids = 100
+        #: Whether a new process has the pid of the last one of its host that has died.
+        self.pids_come_again = False
 
     def host(self, name: str) -> Host:
         """Make a machine."""
@@ -110,7 +112,11 @@ class World:
     def process(self, host: Host, name: str) -> Process:
         """Make a process that has not started yet."""
         self._pids += 1
-        return Process(host, self._pids, name, loading.take())
+        dead = (it.os_pid for it in reversed(self.run.processes) if it.host is host and not it.alive)
+        os_pid = next(dead, self._pids) if self.pids_come_again else self._pids
+        if any(it.os_pid == os_pid and it.alive for it in self.run.processes):
+            os_pid = self._pids
+        return Process(host, self._pids, name, loading.take(), os_pid)
 
     def leases(self) -> list[tuple[Process, Any]]:
         """The leases of running bodies, with their processes."""
