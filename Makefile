@@ -84,7 +84,7 @@ test-servers: .venv/.compiled
 	for server in $(SERVERS); do PATH="$$server:$$PATH" $(PYTEST) $(PARALLEL) -m "not slow" $(ON_SERVERS) || exit 1; done
 
 
-# SEEDS=7000..7999 runs these seeds. SIMULATE="--shrink --report FILE": see `python -m tests.simulation --help`.
+# SEEDS=7000..7999 runs these seeds. SIMULATE=--shrink: see `python -m tests.simulation --help`.
 simulate: .venv/.dev
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(if $(MINUTES),--minutes $(MINUTES)) $(SIMULATE)
 

@@ -31,7 +31,10 @@ class Joined(NamedTuple):
         if holder.task_id is None or not holder.sending:
             return None
         replaced = NOBODY - holder.replaced if holder.is_nobody else holder.replaced
-        return cls(holder.task_id, holder.sending, replaced, holder.retries, holder.since)
+        joined = cls(holder.task_id, holder.sending, replaced, holder.retries, holder.since)
+        # The lock is kept for an attempt that has not begun.
+        is_kept = holder.retries > 0 and not (holder.pid or holder.is_nobody)
+        return joined._replace(since=0.0, goes_on=True) if is_kept else joined
 
     @classmethod
     def read(cls, value: object) -> Joined | None:

@@ -165,9 +165,9 @@ class Joining:
             looked_at.append(self.joined)
             if (found := self._look()) is not None:
                 return found
-            heir = self._heir()
+            heir = self._heir_of(self.joined)
             if heir is None or heir in looked_at:
-                return None
+                return self._look_at_heir_before()
             self.joined = heir
         return None
 
@@ -177,9 +177,10 @@ class Joining:
         seconds = it.runtime.settings.done_ttl
         head = Outcome(HEIR, settled=True).record_of(it.holder, seconds).content
         own = json.dumps(Joined.of(it.holder))
-        names = [self._heirs_name]
-        if self.joined.goes_on and self.joined.since:  # Other copies may not have seen that attempt begin.
-            names.append(self._heirs_name_of(self.joined._replace(since=0.0)))
+        names = [self._name_of_heir(self.joined)]
+        # Other copies may have joined an earlier attempt, and not have seen that one begin.
+        if self.joined.since and (self.joined.goes_on or self.joined.retries):
+            names.append(self._name_of_heir(self.joined._replace(since=0.0)))
         for name in names:
             it.runtime.store.remember(self._key, Record(name, head + own.encode(), seconds))
 
@@ -251,18 +252,21 @@ class Joining:
             return age
         return max(self._execution.runtime.settings.done_ttl - record.seconds, age)
 
-    def _heir(self) -> Joined | None:
-        """The copy that ran in place of the task; None if there was none, or it was this one."""
-        record = self._execution.runtime.store.recorded(self._key, self._heirs_name)
+    def _look_at_heir_before(self) -> End | NotYet | None:
+        """How a copy has ended that ran in place of the task before this attempt had begun; None if there was none."""
+        if not (self.joined.goes_on and self.joined.since):
+            return None
+        heir = self._heir_of(self.joined._replace(since=0.0))
+        return None if heir is None else Joining(self._acquisition, heir, self._key).look()
+
+    def _heir_of(self, joined: Joined) -> Joined | None:
+        """The copy that ran in place of a task; None if there was none, or it was this one."""
+        record = self._execution.runtime.store.recorded(self._key, self._name_of_heir(joined))
         fields = cleaned.array(record.content.partition(b"\n")[2]) if record is not None else None
         heir = Joined.read(fields)
         return None if heir is None or heir.sending == self._execution.holder.sending else heir
 
-    @property
-    def _heirs_name(self) -> str:
-        return self._heirs_name_of(self.joined)
-
-    def _heirs_name_of(self, joined: Joined) -> str:
+    def _name_of_heir(self, joined: Joined) -> str:
         return f"heir:{joined.message(self._execution.task.name)}:{joined.since:.6f}"
 
     def _recorded(self, joined: Joined) -> Record | None:

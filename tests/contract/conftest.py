@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -27,3 +27,13 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         return
     with opened(request.getfixturevalue("redis_server"), 5 if request.param == "redlock" else 1) as store:
         yield store
+
+
+def blocked(server: RedisServer, many: int = 1) -> Callable[[], bool]:
+    """Whether so many clients of a server wait for something."""
+
+    def are() -> bool:
+        with server.client() as client:
+            return int(client.info("clients")["blocked_clients"]) == many
+
+    return are

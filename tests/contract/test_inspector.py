@@ -12,7 +12,7 @@ from celery_singleton_lock.stores.base import FORGOTTEN, Held, LockRequest, Reco
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing.store_contract.asking import KEY, ME, TTL, taken, until_free
-from tests.servers import until
+from tests.patience import until
 
 
 def test_holds_are_found_by_prefix(store: Store) -> None:

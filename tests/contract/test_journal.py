@@ -132,11 +132,13 @@ def test_foreign_values_are_left_out(redis_server: RedisServer) -> None:
     journal = store.journal("contract", size=100)
     journal.write({"a": 1}, [run(-1, 0)], slack=0.0)
     with redis_server.client() as client:
-        client.xadd("contract:{journal}:entries", {"e": "[1,2"})
-        client.xadd("contract:{journal}:entries", {"e": '["walk"]'})
-        client.xadd("contract:{journal}:entries", {"other": "x", "e": "{}"})
-        client.hset("contract:{journal}:counts", "b", "many")
-        client.hset("contract:{journal}:last", KEY, "garbage")
+        (entries,) = client.scan_iter("contract:{journal}:*", _type="stream")
+        hashes = [*client.scan_iter("contract:{journal}:*", _type="hash")]
+        assert hashes
+        for written in ({"e": "[1,2"}, {"e": '["walk"]'}, {"other": "x", "e": "{}"}):
+            client.xadd(entries, written)
+        for name in hashes:
+            client.hset(name, mapping={"b": "many", KEY: "garbage"})
     assert len(list(journal.entries(since=0.0))) == 1
     assert journal.counts() == {"a": 1}
     assert journal.write({}, [run(-1, 0)], slack=0.0).overlaps == [None]

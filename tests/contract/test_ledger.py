@@ -25,10 +25,10 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.ledger import Ledger, Refused
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
-from tests.servers import until
+from tests.contract import inside
+from tests.patience import until
 
 KEY = "contract:{beat:1}"
 TTL = 5.0
@@ -127,15 +127,16 @@ def test_claim_may_be_repeated(ledger: Ledger) -> None:
 def test_foreign_value_does_not_stop_other_entries(redis_server: RedisServer) -> None:
     with closing(open_url(redis_server.url_of(0), {})) as store, redis_server.client() as client:
         ledger = store.ledger(KEY)
-        for key in (*keyspace.claim_keys(KEY, ["x"]), *keyspace.gone_keys(KEY, ["x"])):
+        claim_of_x, gone_x = inside.beats_keys(KEY, "x")
+        for key in (claim_of_x, gone_x):
             client.lpush(key, "a stranger's")
         assert ledger.claim({"x": 10, "y": 10}, "a", ttl=TTL, ceiling=CEILING) == {}
-        client.delete(*keyspace.claim_keys(KEY, ["x"]))
-        client.lpush(*keyspace.claim_keys(KEY, ["x"]), "a stranger's")
+        client.delete(claim_of_x)
+        client.lpush(claim_of_x, "a stranger's")
         ledger.record({"x": 20, "y": 20}, "a", ceiling=CEILING)
         assert align(ledger, x=0, y=0) == {"x": 20, "y": 20}
         ledger.unclaim(["x", "y"], "a")
-        client.set(*keyspace.claim_keys(KEY, ["z"]), "a stranger's, forever")
+        client.set(inside.beats_keys(KEY, "z")[0], "a stranger's, forever")
         assert claim(ledger, "z", 10) == Refused(None, TTL)
 
 

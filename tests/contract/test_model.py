@@ -19,13 +19,14 @@ from hypothesis.stateful import (
 )
 
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import STEM_LENGTH, Holder, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
+from tests.contract import inside
 from tests.patience import until
 
 KEY = "model:{job:1}"
@@ -178,13 +179,9 @@ def test_histories(kind: str, redis_server: RedisServer) -> None:
         pass
 
     def end(store: Store, owner: str) -> None:
-        if isinstance(store, MemoryStore):
-            store._occupants[KEY] = {slot: it for slot, it in store._occupants[KEY].items() if it.owner != owner}
-            return
-        for client in clients:
-            for place in client.scan_iter(f"{KEY}:run*"):
-                if (client.get(place) or "").startswith(owner[:STEM_LENGTH]):
-                    client.delete(place)
+        places = [store] if kind == "memory" else clients
+        ended = [inside.end_hold(place, KEY, owner) for place in places]
+        assert any(ended)
 
     clients = [redis_server.client(database) for database in range(len(urls))]
     Histories_.open_store = staticmethod(open_store)
@@ -238,13 +235,13 @@ ONE_NODE_TOO_FEW = [
 @given(rounds=st.lists(ROUNDS, min_size=8, max_size=16))
 def test_fences_grow_over_changing_majorities(redis_server: RedisServer, rounds: list[Round]) -> None:
     """Also where the nodes' counters were far apart before."""
-    fences = [0]
+    fences, counter = [0], inside.fence_counter(KEY)
     redis_server.flush()
     with ExitStack() as exits:
         clients = [exits.enter_context(redis_server.client(node)) for node in range(NODES)]
         for each in rounds:
-            if each.ahead and clients[each.node].exists(f"{KEY}:fence"):
-                clients[each.node].incrby(f"{KEY}:fence", each.ahead)
+            if each.ahead and clients[each.node].exists(counter):
+                clients[each.node].incrby(counter, each.ahead)
             fences.append(fence_of(redis_server, each.up))
     redis_server.flush()
     assert fences == sorted(set(fences))

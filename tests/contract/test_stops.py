@@ -9,11 +9,10 @@ import pytest
 from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis import stops as redis_stops
 from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
+from tests.contract import inside
 from tests.contract.conftest import opened
 
 PREFIX, OWN, OTHER = "singleton_lock", "host/1/2", "host/3/4"
@@ -30,8 +29,8 @@ def store(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_singleton_lock.stores.redis.stops.SLICE", 1)
-    monkeypatch.setattr("celery_singleton_lock.stores.memory.stops.SLICE", 0.05)
+    inside.set_seconds(monkeypatch, "of one wait for a stop", 1)
+    inside.set_seconds(monkeypatch, "of one wait for a stop in memory", 0.05)
 
 
 def test_each_process_gets_its_calls_in_turn(store: Store) -> None:
@@ -65,7 +64,7 @@ def test_wait_ends_after_a_while_without_a_call(store: Store) -> None:
 
 @pytest.mark.parametrize("written", [b"", b"{}", b"[1, 2]", b'["' + b"x" * 32 + b'", "id"]', b"\xff", b"[[[["])
 def test_foreign_values_are_not_calls(redis_server: RedisServer, written: bytes) -> None:
-    key = keyspace.stops_key(PREFIX, OWN)
+    key = inside.stop_list(PREFIX, OWN)
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
         own = store.stops(PREFIX, OWN)
         assert own is not None
@@ -75,7 +74,7 @@ def test_foreign_values_are_not_calls(redis_server: RedisServer, written: bytes)
 
 
 def test_value_of_another_type_is_an_error(redis_server: RedisServer) -> None:
-    key = keyspace.stops_key(PREFIX, OWN)
+    key = inside.stop_list(PREFIX, OWN)
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
         own = store.stops(PREFIX, OWN)
         assert own is not None
@@ -90,13 +89,12 @@ def test_value_of_another_type_is_an_error(redis_server: RedisServer) -> None:
 
 
 def test_calls_that_nobody_hears_are_forgotten(redis_server: RedisServer) -> None:
-    key = keyspace.stops_key(PREFIX, OWN)
+    kept = inside.most_stops()
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
-        for _ in range(redis_stops.KEPT + 1):
+        for _ in range(kept + 1):
             store.tell(PREFIX, OWN, StopOrder(new_owner(), "task"))
-        assert client.llen(key) == redis_stops.KEPT
-        assert 0 < client.pttl(key) <= redis_stops.KEPT_FOR * 1000
-        client.delete(key)
+        assert client.llen(inside.stop_list(PREFIX, OWN)) == kept
+        assert all(client.pttl(key) > 0 for key in client.scan_iter())
 
 
 def test_redlock_has_no_calls(redis_server: RedisServer) -> None:

@@ -1,4 +1,4 @@
-"""What a question that was sent ahead of a wake-up must not leave behind."""
+"""What a waiter gets from a Redis, whatever happens meanwhile, and what it must not leave behind."""
 
 from __future__ import annotations
 
@@ -8,317 +8,142 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
-from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis import waiter as waiter_module
-from celery_singleton_lock.stores.redis.script import Script
-from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT
-from celery_singleton_lock.stores.redis.waiter import PipedWaiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Waiter
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.stores.waiters import AskingWaiter
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import until
+from tests.contract import inside
+from tests.contract.conftest import blocked
+from tests.patience import until
 
 KEY = "contract:{waiter:1}"
-ME = Holder("me", 0, "node", 1, 0.0)
 
 #: Seconds: longer than any test, so that only what is freed is free.
 TTL = 300.0
 
 
-def taken(store: Store, **more: object) -> Lease:
-    lease = store.acquire(LockRequest(KEY, new_owner(), **{"ttl": TTL, "holder": Holder("first"), **more}))  # type: ignore[arg-type]
-    assert isinstance(lease, Lease)
-    return lease
-
-
-def place(store: Store, owner: str | None = None, **more: object) -> Waiter:
-    """A waiter in the queue, after a look that found the lock held."""
-    owner = owner or new_owner()
-    found = store.acquire(LockRequest(KEY, owner, **{"ttl": TTL, "holder": ME, "waiting": True, **more}))  # type: ignore[arg-type]
-    assert isinstance(found, Held)
-    return store.waiter(LockRequest(KEY, owner, **{"ttl": TTL, "holder": ME, **more}))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("found", "frees"), [(Lease(KEY, "o", ttl=TTL, fence=1, sent_at=0.0), False), (None, True)])
-def test_lock_that_was_acquired_after_a_lost_connection_is_kept(found: Lease | None, frees: bool) -> None:
-    class Broken:
-        def __exit__(self, *_: object) -> None: ...
-
-        def pass_on(self) -> None: ...
-
-        def wait(self, timeout: float) -> None:
-            raise LockUnavailable("server", "cut")
-
-    left: list[bool] = []
-    held = Held(None, "other", 1.0)
-    with AskingWaiter(Broken(), lambda: found or held, left.append) as waiter:  # type: ignore[arg-type]
-        waiter.wait(0.0)
-    assert left == [frees]
-
-
-@pytest.mark.parametrize(
-    ("found", "passes_on"),
-    [
-        (Lease(KEY, "o", ttl=TTL, fence=1, sent_at=0.0), False),
-        (Held(None, "other", 1.0), False),
-        (Record("its message", b"", 60.0), True),
-        (LockUnavailable("server", "no majority"), True),
-    ],
-)
-def test_wake_up_that_was_not_used_is_passed_on(found: object, passes_on: bool) -> None:
-    """A copy that is woken, and finds that its message is done, does not need the lock: the next one does."""
-    passed: list[bool] = []
-
-    class Rings:
-        def __exit__(self, *_: object) -> None: ...
-
-        def pass_on(self) -> None:
-            passed.append(True)
-
-        def wait(self, timeout: float) -> bool:
-            return True
-
-    def ask() -> Lease | Held | Record:
-        if isinstance(found, Exception):
-            raise found
-        return found  # type: ignore[return-value]
-
-    with suppress(LockUnavailable), AskingWaiter(Rings(), ask) as waiter:
-        waiter.wait(1.0)
-    assert passed == [True] * passes_on
-
-
 @pytest.fixture
-def redis_store(redis_server: RedisServer) -> Iterator[Store]:
+def store(redis_server: RedisServer) -> Iterator[Store]:
     store = open_url(redis_server.url_of(0), {})
-    with redis_server.client() as client:
-        for script in vars(lock_commands).values():  # Else a test that comes first sees NOSCRIPT answers counted.
-            if isinstance(script, Script):
-                client.script_load(script.text)
     yield store
     store.close()
     redis_server.flush()
 
 
-def piped(store: Store, **more: object) -> PipedWaiter:
-    """A waiter whose question is already sent behind its blocking command."""
-    waiter = place(store, **more)
-    assert isinstance(waiter, PipedWaiter)
+def asked(name: str, **more: object) -> LockRequest:
+    return LockRequest(KEY, new_owner(), **{"ttl": TTL, "holder": Holder(name), **more})  # type: ignore[arg-type]
+
+
+def taken(store: Store, name: str = "first") -> Lease:
+    lease = store.acquire(asked(name))
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def place(store: Store, name: str = "waiter", **more: object) -> Waiter:
+    """A waiter that the server knows: it has found the lock held, and has waited for a moment."""
+    request = asked(name, waiting=True, **more)
+    assert isinstance(store.acquire(request), Held)
+    waiter = store.waiter(request)
     assert isinstance(waiter.wait(0.01), Held)
     return waiter
 
 
-class TestQuestionAhead:
-    """On one server: its answer may come when the waiter has already gone."""
+def waited_for(waiter: Waiter) -> Lease:
+    while isinstance(found := waiter.wait(60), Held):
+        pass
+    assert isinstance(found, Lease)
+    return found
 
-    def test_nobody_else_gets_the_lock_in_between(self, redis_store: Store, redis_server: RedisServer) -> None:
-        first = taken(redis_store)
-        with piped(redis_store) as waiter, redis_server.client() as client:
-            redis_store.free(first)
-            until(lambda: redis_store.held(KEY))
-            assert isinstance(redis_store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("next"))), Held)
-            before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
-            assert isinstance(waiter.wait(60), Lease)
-            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "the waiter confirms"
 
-    @pytest.mark.parametrize(("once", "commands"), [(False, 15), (True, 16)])
-    def test_hand_over_is_cheap(
-        self,
-        redis_store: Store,
-        redis_server: RedisServer,
-        monkeypatch: pytest.MonkeyPatch,
-        once: bool,
-        commands: int,
-    ) -> None:
-        """For the server: 6 commands to free, 6 to take, 3 to confirm; and one to see what messages are over."""
-        monkeypatch.setattr(waiter_module, "SLICE", 60.0)
-        for _ in range(2):  # The server knows the scripts the second time.
-            first = taken(redis_store)
-            with piped(redis_store, once=once, holder=replace(ME, sending=new_owner())) as waiter:
-                with redis_server.client() as client:
-                    client.config_resetstat()
-                    redis_store.free(first)
-                    found = waiter.wait(60)
-                    calls = {name: it["calls"] for name, it in client.info("commandstats").items()}
-                assert isinstance(found, Lease)
-            redis_store.free(found)
-        # Some versions count a blocking command when it is woken.
-        mine = {"cmdstat_blpop", "cmdstat_config", "cmdstat_config|resetstat", "cmdstat_info"}
-        assert sum(count for name, count in calls.items() if name not in mine) == commands
+def end(server: RedisServer, lease: Lease) -> None:
+    """As its ttl does: nobody is woken."""
+    with server.client() as client:
+        assert inside.end_hold(client, KEY, lease.owner)
 
-    def test_waiter_that_leaves_as_it_is_woken_gives_the_lock_back(self, redis_store: Store) -> None:
-        first = taken(redis_store)
-        with piped(redis_store):
-            redis_store.free(first)
-            until(lambda: redis_store.held(KEY))
-        assert redis_store.held(KEY) == []
 
-    def test_next_waiter_gets_the_lock_of_one_that_leaves(self, redis_store: Store) -> None:
-        first = taken(redis_store)
-        leaving = piped(redis_store)
-        with piped(redis_store) as waiter:
-            redis_store.free(first)
-            until(lambda: redis_store.held(KEY))
-            leaving.__exit__(None, None, None)
-            assert isinstance(waiter.wait(60), Lease)
+def cut(server: RedisServer) -> None:
+    """Close the connections of all others."""
+    with server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
 
-    def test_question_that_comes_after_the_waiter_has_left_takes_nothing(self, redis_store: Store) -> None:
-        """As when the server sees late that the connection is closed."""
-        first = taken(redis_store)
-        gone = piped(redis_store)
-        gone._leave(True)
-        with piped(redis_store) as waiter:
-            redis_store.free(first)
-            found = waiter.wait(60)
-            assert isinstance(found, Lease), "the wake-up was passed on"
-            assert [held.owner for held in redis_store.held(KEY)] == [found.owner]
-        redis_store.free(found)
-        gone.__exit__(None, None, None)
 
-    def test_interrupted_waiter_gives_the_lock_back(self, redis_store: Store) -> None:
-        first = taken(redis_store)
-        with pytest.raises(KeyboardInterrupt), piped(redis_store) as waiter:
-            redis_store.free(first)
-            assert isinstance(waiter.wait(60), Lease)
+class TestLeaving:
+    """The lock may be given to a waiter that has already gone."""
+
+    def test_as_it_is_woken(self, store: Store) -> None:
+        first = taken(store)
+        with place(store):
+            store.free(first)
+        assert store.held(KEY) == []
+
+    def test_by_an_interruption(self, store: Store) -> None:
+        first = taken(store)
+        with pytest.raises(KeyboardInterrupt), place(store) as waiter:
+            store.free(first)
+            assert waited_for(waiter).held
             raise KeyboardInterrupt
-        assert redis_store.held(KEY) == []
+        assert store.held(KEY) == []
 
-    def test_late_leave_does_not_free_the_lock_that_the_owner_got_since(self, redis_store: Store) -> None:
-        """The server was silent as the waiter left and asked again; it carries out both when it is back."""
-        first, owner = taken(redis_store), new_owner()
-        waiter = piped(redis_store, owner=owner)
-        redis_store.free(first)
-        until(lambda: redis_store.held(KEY))
-        again = redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=replace(ME, since=1.0), waiting=True))
-        assert isinstance(again, Lease)
-        waiter._leave(True)
-        assert [held.owner for held in redis_store.held(KEY)] == [owner]
-        redis_store.free(again)
-        assert isinstance(redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=replace(ME, since=2.0))), Lease)
-        waiter.__exit__(None, None, None)
-        assert [held.owner for held in redis_store.held(KEY)] == [owner]
+    def test_after_its_connection_has_broken(self, store: Store, redis_server: RedisServer) -> None:
+        first = taken(store)
+        with place(store) as waiter:
+            cut(redis_server)
+            assert isinstance(waiter.wait(0.01), Held)
+        assert store.free(first)
+        assert store.held(KEY) == []
 
-    def test_waiter_has_the_lock_for_a_moment_until_it_confirms(
-        self, redis_store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It trusts its lease from the moment it confirms."""
-        monkeypatch.setattr(lock_commands, "HAND_OVER_TTL", TTL / 10)
-        first = taken(redis_store)
-        waiter = piped(redis_store)
-        redis_store.free(first)
-        until(lambda: redis_store.held(KEY))
-        (provisional,) = redis_store.held(KEY)
-        assert 0 < provisional.remaining <= TTL / 10
-        woken = clock.now()
-        found = waiter.wait(60)
-        assert isinstance(found, Lease)
-        assert woken <= found.acquired_at <= clock.now()
-        (confirmed,) = redis_store.held(KEY)
-        assert confirmed.owner == provisional.owner == found.owner
-        assert found.remaining <= confirmed.remaining
-        waiter.__exit__(None, None, None)
-        assert redis_store.free(found)
-
-    def test_waiter_that_confirms_too_late_keeps_waiting(
-        self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It was frozen, say, and hears that it got the lock when another already has it."""
-        monkeypatch.setattr(lock_commands, "HAND_OVER_TTL", 0.05)
-        first = taken(redis_store)
-        waiter = piped(redis_store)
-        redis_store.free(first)
-        with redis_server.client() as client:
-            until(lambda: client.exists(keyspace.shared_fence_key(keyspace.shared(KEY))) and not redis_store.held(KEY))
-        other = taken(redis_store, holder=Holder("other"))
-        found = waiter.wait(0.05)
-        assert isinstance(found, Held)
-        assert found.owner == other.owner
-        redis_store.free(other)
-        while isinstance(found, Held):
-            found = waiter.wait(60)
-        assert isinstance(found, Lease)
-        assert redis_store.renew([found], timeout=1.0) == [True]
-        waiter.__exit__(None, None, None)
-
-    def test_server_that_forgot_the_scripts(self, redis_store: Store, redis_server: RedisServer) -> None:
-        first = taken(redis_store)
-        with piped(redis_store) as waiter:
-            with redis_server.client() as client:
-                client.script_flush()
-            redis_store.free(first)
-            found = waiter.wait(60)
-            while isinstance(found, Held):
-                found = waiter.wait(60)
-            assert isinstance(found, Lease)
-            redis_store.free(found)
-            with redis_server.client() as client:
-                assert client.script_exists(lock_commands.HAND_OVER.sha) == [True], "the next hand-over is quick again"
-
-    def test_server_that_forgot_a_script_that_this_connection_used(
-        self, redis_store: Store, redis_server: RedisServer
-    ) -> None:
-        """The question named the script by its digest; the waiter asks again, and sends the text from then on."""
-        with redis_server.client() as client:
-            for forgets in (False, True, False):
-                first = taken(redis_store)
-                with piped(redis_store) as waiter:
-                    if forgets:
-                        client.script_flush()
-                    redis_store.free(first)
-                    while isinstance(found := waiter.wait(60), Held):
-                        pass
-                    assert isinstance(found, Lease)
-                    redis_store.free(found)
-                assert client.script_exists(lock_commands.HAND_OVER.sha) == [not forgets]
-
-    def test_waiter_that_is_killed_gets_nothing(self, redis_store: Store, redis_server: RedisServer) -> None:
-        first = taken(redis_store)
+    def test_by_a_kill(self, store: Store, redis_server: RedisServer) -> None:
+        first = taken(store)
         pid = os.fork()
         if pid == 0:
             with suppress(BaseException):
-                place(redis_store).wait(60)
+                place(store).wait(60)
             os._exit(0)
-        with redis_server.client() as client:
-            waits = lambda: any(it["cmd"] == "blpop" and "b" in it["flags"] for it in client.client_list())  # noqa: E731
-            until(waits)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            until(lambda: not waits())
-        redis_store.free(first)
-        assert redis_store.held(KEY) == []
+        until(blocked(redis_server))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        until(blocked(redis_server, 0))
+        store.free(first)
+        assert store.held(KEY) == []
 
-    def test_nothing_is_left_behind(self, redis_store: Store, redis_server: RedisServer) -> None:
-        """Waiters come, leave and are interrupted at any moment: never two have the lock, and none at the end."""
-        rounds, counter, inside = 60, [0], threading.Lock()
+    def test_next_waiter_gets_the_lock(self, store: Store) -> None:
+        first = taken(store)
+        leaving = place(store)
+        with place(store, "next") as waiter:
+            store.free(first)
+            leaving.__exit__(None, None, None)
+            assert waited_for(waiter).held
+
+    def test_any_number_at_any_moment(self, store: Store) -> None:
+        """Waiters come, leave and get the lock: never two have it, and none at the end."""
+        rounds, counter, inside_ = 60, [0], threading.Lock()
         failures: list[str] = []
 
         def work(seed: int) -> None:
             rng = random.Random(seed)
             for _ in range(rounds):
-                owner, since = new_owner(), clock.now()
-                until_ = since + rng.choice([0.0, 0.001, 0.005, 0.02, 30.0])
-                found = redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=Holder(owner), waiting=True))
+                until_ = clock.now() + rng.choice([0.0, 0.001, 0.005, 0.02, 30.0])
+                request = asked(new_owner(), waiting=True)
+                found = store.acquire(request)
                 if isinstance(found, Held):
-                    with redis_store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=Holder(owner))) as waiter:
+                    with store.waiter(request) as waiter:
                         while isinstance(found, Held) and (left := until_ - clock.now()) > 0:
                             found = waiter.wait(left)
                 if isinstance(found, Lease):
-                    if not inside.acquire(blocking=False):
+                    if not inside_.acquire(blocking=False):
                         failures.append("two at once")
                         return
                     counter[0] += 1
                     clock.sleep(rng.choice([0.0, 0.001, 0.003]))
-                    inside.release()
-                    if not redis_store.free(found):
+                    inside_.release()
+                    if not store.free(found):
                         failures.append("lost")
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
@@ -329,69 +154,128 @@ class TestQuestionAhead:
             assert not thread.is_alive(), "somebody waits for a lock that nobody has"
         assert failures == []
         assert counter[0] > rounds
-        assert redis_store.held(KEY) == []
+        assert store.held(KEY) == []
 
 
-def test_waiter_asks_before_its_place_is_forgotten() -> None:
-    """Even if it looks just before that is due, and the server answers late."""
-    assert waiter_module.ONLY_LOOKS + waiter_module.SLICE + STEP_TIMEOUT < lock_commands.WAITING_TTL
+class TestLate:
+    """A waiter was frozen, or cut off, as it got the lock."""
 
+    def test_lease_is_trusted_for_no_longer_than_it_lasts(self, store: Store) -> None:
+        first = taken(store)
+        with place(store) as waiter:
+            woken = clock.now()
+            store.free(first)
+            found = waited_for(waiter)
+            assert woken <= found.acquired_at
+            (held,) = store.held(KEY)
+            assert held.owner == found.owner
+            assert found.remaining <= held.remaining
+        assert store.free(found)
 
-class TestLooks:
-    """A waiter that is not woken only looks who has the lock; it asks for the lock when that has changed."""
-
-    @pytest.fixture(autouse=True)
-    def only_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(waiter_module, "ONLY_LOOKS", 600.0)
-
-    @pytest.mark.parametrize("holds_on", [True, False])
-    def test_same_holder(
-        self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, holds_on: bool
+    def test_lock_that_another_has_by_now_is_not_believed_to_be_its_own(
+        self, store: Store, redis_server: RedisServer
     ) -> None:
-        if not holds_on:
-            monkeypatch.setattr(waiter_module, "ONLY_LOOKS", 0.0)
-        first = taken(redis_store)
-        with piped(redis_store) as waiter, redis_server.client() as client:
-            client.config_resetstat()
-            found = waiter.wait(0.01)
-            asked = "cmdstat_evalsha" in client.info("commandstats")
-        assert isinstance(found, Held)
-        assert (found.owner, found.holder, found.slot) == (first.owner, Holder("first"), 0)
-        assert 0 < found.remaining <= TTL
-        assert asked is not holds_on, "in between, it asks"
+        first = taken(store)
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException), place(store) as waiter:
+                os.write(writer, b".")
+                lease = waited_for(waiter)
+                os.write(writer, b"%d" % lease.fence)
+            os._exit(0)
+        os.close(writer)
+        assert os.read(reader, 1) == b".", "it waits"
+        until(blocked(redis_server))
+        os.kill(pid, signal.SIGSTOP)
+        store.free(first)
+        others: list[Lease] = []
 
-    def test_another_holder(self, redis_store: Store, redis_server: RedisServer) -> None:
-        taken(redis_store)
-        with piped(redis_store) as waiter, redis_server.client() as client:
-            client.delete(keyspace.run_key(KEY))
-            other = taken(redis_store, holder=Holder("other"))
+        def is_taken() -> bool:
+            """Once what the server may have given to the waiter has ended."""
+            found = store.acquire(asked("other"))
+            others.extend([found] if isinstance(found, Lease) else [])
+            return bool(others)
+
+        until(is_taken)
+        os.kill(pid, signal.SIGCONT)
+        assert store.renew(others, timeout=5.0) == [True]
+        assert store.free(others[0])
+        os.waitpid(pid, 0)
+        assert int(os.read(reader, 100)) > others[0].fence, "it waits for the end of the other"
+        os.close(reader)
+
+    def test_lock_that_it_got_after_a_lost_connection_is_kept(self, store: Store, redis_server: RedisServer) -> None:
+        first = taken(store)
+        with place(store) as waiter:
+            cut(redis_server)
+            store.free(first)
+            found = waited_for(waiter)
+        assert store.renew([found], timeout=5.0) == [True]
+
+
+class TestServer:
+    """What becomes of the server, or what others do there."""
+
+    def test_server_that_forgot_the_scripts(self, store: Store, redis_server: RedisServer) -> None:
+        """Before it ever waited on this connection, and afterwards."""
+        for forgets in (True, False, True, False):
+            first = taken(store)
+            with place(store) as waiter:
+                if forgets:
+                    with redis_server.client() as client:
+                        client.script_flush()
+                store.free(first)
+                assert store.free(waited_for(waiter))
+
+    def test_server_that_has_forgotten_that_it_waits(self, store: Store, redis_server: RedisServer) -> None:
+        """It was restarted empty, for example: the next end of a hold wakes the waiter all the same."""
+        taken(store)
+        with place(store) as waiter:
+            with redis_server.client() as client:
+                client.flushall()
+            other = taken(store, "other")
+            cut(redis_server)
+            until(lambda: isinstance(waiter.wait(0.01), Held) and store.inspect(KEY).waiters)
+            store.free(other)
+            assert waited_for(waiter).held
+
+    def test_hold_that_nobody_freed(self, store: Store, redis_server: RedisServer) -> None:
+        """As if the holder had died."""
+        first = taken(store)
+        with place(store) as waiter:
+            end(redis_server, first)
+            assert isinstance(waiter.wait(0.01), Lease)
+
+    def test_another_holder(self, store: Store, redis_server: RedisServer) -> None:
+        first = taken(store)
+        with place(store) as waiter:
+            end(redis_server, first)
+            other = taken(store, "other")
             for _ in range(2):
                 found = waiter.wait(0.01)
                 assert isinstance(found, Held)
-                assert (found.owner, found.holder) == (other.owner, Holder("other"))
+                assert (found.owner, found.holder, found.slot) == (other.owner, Holder("other"), 0)
+                assert 0 < found.remaining <= TTL
 
-    def test_nobody_woke_it(self, redis_store: Store, redis_server: RedisServer) -> None:
-        """As if the holder had died."""
-        taken(redis_store)
-        with piped(redis_store) as waiter, redis_server.client() as client:
-            client.delete(keyspace.run_key(KEY))
-            assert isinstance(waiter.wait(0.01), Lease)
-
-    def test_value_of_somebody_else(self, redis_store: Store, redis_server: RedisServer) -> None:
+    def test_value_of_somebody_else(self, store: Store, redis_server: RedisServer) -> None:
         with redis_server.client() as client:
-            client.set(keyspace.run_key(KEY), "theirs")
-            with piped(redis_store) as waiter:
+            client.set(inside.lock_key(KEY), "theirs")
+            with place(store) as waiter:
                 found = waiter.wait(0.01)
                 assert isinstance(found, Held)
                 assert (found.holder, found.remaining) == (None, float("inf"))
-                client.delete(keyspace.run_key(KEY))
+                client.delete(inside.lock_key(KEY))
                 assert isinstance(waiter.wait(0.01), Lease)
 
-    def test_server_that_may_have_forgotten_that_it_waits(self, redis_store: Store, redis_server: RedisServer) -> None:
-        """It was restarted, for example: the next end of a hold is to wake the waiter."""
-        taken(redis_store)
-        with piped(redis_store) as waiter, redis_server.client() as client:
-            client.delete(keyspace.waiting_key(KEY))
-            client.client_kill_filter(_type="normal", skipme=True)
-            while not client.exists(keyspace.waiting_key(KEY)):
-                assert isinstance(waiter.wait(0.01), Held)
+    def test_hand_over_is_cheap(self, store: Store, redis_server: RedisServer) -> None:
+        """For the server: commands within scripts count."""
+        for _ in range(2):  # The server knows the scripts the second time.
+            first = taken(store)
+            with place(store) as waiter, redis_server.client() as client:
+                client.config_resetstat()
+                store.free(first)
+                found = waited_for(waiter)
+                calls = {name: it["calls"] for name, it in client.info("commandstats").items()}
+            store.free(found)
+        assert sum(calls.values()) < 30

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Retry
 from redis import Redis
 
 from celery_singleton_lock import LockUnavailable
@@ -19,11 +17,10 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task import requeue
 from celery_singleton_lock.testing import RedisServer
 from celery_singleton_lock.testing.store_contract.asking import ME, ask, taken
+from tests.bench import Bench, Sent
 from tests.servers import until
-from tests.unit.deliveries import deliver, make
 
 KEY = "ended:1:{job:1}"
 SHARED = keyspace.shared(KEY)
@@ -318,23 +315,19 @@ def test_result_of_an_earlier_task_with_this_id_is_not_that_of_a_retry(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the first attempt is noted, so its content is kept for a minute only; but it has only just ended."""
-    app = Celery(backend="cache+memory://", set_as_current=False)
+    app = Celery("ended", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.singleton_lock_backend = redis_server.url
-    app.backend.store_result("it", "old", "SUCCESS")
-    before = datetime.now(timezone.utc) - timedelta(minutes=5)
-    old = {**app.backend.get_task_meta("it"), "date_done": before.isoformat()}
-    monkeypatch.setattr(app.backend, "get_task_meta", lambda *_, **__: old)
-    sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: sent.append(header))
+    bench, copies = Bench(app, monkeypatch), list[Sent]()
 
     def body() -> None:
-        with pytest.raises(requeue.GoesOn):
-            deliver(task, id="copy")
-        raise Retry
+        bench.deliver(copy)
+        copies.append(bench.put_back())
+        task.retry(countdown=100)
 
-    task, _ = make(app, body, on_conflict="join")
-    with pytest.raises(Retry):
-        deliver(task, id="it")
-    with pytest.raises(requeue.GoesOn):
-        deliver(task, id="copy", carries={"put_back": sent[-1]})
+    task = bench.task(body, on_conflict="join")
+    first, copy = bench.send(task), bench.send(task)
+    before = (datetime.now(timezone.utc) - timedelta(minutes=5)).isoformat()
+    bench.stored(first, {"status": "SUCCESS", "result": "old", "date_done": before})
+    bench.deliver(first)
+    assert bench.deliver(copies[0]) == "PENDING"
     redis_server.flush()

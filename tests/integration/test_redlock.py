@@ -32,14 +32,13 @@ from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, PROMISED, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
-from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.queue_lock import QueueLock
 from celery_singleton_lock.testing import RedisServer
+from tests.bench import Bench
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until
-from tests.unit.deliveries import deliver, make
 
 KEY = "redlock:{job:1}"
 RUN = f"{KEY}:run"
@@ -864,19 +863,21 @@ class TestForgetfulNodes:
     def test_lock_of_a_message_is_on_all_nodes_again_while_its_body_runs(
         self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        app, headers = Celery("restarts", set_as_current=False, broker="memory://"), {}
+        app = Celery("restarts", set_as_current=False, broker="memory://", backend="cache+memory://")
         app.conf.update(singleton_lock_backend=nodes.url, singleton_lock_transport_options=BELIEVED)
-        monkeypatch.setattr(app, "send_task", lambda *_, **options: headers.update(options["headers"]))
+        bench = Bench(app, monkeypatch)
 
-        def body() -> None:
-            locks = [keyspace.run_key(key) for key in (headers[HEADER]["queue"][1], task.lock_key_of())]
+        def body() -> str:
+            locks = [keyspace.run_key(key) for key in (of_message, task.lock_key_of())]
             for server in nodes.servers:
                 server.restart()
                 until(lambda: all(len(nodes.holding(each)) == 5 for each in locks), "all nodes have both", seconds=20.0)
+            return "held"
 
-        task, _ = make(app, body, lock_scope="until_executed", lock_ttl=2.0)
-        task.apply_async(task_id="m")
-        deliver(task, id="m", carries=headers[HEADER])
+        task = bench.task(body, lock_scope="until_executed", lock_ttl=2.0)
+        message = bench.send(task)
+        of_message = task.delay().lock_key
+        assert bench.deliver(message) == "held"
 
     def test_node_that_came_back_empty_has_no_vote_for_one_ttl(self, nodes: Nodes) -> None:
         self.remember(nodes)

@@ -6,7 +6,6 @@ Each end shows which message that is: a body returns its message's number, or na
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -15,14 +14,10 @@ from typing import Any
 
 from celery import states
 
-from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.task.header import of_message
-from celery_singleton_lock.task.leader import token_of
-from celery_singleton_lock.worker.line import MAX_PAUSE
-from tests.simulation import apps, holds, trouble
+from tests.simulation import apps, holds, inside, trouble
 from tests.simulation.parked import Copy
 from tests.simulation.plan import Message
-from tests.simulation.queued import AT_ONCE, HARMLESS, Claim, follows
+from tests.simulation.queued import AT_ONCE, HARMLESS, Claim
 from tests.simulation.world import Running
 
 #: Seconds of the simulation between two looks.
@@ -62,7 +57,7 @@ class Answers:
     #: By group: the messages that have run themselves.
     _heirs: dict[tuple[Any, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
     #: By copy: the last attempt of the message that it had joined of whose end the lock server knew as the copy began.
-    _known: dict[tuple[int, str], int] = field(default_factory=dict)
+    _known: dict[tuple[int | str, str], int] = field(default_factory=dict)
     #: By number and attempt: the body that began last.
     _begun: dict[tuple[int, int], Running] = field(default_factory=dict)
     #: By number of a message: when another message last ended as it.
@@ -85,14 +80,15 @@ class Answers:
         own, number = number_of(task_id), number_in(state, result)
         is_lost = isinstance(result, Mapping) and result.get("exc_type") == "WorkerLostError"
         process = self.run.current.process if self.run.current is not None else None
-        if own is not None and is_lost and process is not None and process.is_child:
-            self.run.fail(f"message {own} ends as one whose process has died")
+        if own is not None and process is not None and process.is_child:
+            self.run.must(not is_lost, "message {} ends as one whose process has died", own)
         if own is None or number is None:
             return
-        if own not in self.ended_as:
-            self.ended_as[own] = number
-        elif self.ended_as[own] != number and self._is_sure(own):
-            self.run.fail(f"message {own} ends as message {self.ended_as[own]}, and then as message {number}")
+        before = self.ended_as.setdefault(own, number)
+        if self._is_sure(own):
+            self.run.must(
+                before == number, "message {} ends as message {}, and then as message {}", own, before, number
+            )
         if number != own:
             self._passed_on_at[number] = self.run.now
             self._is_another(own, number, state)
@@ -100,15 +96,15 @@ class Answers:
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         """A copy is put back, and says whose end its message waits for."""
         headers: Mapping[str, Any] = message.get("headers") or {}
-        own, header = number_of(headers.get("id")), of_message(headers).get("put_back") or {}
+        own, attempt = number_of(headers.get("id")), headers.get("retries") or 0
         if not is_taken or own is None:
             return
-        attempt = headers.get("retries") or 0
-        if header.get("retries") == attempt and "joins" in header:
-            task_id, _, _, retries, since, _ = header["joins"]
-            self._waits_for(own, attempt, task_id, ("joins", task_id, retries, since))
-        elif (leader := _leader_in(headers, attempt)) is not None:
-            self._waits_for(own, attempt, leader, ("follows", of_message(headers)["queue"][7][1]))
+        header = inside.header_of(headers)
+        if header.put_back is not None and header.put_back.retries == attempt and (joins := header.put_back.joins):
+            self._waits_for(own, attempt, joins.task_id, ("joins", joins.task_id, joins.retries, joins.since))
+        elif header.queue is not None and (leader := _leader_in(header, attempt)) is not None:
+            assert header.queue.follows is not None
+            self._waits_for(own, attempt, leader, ("follows", header.queue.follows.token))
 
     def _waits_for(self, own: int, attempt: int, task_id: str, group: tuple[Any, ...]) -> None:
         number = number_of(task_id)
@@ -141,8 +137,9 @@ class Answers:
         for number in (other.number, *self._heirs[other.group]):
             if number == body.number or (other.group[0] == "follows" and self._is_untold(number)):
                 continue
-            if self._had_ended(number, other.since):
-                self.run.fail(f"message {body.number} runs, and message {number}, as which it is to end, has ended")
+            has_ended = self._had_ended(number, other.since)
+            what = body.number, number
+            self.run.must(not has_ended, "message {} runs, and message {}, as which it is to end, has ended", *what)
         self._is_alone(body, other, headers)
         self._leads(body, request)
         self._heirs[other.group].append(body.number)
@@ -153,13 +150,16 @@ class Answers:
         If it is an older copy that was delivered again, a later one may have joined or followed another message. This
         one finds that message only if it has run in the place of the one before.
         """
-        others, header = self._others.get((own, attempt), []), of_message(headers).get("put_back")
-        if not others or (header is None and others[-1].group[0] == "joins"):
-            return None  # This may be the original message, delivered again: it has not joined anything yet.
+        others = self._others.get((own, attempt), [])
+        if not others:
+            return None
+        header = inside.header_of(headers)
         if others[-1].group[0] == "follows":
-            named = _leader_in(headers, attempt)
+            named = _leader_in(header, attempt)
+        elif header.put_back is None:
+            return None  # This may be the original message, delivered again: it has not joined anything yet.
         else:
-            named = header["joins"][0] if header is not None and "joins" in header else None
+            named = header.put_back.joins.task_id if header.put_back.joins is not None else None
         number = number_of(named)
         at = max((at for at, other in enumerate(others) if other.number == number), default=len(others) - 1)
         while at + 1 < len(others) and others[at + 1].number in self._heirs[others[at].group]:
@@ -173,8 +173,9 @@ class Answers:
     def _goes_on(self, value: Any, number: int) -> None:
         """Check the task after a message, which runs with the message's return value."""
         given, ended_as = number_in(states.SUCCESS, value), self.ended_as.get(number)
-        if ended_as is not None and given != ended_as and self._is_sure(number):
-            self.run.fail(f"message {number} ends as message {ended_as}, and what follows goes on with {given}")
+        if ended_as is not None and self._is_sure(number):
+            what = number, ended_as, given
+            self.run.must(given == ended_as, "message {} ends as message {}, and what follows goes on with {}", *what)
 
     # What must hold
 
@@ -182,16 +183,17 @@ class Answers:
         """Check that it ends as a run of the same job that was not over before it was sent."""
         _, message = self.world.sent[own]
         _, other = self.world.sent.get(number, ("", None))
-        if other is None or (other.task, other.key) != (message.task, message.key):
-            self.run.fail(f"message {own} ends as message {number}, which is another job")
+        must = self.run.must
+        is_same = other is not None and (other.task, other.key) == (message.task, message.key)
+        must(is_same, "message {} ends as message {}, which is another job", own, number)
+        if other is None:
             return
-        attempts = [retries for of, retries in self._others if of == own]
-        if not attempts and message.task not in apps.JOINS:
-            self.run.fail(f"message {own} ends as message {number}, which it neither joined nor follows")
+        waited = message.task in apps.JOINS or any(of == own for of, _ in self._others)
+        must(waited, "message {} ends as message {}, which it neither joined nor follows", own, number)
         asked = self.world.asked_at[own] - self._kept_for(message)
-        is_late = not any(at >= asked for at in self._ends_of(other, state))
-        if is_late and not self._is_excused(asked - AT_ONCE):
-            self.run.fail(f"message {own} ends as message {number}, whose run was over before")
+        if not self._is_excused(asked - AT_ONCE):
+            is_late = not any(at >= asked for at in self._ends_of(other, state))
+            must(not is_late, "message {} ends as message {}, whose run was over before", own, number)
 
     def _kept_for(self, message: Message) -> float:
         """Seconds for which a lock may be held after the end of its body."""
@@ -230,6 +232,7 @@ class Answers:
         was_over = ended.lease.trusted_until < ended.process.host.clock(at)
         return not (was_over or self._is_excused(min(at, since) - AT_ONCE))
 
+    @trouble.excuse
     def _is_untold(self, number: int) -> bool:
         """Whether the process of a message died after the message had ended, and before anybody was told: no result is
         stored, and the lock that it brought is not freed, which is when it says for its followers which run it is. The
@@ -238,7 +241,7 @@ class Answers:
         claim, last = self._claim_of(f"m{number}"), self._last_ended(number)
         if claim is None or last is None or last[0].process.alive or self.world.ends.get(f"m{number}"):
             return False
-        says = f"{claim.lock[1]}:done:runs:{token_of(claim.lock[2])}:"
+        says = inside.names_run_of(inside.lock_of(claim.key), claim.stem)
         return not any(key.startswith(says) for server in self.world.servers for key, _ in server.living_values())
 
     def _is_alone(self, body: Running, other: _Other, headers: Mapping[str, Any]) -> None:
@@ -249,27 +252,30 @@ class Answers:
         if other.group[0] == "joins":
             last, at = self._last_ended(other.number) or (body, 0.0)
             attempt = last.attempt
-            goes_on = attempt < int(_words_of(message).get("retries", "0")) and task_id in self.world.broker.ids()
-            goes_on = goes_on and not self._has_died(other.number, attempt + 1)
-            is_known = other.since < at and self._known.get(_copy_of(body.number, headers)) == attempt
-            if goes_on and is_known and not self.world.ends.get(task_id):
-                self.run.fail(f"message {body.number} runs, and message {other.number}, which it joined, is to go on")
+            if other.since < at and self._known.get(_copy_of(body.number, headers)) == attempt:
+                goes_on = attempt < int(_words_of(message).get("retries", "0")) and task_id in self.world.broker.ids()
+                goes_on = goes_on and not (self._has_died(other.number, attempt + 1) or self.world.ends.get(task_id))
+                what = body.number, other.number
+                self.run.must(not goes_on, "message {} runs, and message {}, which it joined, is to go on", *what)
             return
         claim = self._claim_of(task_id)
         waits = claim is not None and claim.over_at is None and self._is_there(claim)
         # With this scope, the lock may expire before its message has begun.
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
-        if waits or (runs and not self._came_again_too_late(other.number, headers)):
-            self.run.fail(f"message {body.number} runs, and message {other.number}, which it follows, is not over")
+        is_over = not waits and (not runs or self._came_again_too_late(other.number, headers))
+        what = body.number, other.number
+        self.run.must(is_over, "message {} runs, and message {}, which it follows, is not over", *what)
 
+    @trouble.excuse
     def _came_again_too_late(self, number: int, headers: Mapping[str, Any]) -> bool:
         """Whether a message whose process had died was delivered again, and took the lock of its run after a follower
         had taken its place: the follower looks for that run once it has the lock that it brought, and then runs. Fences
         are times of the server, and the last one of that lock is the follower's.
         """
         (server,) = self.world.servers
-        key = keyspace.shared_fence_key(keyspace.shared(of_message(headers)["queue"][1]))
-        taken = int(dict(server.living_values()).get(key, 0))
+        lock = inside.lock_in(headers)
+        assert lock is not None
+        taken = int(dict(server.living_values()).get(inside.shared_fence_key(lock.key), 0))
         running = [body for bodies in self.world.bodies.running.values() for body in bodies if body.number == number]
         return self.world.bodies.begun[number] > 1 and all(body.fence > taken for body in running)
 
@@ -287,14 +293,16 @@ class Answers:
 
     def _leads(self, body: Running, request: Any) -> None:
         """Check that a message that runs in its leader's place keeps others from being sent, as its scope says."""
-        lock = of_message(vars(request)).get("queue")
-        if lock is None or not follows(lock) or lock[5] != "until_executed":
+        lock, asked_at = inside.lock_in(vars(request)), self.world.asked_at[body.number]
+        if lock is None or lock.follows is None or lock.scope != "until_executed":
             return
-        stem, _ = self.world.senders_queue._hold(f"{lock[1]}:run")
-        asked_at = self.world.asked_at[body.number]
-        if stem != lock[2][:28] and not self._is_excused(asked_at - AT_ONCE):
-            self.run.fail(f"message {body.number} runs in the place of the one that it follows, without its lock")
+        if not self._is_excused(asked_at - AT_ONCE):
+            has_it = self.world.senders_queue._hold(inside.of_lock(lock.key))[0] == inside.stem(lock.owner)
+            self.run.must(
+                has_it, "message {} runs in the place of the one that it follows, without its lock", body.number
+            )
 
+    @trouble.excuse
     def is_behind_another(self, request: Any) -> bool:
         """Whether a copy is in line for a lock that its leader has lost: the leader wakes it all the same."""
         other = self._last_other(number_of(request.id), request.context.retries or 0)
@@ -340,20 +348,22 @@ class Answers:
             # One after the other: each wakes the next.
             since = max(ended_at, copy.at, trouble_ends, self._passed_on_at.get(other.number, 0.0))
             since = max(since, self._behind_at.get(own, 0.0))
-            if self.run.now - since > HEARD + EACH * len(waits) + self._more:
-                self.run.fail(
-                    f"for {self.run.now - since:.1f} s: message {own} is in line, and message {other.number}, as which "
-                    "it is to end, has ended"
-                )
+            seconds = self.run.now - since
+            self.run.must(
+                seconds <= HEARD + EACH * len(waits) + self._more,
+                "for {:.1f} s: message {} is in line, and message {}, as which it is to end, has ended",
+                *(seconds, own, other.number),
+            )
 
+    @trouble.excuse
     def _has_missed_it(self, copy: Copy, other: _Other, ended_at: float) -> bool:
         """Whether its process may not have listened as the other message ended, because of a fault, and a third one has
         the lock by now: then the copy is woken when that one has ended.
         """
-        if not trouble.was_there(self.world, ended_at - MAX_PAUSE, but=NO_DELAY):
+        if not trouble.was_there(self.world, ended_at - inside.MAX_PAUSE, but=NO_DELAY):
             return False
         values = holds.on_most(self.world.servers)
-        held = [values[run] for slot in range(copy.limit) if (run := keyspace.run_key(copy.key, slot)) in values]
+        held = [values[run] for run in inside.slots_of(copy.key, copy.limit) if run in values]
         return len(held) == copy.limit and all(self._is_of_a_third(value, other) for value in held)
 
     def _is_of_a_third(self, value: bytes, other: _Other) -> bool:
@@ -382,6 +392,7 @@ class Answers:
         """Whether no fault of its process or of a lock server may have caused two reports of its end."""
         return not self._is_excused(self.world.asked_at.get(own, 0.0)) and self.world.bodies.succeeded[own] < 2
 
+    @trouble.excuse
     def _is_excused(self, since: float) -> bool:
         return trouble.was_there(self.world, since, but=NO_DELAY) or self._locks_were_cleared
 
@@ -407,18 +418,17 @@ def number_in(state: str, result: Any) -> int | None:
     return None
 
 
-def _copy_of(number: int, headers: Mapping[str, Any]) -> tuple[int, str]:
+def _copy_of(number: int | str, headers: Mapping[str, Any]) -> tuple[int | str, str]:
     """The same for all deliveries of a copy, and for no other copy."""
-    return number, json.dumps(of_message(headers).get("put_back"), sort_keys=True)
+    return number, repr(inside.header_of(headers).put_back)
 
 
-def _leader_in(headers: Mapping[str, Any], attempt: int) -> str | None:
+def _leader_in(header: inside.Header, attempt: int) -> str | None:
     """The id of the message that a copy follows, as this copy says; None if it follows none."""
-    queued, header = of_message(headers).get("queue"), of_message(headers).get("put_back") or {}
-    if queued is None or not follows(queued):
+    if header.queue is None or header.queue.follows is None:
         return None
-    leader = header.get("leader") if header.get("retries") == attempt else None
-    return bytes.fromhex((leader or queued[7])[0]).decode()
+    put_back = header.put_back or inside.PutBack()
+    return ((put_back.leader if put_back.retries == attempt else None) or header.queue.follows).task_id
 
 
 def _words_of(message: Message) -> dict[str, str]:

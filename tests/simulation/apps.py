@@ -14,7 +14,7 @@ from celery.beat import ScheduleEntry
 from celery.utils.collections import ConfigurationView
 from celery.worker import request, strategy
 
-from tests.simulation import loading
+from tests.simulation import inside, loading
 from tests.simulation.scheduler import active, simulation
 
 #: Options of the tasks, by name.
@@ -175,8 +175,7 @@ def _app(package: Any) -> Celery:
         broker_pool_limit=None,
         task_publish_retry=False,
     )
-    base = package("task.singleton_task").SingletonTask
-    base.Request = package("worker.request").SingletonRequest
+    base = inside.task_class(package)
     for name, options in TASKS.items():
         app.task(name=name, base=base, bind=True, shared=False, lock_key=["key"], **options)(_body(name))
     app.task(name="shop.tick", base=base, bind=True, shared=False, lock_key=["key"], **TICK)(_tick)

@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from tests.simulation import apps, fakes, holds, trouble
+from tests.simulation import apps, fakes, holds, inside, trouble
 from tests.simulation.plan import Fault
 from tests.simulation.program import Program
 from tests.simulation.scheduler import Process
@@ -100,7 +100,7 @@ class BeatsChecker:
         process = beat.process
         assert process is not None
         app = apps.app_of(process.package, self.world.settings)
-        scheduler = process.package("beat.scheduler").ExclusiveScheduler(app)
+        scheduler = inside.scheduler_of(process.package, app)
         self._schedulers[process] = scheduler
         process.handlers[signal.SIGTERM] = self._end_in_order(scheduler)
         try:
@@ -130,13 +130,15 @@ class BeatsChecker:
 
     def _is_sent(self, message: dict[str, Any], is_taken: bool) -> None:
         headers = message["headers"]
-        ours = headers.get("singleton_lock") or {}
-        if (due := ours.get("due")) is None or headers.get("retries"):
+        ours, must = inside.header_of(headers), self.run.must
+        if (due := ours.due) is None or headers.get("retries"):
             return
         task = self.run.current
         if task is None or task.process not in self._schedulers:
             return  # A worker puts it back.
-        entry, task_id = ours["entry"], headers["id"]
+        entry, task_id = str(ours.entry), headers["id"]
+        for server in self.world.servers:
+            inside.check_keys(key for key, _ in server.living_values())  # Claims end soon.
         tick = entry, due
         if not is_taken:
             self._not_taken.add(tick)
@@ -147,10 +149,12 @@ class BeatsChecker:
         self.run.note("sends a tick", f"{entry} due {due[14:26]}")
         is_repeated = tick in self._ids
         is_forgotten = bool(self._sent[entry]) and self._is_forgotten(self._sent[entry][-1][0])
-        if self._ids.setdefault(tick, task_id) != task_id and not is_forgotten:
-            self.run.fail(f"{entry}: its tick of {due} is sent as {task_id}, and was as {self._ids[tick]}")
-        if self._ticks.setdefault(task_id, tick) != tick:
-            self.run.fail(f"{entry}: {task_id} is its tick of {due}, and of {self._ticks[task_id]}")
+        before = self._ids.setdefault(tick, task_id)
+        if not is_forgotten:
+            what = entry, due, task_id, before
+            must(before == task_id, "{}: its tick of {} is sent as {}, and was as {}", *what)
+        other = self._ticks.setdefault(task_id, tick)
+        must(other == tick, "{}: {} is its tick of {}, and of {}", entry, task_id, due, other)
         self._is_sent_once(tick)
         wall = task.process.host.wall_clock(self.run.now)
         if is_repeated and self._sent[entry] and self._sent[entry][-1][1] == _seconds(due):
@@ -182,6 +186,7 @@ class BeatsChecker:
         """Perhaps kill a beat between the send of a tick and its record."""
         if self.world.doomed_beats:
             seconds = self.world.doomed_beats.pop(0)
+            self.run.strikes("beat killed as it sends")
             beat = next(beat for beat in self.world.workers if beat.process is process)
             self.run.after(self.run.rng.uniform(0.0, 0.002), lambda: self.run.kill(process))
             self.run.after(seconds + 0.01, beat.start)
@@ -190,12 +195,13 @@ class BeatsChecker:
         """Check that each tick is due an interval after the previous one; after a gap, an interval after its send."""
         interval, ticks = self._intervals[entry], self._sent[entry][-2:]
         (sent_at, last, wall), (_, due, _) = ticks[0], ticks[-1]
-        if self._is_forgotten(sent_at):
+        if self._is_forgotten(sent_at) or len(ticks) < 2:
             return
-        is_next = abs(due - last - interval) < 0.001
-        if len(ticks) == 2 and not is_next and not (due > last and wall - last > interval - 2 * AHEAD - LATE):
-            self.run.fail(f"{entry}: a tick is due {due - last:.6f} s after the one before, every {interval:g} s")
+        is_next = abs(due - last - interval) < 0.001 or (due > last and wall - last > interval - 2 * AHEAD - LATE)
+        what = entry, due - last, interval
+        self.run.must(is_next, "{}: a tick is due {:.6f} s after the one before, every {:g} s", *what)
 
+    @trouble.excuse
     def _is_forgotten(self, sent_at: float) -> bool:
         """Whether a node may have lost what was known then (the secret, the last run), and others have missed it or are
         away.
@@ -205,9 +211,10 @@ class BeatsChecker:
 
     def _must_lead_no_more(self, process: Any) -> None:
         """Check that it gave up its lease: otherwise nobody would lead until the lease ends."""
-        leads = [value for key, value in holds.on_most(self.world.servers).items() if "{beat:" in key]
-        if any(holds.pid_in(it) == process.pid for it in leads) and not trouble.is_there(self.world, but=_ENDS):
-            self.run.fail(f"{process.name} has ended in order, and keeps its lease")
+        leads = [value for key, value in holds.on_most(self.world.servers).items() if inside.is_of_beat(key)]
+        if not trouble.is_there(self.world, but=_ENDS):
+            is_free = all(holds.pid_in(it) != process.pid for it in leads)
+            self.run.must(is_free, "{} has ended in order, and keeps its lease", process.name)
 
     def _calm_after(self, fault: Fault) -> float:
         """From when on there is a beat that nothing keeps from leading."""
@@ -219,22 +226,22 @@ class BeatsChecker:
         """Check, whenever time is about to advance."""
         run, leaders = self.run, []
         for process, scheduler in self._schedulers.items():
-            leadership = scheduler._leadership
-            lease = None if leadership is None else leadership._lease
+            lease = inside.lease_of_beat(scheduler)
             if not process.alive or lease is None:
                 continue
             if lease.reason is None and lease.trusted_until > process.host.clock(run.now):
                 leaders.append(process.name)
                 must_be_kept(self.world, process, lease, f"leader {process.name}")
-        if len(leaders) > 1:
-            run.fail(f"{leaders} believe that they lead")
-        if not leaders:
+        if leaders:
+            run.must(len(leaders) == 1, "{} believe that they lead", leaders)
+        else:
             self._not_led_at = run.now
         if leaders or run.now < self._calm_from:
             self._led_at = run.now
         # While the only beat is stopped, nothing happens, and no check runs.
-        elif self.plan.mode == "leader" and run.now > max(self._led_at, self._calm_from) + self._patience:
-            run.fail(f"nobody leads since {run.now - self._led_at:.3f} s")
+        elif self.plan.mode == "leader":
+            is_soon = run.now <= max(self._led_at, self._calm_from) + self._patience
+            run.must(is_soon, "nobody leads since {:.3f} s", run.now - self._led_at)
         if run.now > self._well_from() + CALM:
             run.is_finished = True
 
@@ -247,24 +254,22 @@ class BeatsChecker:
 
     def look_at_the_end(self) -> None:
         """Check, when everything has been well for a while."""
-        since = self._well_from()
+        since, must = self._well_from(), self.run.must
         for entry, interval in self._intervals.items():
             ticks = [at for at, _, _ in self._sent[entry] if at > since]
             # One tick may be just before, and the beat's clock may be slow.
-            if len(ticks) < CALM // interval - 1:
-                self.run.fail(f"{entry}: {len(ticks)} ticks in the last {CALM:g} s, every {interval:g} s")
+            are_all = len(ticks) >= CALM // interval - 1
+            must(are_all, "{}: {} ticks in the last {:g} s, every {:g} s", entry, len(ticks), CALM, interval)
             for earlier, at in pairwise(ticks):
-                if abs(at - earlier - interval) > LATE + 0.01 * interval:
-                    self.run.fail(f"{entry}: a tick is sent {at - earlier:.3f} s after the one before")
-        if self._not_taken:
-            self.run.fail(f"the broker did not take {self._not_taken}, and they were not sent again")
+                is_in_time = abs(at - earlier - interval) <= LATE + 0.01 * interval
+                must(is_in_time, "{}: a tick is sent {:.3f} s after the one before", entry, at - earlier)
+        must(not self._not_taken, "the broker did not take {}, and they were not sent again", self._not_taken)
         for task_id, tick in self._ticks.items():
-            recent = any(at > self.run.now - 2 for at, _, _ in self._sent[tick[0]][-3:])
-            if not self.world.bodies.succeeded[task_id] and not recent:
-                self.run.fail(f"{tick[0]}: its tick of {tick[1]} was sent, and did not run")
+            if not any(at > self.run.now - 2 for at, _, _ in self._sent[tick[0]][-3:]):
+                must(self.world.bodies.succeeded[task_id], "{}: its tick of {} was sent, and did not run", *tick)
         for server in self.world.servers:
-            if (stays := server.without_end()) is not None:
-                self.run.fail(f"{stays} on {server.host.name} has no time to live")
+            stays = server.without_end()
+            must(stays is None, "{} on {} has no time to live", stays, server.host.name)
 
 
 def _seconds(due: str) -> float:

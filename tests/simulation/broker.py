@@ -12,7 +12,7 @@ from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES, virtual
 
-from celery_singleton_lock.task.header import of_message
+from tests.simulation import inside
 from tests.simulation.scheduler import Simulation, simulation
 
 TRANSPORT_ALIASES["simulated"] = "tests.simulation.broker:Transport"
@@ -142,6 +142,7 @@ class Broker:
     def acknowledge(self, consumer: Consumer, tag: int, requeue: bool | None) -> None:
         if self.lose_acks > 0:
             self.lose_acks -= 1
+            self.run.strikes("acknowledgement lost")
             self.run.note("loses an acknowledgement", str(tag), by="broker")
             return
         self.run.after(self._delay(), lambda: self._acknowledged(consumer, tag, requeue))
@@ -229,7 +230,7 @@ class Broker:
 
 def _is_put_back(headers: Mapping[str, Any]) -> bool:
     """Whether the package has put it back."""
-    return "retries" in (of_message(headers).get("put_back") or {})
+    return inside.put_back_of(headers).retries is not None
 
 
 class Channel(virtual.Channel):

@@ -135,6 +135,6 @@ def _simulate(pipe: Any, nodes: int | None) -> None:
                 switches=result.switches,
                 messages=len(plan.messages),
                 bodies=result.bodies,
-                faults=tuple(fault.kind for fault in plan.faults),
+                counts=result.counts,
             )
         )

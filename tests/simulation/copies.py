@@ -8,10 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.redlock.commands import PROMISE
+from tests.simulation import holds, inside, trouble
 from tests.simulation.disagreements import COPY_OF
-from tests.simulation.holds import STEM
 from tests.simulation.servers import Server
 
 if TYPE_CHECKING:
@@ -37,79 +35,76 @@ class Copies:
 
     def deliver(self, turn: Turn, message: str) -> None:
         """Deliver a copy of a message to a process."""
-        package, store, lock = turn.process.package, turn.lock._shared.store, turn.lock
-        holder = package("holder").Holder(message, process=package("process_identity").own())
-        owner = package("holder").new_owner()
-        request = package("stores.base").LockRequest(lock._key, owner, ttl=lock._ttl, holder=holder, once=True)
+        package, store = turn.process.package, inside.store_of(turn.lock)
+        request = inside.request_of_copy(package, turn.lock, message)
+        holder = request.holder
         self._checker.waiting[turn.use.name].append(turn)
         self.run.note("is delivered", f"{turn.use.name} {message} use={turn.use.number}")
         knew = self._knowing(turn, message, holder)
         try:
             found = store.acquire(request)
-        except package("errors").LockUnavailable as error:
+        except inside.public(package, "LockUnavailable") as error:
             store.abandon(request.hold())
             self._over(turn, f"has no answer: {error}")
             return
-        if isinstance(found, package("lease").Lease):
+        if inside.is_lease(package, found):
             self._carry_out(turn, found, message, holder, knew)
-        elif isinstance(found, package("stores.base").Record):
-            self._over(turn, f"is answered: {found.content!r}")
-            self._has_ended(message, found.content)
+        elif (content := inside.content_of(package, found)) is not None:
+            self._over(turn, f"is answered: {content!r}")
+            self._has_ended(message, content)
         elif found.holder is not None and found.holder.is_copy_of(holder):
             self._over(turn, "stands by")
         else:
             self._refuse(turn, message, holder)
 
     def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any, knew: set[Server]) -> None:
-        package, shared = turn.process.package, turn.lock._shared
+        package, lock = turn.process.package, turn.lock
         turn.lease = lease
-        shared.heartbeat.start(lease, turn.lost.clear)
+        inside.heartbeat_of(lock).start(lease, turn.lost.clear)
         self._checker._holds(turn)
-        if self._ends[message] and self._checker._trusts(turn):
-            knew = knew & self._knowing(turn, message, holder)
-            if REFUSED in self._ends[message] or not self._is_unheard(message, knew):
-                self._fails(f"message {message} is carried out by use {turn.use.number} after its end")
+        ends, trusts = self._ends[message], self._checker._trusts(turn)
+        knew = knew & self._knowing(turn, message, holder) if ends and trusts else knew
+        if trusts and not self._checker.forgets:
+            may_run = not ends or (REFUSED not in ends and self._is_unheard(message, knew))
+            self.run.must(may_run, "message {} is carried out by use {} after its end", message, turn.use.number)
         left = turn.use.takes
         while left > 0 and lease.held:
             self.run.park(min(left, STEP))
             left -= STEP
         was_held = lease.held
-        shared.heartbeat.stop(lease)
+        inside.heartbeat_of(lock).stop(lease)
         if turn in self._checker.holding[turn.use.name]:
             self._checker.holding[turn.use.name].remove(turn)
         try:
             if was_held:
-                self._unheard[message].add(lease.owner[:STEM])
-                shared.store.free(lease, record=self._record(package, holder, DONE))
-                self._unheard[message].remove(lease.owner[:STEM])
+                self._unheard[message].add(inside.stem(lease.owner))
+                inside.store_of(lock).free(lease, record=inside.record_for(package, holder, DONE, LIFE))
+                self._unheard[message].remove(inside.stem(lease.owner))
                 self._has_ended(message, DONE)
             else:
-                shared.store.free(lease)
-        except package("errors").LockUnavailable as error:
+                inside.store_of(lock).free(lease)
+        except inside.public(package, "LockUnavailable") as error:
             self.run.note("has no answer", f"{turn.use.name} use={turn.use.number} {error}")
         else:
             self.run.note("gives back", f"{turn.use.name} use={turn.use.number}")
-        self._checker._freed_at[lease.owner[:28]] = self.run.now
+        self._checker._freed_at[inside.stem(lease.owner)] = self.run.now
 
     def _refuse(self, turn: Turn, message: str, holder: Any) -> None:
         package, lock = turn.process.package, turn.lock
-        knew = self._knowing(turn, message, holder)
+        knew, refused = self._knowing(turn, message, holder), inside.record_for(package, holder, REFUSED, LIFE)
         try:
-            found = lock._shared.store.refuse(lock._key, holder, self._record(package, holder, REFUSED))
-        except package("errors").LockUnavailable as error:
+            found = inside.store_of(lock).refuse(inside.key_of(lock), holder, refused)
+        except inside.public(package, "LockUnavailable") as error:
             self._over(turn, f"has no answer: {error}")
             return
         if found is None:
             self._over(turn, "is refused")
             self._has_ended(message, REFUSED, knew & self._knowing(turn, message, holder))
-        elif isinstance(found, package("stores.base").Record):
-            self._over(turn, f"is answered: {found.content!r}")
-            self._has_ended(message, found.content)
+        elif (content := inside.content_of(package, found)) is not None:
+            self._over(turn, f"is answered: {content!r}")
+            self._has_ended(message, content)
         else:
             self._over(turn, "stands by")
-
-    def _record(self, package: Any, holder: Any, content: bytes) -> Any:
-        return package("stores.base").Record(holder.message, content, LIFE)
 
     def _over(self, turn: Turn, how: str) -> None:
         self._checker.waiting[turn.use.name].remove(turn)
@@ -117,9 +112,12 @@ class Copies:
 
     def _has_ended(self, message: str, how: bytes, knew: Collection[Server] = ()) -> None:
         self._ends[message].add(how)
-        if len(self._ends[message]) > 1 and not self._is_unheard(message, knew):
-            self._fails(f"message {message} has several ends: {sorted(self._ends[message])}")
+        ends = self._ends[message]
+        if not self._checker.forgets:
+            is_right = len(ends) == 1 or self._is_unheard(message, knew)
+            self.run.must(is_right, "message {} has several ends: {}", message, sorted(ends))
 
+    @trouble.excuse
     def _is_unheard(self, message: str, knew: Collection[Server]) -> bool:
         """Whether a copy may end in its own way, although a run has ended, and others have heard of that: no majority
         has confirmed this end, and the nodes that `knew` of this run, from the question to the answer, are no majority.
@@ -129,17 +127,12 @@ class Copies:
 
     def _knowing(self, turn: Turn, message: str, holder: Any) -> set[Server]:
         """The nodes with a record of the message, or with a hold of another run."""
-        done, name = keyspace.done_key(turn.lock._key, holder.message), turn.use.name
+        done, name = inside.done_key(turn.use.name, holder), turn.use.name
 
         def knows(server: Server) -> bool:
             values = dict(server.living_values())
-            run = self._checker._turns.get(values.get(name, b"")[:STEM].decode())
+            run = self._checker._turns.get(holds.stem(values.get(name, b"")))
             is_run = run is not None and run is not turn and f"{COPY_OF}{message}" in run.use.ways
-            return is_run or not values.get(done, PROMISE).startswith(PROMISE)
+            return is_run or not values.get(done, inside.PROMISE).startswith(inside.PROMISE)
 
         return {server for server in self._checker.world.servers if knows(server)}
-
-    def _fails(self, what: str) -> None:
-        """Fail, unless a majority may have forgotten the end."""
-        if not self._checker.forgets:
-            self.run.fail(what)

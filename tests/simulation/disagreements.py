@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation.plan import FIRST, LATE, Fault, Plan, Use
 
@@ -79,16 +79,8 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
         takes = 1.2 * ttl if "fixed" in ways else takes
         takes = rng.uniform(0.4, 1.2) * ttl if theme is _put_back else takes
         uses.append(Use(at, program, rng.randrange(threads), name, number, patience, round(takes, 2), ways))
-    if theme is _refusals:
-        uses[1:] = _copies(rng, programs, begins, ttl)
-    elif theme is _swapped:
-        uses[1:] = _one_has_it(rng, programs, begins, ttl)
-    elif theme is _beside_a_run:
-        uses[1:] = _copies_beside_a_run(rng, programs, begins, ttl)
-    elif theme is _taken_back_late:
-        uses[1:] = _one_waits(rng, programs, begins, ttl)
-    elif theme is _forgotten_by_most:
-        uses[1:] = _one_has_it_for_long(rng, programs, begins, ttl)
+    if theme in _USES:
+        uses[1:] = _USES[theme](rng, programs, begins, ttl)
     elif theme is _given_back_to_few:
         uses[1] = Use(round(begins + 0.2 * ttl, 3), 0, 9, "a", 0, None, GIVEN_BACK * ttl)
     setting = _Setting(rng, nodes, programs, ttl, begins, until, uses[1:])
@@ -100,7 +92,13 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
     faults.sort(key=lambda fault: fault.at)
     interval = rng.choice((15.0, 60.0, 200.0))
     limits = (("a", 1), ("b", 1))
-    return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), (*faults,), "nodes", (*uses,), limits)
+    plan = Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), (*faults,), "nodes", (*uses,), limits)
+    return replace(plan, shape=named(theme))
+
+
+def named(theme: Theme) -> str:
+    """The shape of plans with this theme."""
+    return f"nodes: {theme.__name__.strip('_')}"
 
 
 def _ways(rng: random.Random, theme: Theme, messages: int) -> tuple[str, ...]:
@@ -320,4 +318,13 @@ THEMES: dict[Theme, int] = {
     _forgotten_by_most: 1,
     _slow: 2,
     _calm: 3,
+}
+
+#: Themes with other uses than any.
+_USES: dict[Theme, Callable[[random.Random, int, float, float], Iterator[Use]]] = {
+    _refusals: _copies,
+    _swapped: _one_has_it,
+    _beside_a_run: _copies_beside_a_run,
+    _taken_back_late: _one_waits,
+    _forgotten_by_most: _one_has_it_for_long,
 }

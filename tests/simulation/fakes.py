@@ -406,7 +406,7 @@ def sleep(seconds: float) -> None:
 
 def _kill(pid: int, signum: int) -> None:
     run = simulation()
-    process = next((process for process in run.processes if process.pid == pid and process.alive), None)
+    process = next((process for process in run.processes if process.os_pid == pid and process.alive), None)
     if process is None:
         raise ProcessLookupError(pid)
     if signum == signal.SIGKILL:
@@ -606,7 +606,7 @@ def _read(fd: int, count: int) -> bytes:
 
 
 def _pidfd_open(pid: int) -> int:
-    process = next((process for process in simulation().processes if process.pid == pid and process.alive), None)
+    process = next((process for process in simulation().processes if process.os_pid == pid and process.alive), None)
     if process is None:
         raise ProcessLookupError(pid)
     end = Pipe()
@@ -624,7 +624,7 @@ def _getpid() -> int:
         task = _task()
     except Ended:  # A connection that is collected afterwards asks whose it is.
         return 0
-    return 0 if task is None else task.process.pid
+    return 0 if task is None else task.process.os_pid
 
 
 MODULES: dict[str, ModuleType] = {

@@ -1,15 +1,13 @@
-"""The counted outcomes of many simulations: for a person, for a page, for a program."""
+"""The counted outcomes of many simulations."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+
+from tests.simulation.counts import Counts
 
 #: How many seeds of each kind of failure are named.
 NAMED = 5
@@ -26,7 +24,8 @@ class Outcome:
     switches: int = 0
     messages: int = 0
     bodies: int = 0
-    faults: tuple[str, ...] = ()
+    #: See `simulate.Result`.
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def kind_of(failure: str) -> str:
@@ -47,7 +46,7 @@ class Figures:
     switches: int = 0
     messages: int = 0
     bodies: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
+    counts: Counts = field(default_factory=Counts)
     failures: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     #: Real time, from the campaign.
     minutes: float = 0.0
@@ -60,9 +59,14 @@ class Figures:
         self.switches += outcome.switches
         self.messages += outcome.messages
         self.bodies += outcome.bodies
-        self.faults.update(outcome.faults)
+        self.counts.add(outcome.counts)
         if outcome.failure is not None:
             self.failures[kind_of(outcome.failure)].append(outcome.seed)
+
+    @property
+    def faults(self) -> Counter[str]:
+        """Those that struck something."""
+        return +self.counts.times["faults"]
 
     @property
     def failed(self) -> int:
@@ -76,7 +80,7 @@ class Figures:
             ("messages", f"{self.messages:,}"),
             ("bodies that began", f"{self.bodies:,}"),
             ("turns of a thread", f"{self.switches:,}"),
-            ("faults", f"{sum(self.faults.values()):,}"),
+            ("faults", f"{self.faults.total():,}"),
             ("seeds that failed", f"{self.failed:,}"),
             ("minutes", f"{self.minutes:,.1f}"),
             ("seeds per minute and process", f"{per_core:,.0f}"),
@@ -86,43 +90,10 @@ class Figures:
     def text(self) -> str:
         """For a terminal."""
         lines = [f"{value:>14}  {name}" for name, value in self._counts()]
-        lines += [f"{count:>14,}  {kind}" for kind, count in self.faults.most_common()]
+        lines += self.counts.lines()
         for kind, seeds in self._failures():
             lines += [f"FAILED {len(seeds)}×: {kind}", f"    seeds {_first(seeds)}"]
         return "\n".join(lines)
-
-    def markdown(self) -> str:
-        """For `docs/proof.md`."""
-        lines = ["| what | how many |", "|---|---|"]
-        lines += [f"| {name} | {value} |" for name, value in self._counts()]
-        lines += ["", "| fault | times |", "|---|---|"]
-        lines += [f"| {kind} | {count:,} |" for kind, count in self.faults.most_common()]
-        if self.failures:
-            lines += ["", "| failure | seeds | the first |", "|---|---|---|"]
-            lines += [f"| {kind} | {len(seeds):,} | {_first(seeds)} |" for kind, seeds in self._failures()]
-        return "\n".join(lines) + "\n"
-
-    def as_json(self) -> str:
-        content: dict[str, Any] = {
-            "seeds": self.seeds,
-            "simulated_hours": round(self.seconds / 3600, 3),
-            "messages": self.messages,
-            "bodies": self.bodies,
-            "switches": self.switches,
-            "faults": dict(self.faults.most_common()),
-            "failures": {kind: {"count": len(seeds), "seeds": seeds[:100]} for kind, seeds in self._failures()},
-            "minutes": round(self.minutes, 3),
-            "jobs": self.jobs,
-            "cpu_seconds": round(self.cpu, 1),
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-        }
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-    def write(self, file: Path) -> None:
-        """Write `file`.json and `file`.md."""
-        file.with_suffix(".json").write_text(self.as_json())
-        file.with_suffix(".md").write_text(self.markdown())
 
     def _failures(self) -> list[tuple[str, list[int]]]:
         return sorted(((kind, sorted(seeds)) for kind, seeds in self.failures.items()), key=lambda it: -len(it[1]))

@@ -7,16 +7,38 @@ A name or a format that has changed fails the simulation at once, and says which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeVar
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
 
+from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
+from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
+from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL, PROMISE
+from celery_singleton_lock.stores.redis.redlock.node import MAX_PAUSE as PAUSE_OF_NODE
+from celery_singleton_lock.stores.redis.script import ms
+from celery_singleton_lock.stores.redis.waiter import SLICE
+from celery_singleton_lock.stores.redis.wake_ups import LOOKED, MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task import header
-from celery_singleton_lock.task.joined import Joined
-from tests.simulation.scheduler import simulation
+from celery_singleton_lock.task.execution import holder_of
+from celery_singleton_lock.task.leader import token_of
+from celery_singleton_lock.task.queued import SOON
+from celery_singleton_lock.worker.line import MAX_PAUSE
+from tests.simulation.scheduler import active
 
 Part = TypeVar("Part")
+
+#: For the checkers. A node of a Redlock that did not answer is left alone for `PAUSE_OF_NODE`.
+__all__ = ("MAX_PAUSE", "MEMORY_TTL", "PAUSE_OF_NODE", "PROMISE", "SLICE", "SOON", "UNCONFIRMED_TTL", "WAKE_TTL")
+__all__ += ("LOOKED", "MAX_PASSED_ON", "REFRESH", "ms")
+
+#: The bytes of a message in a list of ended messages, and of its name in them.
+NOTED, NAMED = 12, 8
 
 
 class UnknownInside(AssertionError):
@@ -37,7 +59,51 @@ def assign(of: Any, name: str, value: Any) -> None:
     setattr(of, name, value)
 
 
+def module(package: Any, name: str) -> Any:
+    """A module of a copy of the package, which must have been imported by now."""
+    try:
+        return sys.modules[f"{package.name}.{name}"]
+    except KeyError:
+        raise _unknown(f"the package has no {name}") from None
+
+
+def public(package: Any, name: str) -> Any:
+    """What a copy of the package has under a public name."""
+    return attribute(sys.modules[package.name], name)
+
+
 # Headers
+
+
+class Joins(NamedTuple):
+    """The attempt of a task as which a copy is to end."""
+
+    task_id: str
+    sending: str
+    replaced: int
+    retries: int
+    since: float
+    goes_on: bool
+
+
+class Waits(NamedTuple):
+    """The lock that a copy waits for."""
+
+    key: str
+    limit: int
+
+
+class Leader(NamedTuple):
+    """The message that another one follows."""
+
+    hidden_id: str
+    token: str
+    since: float
+    run: Sequence[Any] | None
+
+    @property
+    def task_id(self) -> str:
+        return bytes.fromhex(self.hidden_id).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +117,12 @@ class PutBack:
     untold: int = 0
     follows: int = 0
     given_up: Sequence[str] = ()
-    waits: tuple[str, int] | None = None
-    joins: Joined | None = None
-    leader: Sequence[Any] | None = None
+    waits: Waits | None = None
+    joins: Joins | None = None
+    leader: Leader | None = None
     since: float | None = None
     arrived: int | None = None
     redelivered: bool = False
-    returned: Sequence[int] | None = None
     exchange: str | None = None
     routing_key: str | None = None
 
@@ -73,7 +138,7 @@ class QueueLock:
     limit: int
     scope: str
     replaced: Sequence[str] = ()
-    follows: Sequence[Any] | None = None
+    follows: Leader | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +147,68 @@ class Header:
 
     id: str | None = None
     sent: str | None = None
-    replaced: Any = None
-    call: Any = None
     queue: QueueLock | None = None
     put_back: PutBack | None = None
     due: float | None = None
     entry: str | None = None
 
 
+#: The parts that are lists, and what is in each place: an exchange of two places is seen.
+LISTS = {
+    "joins": (Joins, re.compile(r"\['m\d+', '[0-9a-f]+', 0, \d+, \d+\.\d+, (True|False)\]")),
+    "waits": (Waits, re.compile(r"\['[^']*:[^']*', \d+\]")),
+    "leader": (Leader, re.compile(r"\['[0-9a-f]+', '[0-9a-f]{32}', \d+\.\d+, (None|\['shop.*\])\]")),
+    "queue": (
+        QueueLock,
+        re.compile(
+            r"\['shop\.\w+', '[^']*:queue', '[0-9a-f]{32}', [\d.]+, \d+, '[a-z_]+'(, \[('\w+')?\](, \['.+\])?)?\]"
+        ),
+    ),
+}
+
+
 def header_of(headers: Mapping[str, Any]) -> Header:
     """What a message with these headers carries."""
     parts = dict(header.of_message(headers))
     if "queue" in parts:
-        parts["queue"] = _made(QueueLock, *parts["queue"])
+        parts["queue"] = lock = _listed("queue", parts["queue"])
+        if lock.follows is not None:
+            parts["queue"] = replace(lock, follows=_listed("leader", lock.follows))
     if "put_back" in parts:
-        put_back = dict(parts["put_back"])
-        if "joins" in put_back:
-            put_back["joins"] = _made(Joined, *put_back["joins"])
-        parts["put_back"] = _made(PutBack, **put_back)
+        put_back = parts["put_back"]
+        parts["put_back"] = _made(PutBack, **{it: _listed(it, put_back[it]) for it in put_back})
     return _made(Header, **parts)
+
+
+def put_back_of(headers: Mapping[str, Any]) -> PutBack:
+    """What a copy with these headers carries; nothing, if its message was not put back."""
+    return header_of(headers).put_back or PutBack()
+
+
+def lock_in(headers: Mapping[str, Any]) -> QueueLock | None:
+    """The lock that a message with these headers brings."""
+    return header_of(headers).queue
+
+
+def header_with(task_id: str, lock: QueueLock) -> dict[str, Any]:
+    """Our header of a message that brings this lock, and nothing else."""
+    parts = [lock.task, lock.key, lock.owner, lock.seconds, lock.limit, lock.scope]
+    return {header.HEADER: {"id": task_id, "queue": parts}}
+
+
+def _listed(name: str, value: Any) -> Any:
+    """The value of a part that may be a list."""
+    if name not in LISTS:
+        return value
+    kind, form = LISTS[name]
+    if not form.fullmatch(repr(value)):
+        raise _unknown(f"{name} is {value}")
+    return _made(kind, *value)
+
+
+def names_of(kind: Any) -> list[str]:
+    """What is in the places of such a list."""
+    return [*kind.__annotations__]
 
 
 def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
@@ -116,8 +224,15 @@ def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
 #: at its name itself.
 PARTS = frozenset(
     {"", "run", "wake", "fence", "slots", "waiting", "line", "order", "nudge", "done", "over", "memory"}
-    | {"ended", "aside", "ledger", "secret", "claim", "gone", "queue"}
+    | {"ended", "ledger", "secret", "claim", "queue"}
 )
+
+#: In the keys of the lock of a waiting message; and at the end of the keys at which waiters wait.
+OF_QUEUE, WAKE = ":queue:", b":wake"
+
+#: The names of records, after the part of their keys: of how an attempt of a plan's message has ended; and of others.
+_OF_ATTEMPT = re.compile(r"(?P<id>m\d+(-after)?):[0-9a-f]{16}:\d+\.(?P<attempt>\d+)")
+_OF_OTHERS = re.compile(r"(began|heir):.+|((runs|heir):)?[0-9a-f]{28,32}:\d+\.\d+|[0-9a-f-]{36}:[0-9a-f]{16}:\d+\.\d+")
 
 
 def check_keys(keys: Any) -> None:
@@ -134,7 +249,401 @@ def part_of(key: str) -> str:
     return rest.removeprefix(":queue").removeprefix(":").partition(":")[0]
 
 
+def of_lock(lock: str, part: str = "run") -> str:
+    """A key of this lock; by default, that of its first hold."""
+    return f"{lock}:{part}"
+
+
+@lru_cache(maxsize=1024)
+def lock_of(key: str) -> str:
+    """The lock of a key; a lock outside of tasks is at its own."""
+    part = part_of(key)
+    return key.rpartition(f":{part}")[0] if part else key
+
+
+def slots_of(lock: str, limit: int) -> list[str]:
+    """The keys of the holds of a lock."""
+    return [keyspace.run_key(lock, slot) for slot in range(limit)]
+
+
+def name_in(key: str) -> str:
+    """What follows the part of a key: the name of a record, or who was given up."""
+    return key.rpartition(f":{part_of(key)}:")[2]
+
+
+@lru_cache(maxsize=1024)
+def attempt_of(key: str) -> tuple[str, int] | None:
+    """The id of the message whose record is at a key, and the attempt that has ended; None if it is another key."""
+    if part_of(key) != "done":
+        return None
+    if found := _OF_ATTEMPT.fullmatch(name_in(key)):
+        return found["id"], int(found["attempt"])
+    if not _OF_OTHERS.fullmatch(name_in(key)):
+        raise _unknown(f"the key {key} has an unknown record")
+    return None
+
+
+def run_key(package: Any, lock: str, slot: int) -> bytes:
+    """The key of a lock, or of a slot of it, that a process with this copy of the package holds."""
+    return str(attribute(package("stores.redis.keyspace"), "run_key")(lock, slot)).encode()
+
+
+def shared_fence_key(lock: str) -> str:
+    """The key of the highest fence on a server."""
+    return keyspace.shared_fence_key(keyspace.shared(lock))
+
+
+#: The parts of the keys of those that are in line.
+OF_LINES = ("waiting", "line")
+
+
+def line_keys(lock: str) -> tuple[str, str]:
+    """The keys of those that are in line for a lock: their places, and how many copies each has."""
+    return keyspace.waiting_key(lock), keyspace.line_key(lock)
+
+
+def done_key(name: str, holder: Any) -> str:
+    """The key of the record of a holder's message, beside a lock outside of tasks."""
+    return keyspace.done_key(keyspace.plain_key(name), holder.message)
+
+
+def fence_key(name: str) -> str:
+    """The key of the last fence of a lock outside of tasks, on a node of a Redlock."""
+    return keyspace.fence_key(keyspace.plain_key(name))
+
+
+def over_keys(name: str, owner: str) -> set[str]:
+    """The keys that say that an attempt to get a lock outside of tasks, or its owner, is over."""
+    key = keyspace.plain_key(name)
+    return {keyspace.over_key(key, owner), keyspace.over_key(key, stem(owner))}
+
+
+def names_run(lock: str) -> str:
+    """How keys begin where messages with this lock say which run they are, for their followers."""
+    return of_lock(lock, "done:runs:")
+
+
+def names_run_of(lock: str, owner: str) -> str:
+    """The same for the owner of this lock."""
+    return f"{names_run(lock)}{token_of(owner)}:"
+
+
+def is_of_beat(key: str) -> bool:
+    """Whether a lock is that of leading beats."""
+    return "{beat:" in key
+
+
+def number_of_order(name: bytes) -> str:
+    """The id of a message from its name in an order, which is the beginning of its hold."""
+    _, task_id, *_ = json.loads(name + b"0]")
+    return str(task_id)
+
+
+# Holds, leases and records
+
+
+class Hold(NamedTuple):
+    """The value of a lock; of one that a node of a Redlock got back, only the owner is known.
+
+    Attributes:
+        pid: the process that holds it; 0 if it is reserved, or of a waiting message.
+    """
+
+    owner: str
+    sending: str = ""
+    task_id: str | None = None
+    retries: int = 0
+    node: str | None = None
+    pid: int = 0
+    since: float = 0.0
+    replaced: int = 0
+    process: str = ""
+    ttl: float = 0.0
+    fence: int = 0
+    label: str = ""
+    order: str = ""
+    newer: Sequence[str] = ()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the lock is kept for an attempt that is to come."""
+        return bool(self.sending) and not (self.pid or self.ttl)
+
+
+class Record(NamedTuple):
+    """How a message has ended, as a lock server knows it."""
+
+    state: str
+    seconds: float
+    has_content: bool
+    is_settled: bool
+    mark: str = ""
+
+
+@lru_cache(maxsize=1024)  # The checkers ask for the same ones at each look.
+def hold_of(value: bytes) -> Hold:
+    """The hold that is the value of a lock."""
+    owner, rest = value[:OWNER_LENGTH].decode(errors="replace"), value[OWNER_LENGTH:]
+    return _made(Hold, owner, *json.loads(rest or b"[]"))
+
+
+def stem(owner: str) -> str:
+    """The beginning of an owner, the same for all its attempts."""
+    return owner[:STEM_LENGTH]
+
+
+@lru_cache(maxsize=1024)
+def record_of(value: bytes) -> Record:
+    """The record that is the value of a key."""
+    return _made(Record, *json.loads(value.partition(b"\n")[0]))
+
+
+def ended_name(task: Any, lock: str) -> bytes:
+    """The name under which a lock server notes that the message of a running task, with this lock, has ended."""
+    return keyspace.ended_name(lock, holder_of(task, task.request).message)
+
+
+def names_of_ended(value: bytes) -> set[bytes]:
+    """The names in a list of messages that have ended; the second from which it forgets each one is beside it."""
+    if len(value) % NOTED:
+        raise _unknown(f"a list of ended messages has {len(value)} bytes")
+    return {value[at : at + NAMED] for at in range(0, len(value), NOTED)}
+
+
+def repeated_by(process: Any) -> list[tuple[str, str, str]]:
+    """What a process repeats, or repeated until it died, on its lock server: what, of which lock, and for whom."""
+    runtimes = attribute(process.package("runtime"), "_all_opened")[-1].runtimes.values()
+    pending = [attribute(runtime.store, "_pending") for runtime in runtimes]
+    return [call_id for calls in pending for call_id in attribute(calls, "_calls")]
+
+
+# Processes
+
+
+#: The modules that each process needs; they import the others.
+NEEDED = ("", "worker.bootstep", "worker.request", "task.singleton_task", "task.settling", "beat.scheduler", "lock")
+NEEDED += ("stores.redis.store", "stores.redis.redlock", "stores.redis.cluster", "stores.redis.address")
+
+#: What is the same in each process, and takes thousands of statements to make, in which nothing can happen.
+TABLES = ("_changes", "_steps")
+
+
+def is_loaded(
+    package: Any, own: Callable[[], str], is_over: Callable[[str], bool], is_child: Callable[[], bool]
+) -> None:
+    """A copy of the package is loaded: put in place what its processes know of themselves and of others."""
+    identity = module(package, "process_identity")
+    assign(identity, "own", own)
+    assign(identity, "is_over", is_over)
+    assign(module(package, "task.abort"), "is_child_of_a_pool", is_child)
+    for table in TABLES:
+        attribute(module(package, "stores.redis.keyspace"), table)()
+
+
+def all_that_start_anew(package: Any) -> Any:
+    """What starts anew in the child of a fork, as a set that the copy of the package adds to."""
+    return attribute(module(package, "forks"), "_all")
+
+
+def begin_anew(package: Any) -> None:
+    """Reset what is neither a container of a module nor starts anew in the child of a fork."""
+    abort, runtime = module(package, "task.abort"), module(package, "runtime")
+    assign(abort, "_by_signal", attribute(abort, "_BySignal")())
+    assign(attribute(module(package, "pulse"), "pulse"), "is_prepared", False)
+    attribute(runtime, "_all_opened")[:] = [attribute(runtime, "_Opened")()]
+
+
+def task_class(package: Any) -> Any:
+    """The class of exclusive tasks; Celery makes their requests of its own class."""
+    base = public(package, "SingletonTask")
+    base.Request = public(package, "SingletonRequest")
+    return base
+
+
+# Workers
+
+
+def begin_worker(package: Any, app: Any, state: Any, parent: Any, *, has_processes: bool) -> Callable[[str], None]:
+    """Do what the bootstep does in a main process; returns what frees the locks of an earlier life of that node.
+
+    Args:
+        state: this worker's part of Celery's state.
+    """
+    assign(module(package, "_celery"), "worker_state", state)
+    bootstep, runtime = module(package, "worker.bootstep"), module(package, "runtime").Runtime.of(app)
+    if has_processes:
+        attribute(bootstep, "_look_after_processes")(parent, runtime)
+    attribute(bootstep, "_have_copies_wait")(parent, runtime)
+    return partial(attribute(bootstep, "free_left_behind"), runtime)
+
+
+def line_of(package: Any, app: Any) -> Any:
+    """The copies that wait in a main process; None if they wait only for their time."""
+    return attribute(module(package, "worker.line"), "line_of").get(app)
+
+
+def inherit_channel(child: Any, parent: Any) -> None:
+    """A process of a pool has its parent's pipe for reports."""
+    reports = module(parent, "task.key_report")
+    assign(module(child, "task.key_report"), "_channel", attribute(reports, "_channel"))
+
+
+def has_free_slot(package: Any, pool: Any) -> bool:
+    """Whether a copy could be started now."""
+    return bool(attribute(module(package, "worker.bootstep"), "has_free_slot")(pool))
+
+
+def watch_line(line: Any, comes: Callable[[Any], None], is_passed_on: Callable[[Any], None]) -> None:
+    """Be called with each wake-up that comes to a line, and with each that it passes on."""
+    wake_ups = attribute(line, "_wake_ups")
+    answer, pass_on = attribute(line, "_answer"), attribute(wake_ups, "pass_on")
+
+    def answers(freed: Any) -> None:
+        comes(freed)
+        answer(freed)
+
+    def passes_on(freed: Any) -> Any:
+        if did := pass_on(freed):
+            is_passed_on(freed)
+        return did
+
+    assign(line, "_answer", answers)
+    assign(wake_ups, "pass_on", passes_on)
+
+
+def is_listening(line: Any) -> bool:
+    """Whether a line is woken, as far as it knows."""
+    is_closed = attribute(line, "_failures") or attribute(line, "_closed")
+    return attribute(line, "_thread") is not None and not is_closed
+
+
+def keys_of(line: Any) -> set[str]:
+    """The locks for which a line has places on the server."""
+    lines = attribute(attribute(line, "_wake_ups"), "_lines").values()
+    return {key for each in lines for key in attribute(each, "_places")}
+
+
+def name_of(line: Any) -> bytes:
+    """The name of a line among those that wait for a lock."""
+    return str(attribute(attribute(line, "_wake_ups"), "_name")).encode()
+
+
+def is_held(request: Any) -> bool:
+    """Whether the timer holds a copy until it is woken."""
+    return attribute(request, "_held_until") is not None
+
+
+# Locks outside of tasks, and beats
+
+
+def locks(package: Any) -> Any:
+    """The module of the classes of locks, and of their errors."""
+    return module(package, "lock")
+
+
+def lease_of(lock: Any) -> Any:
+    """The lease of a lock that is held."""
+    return lock.local.held.lease
+
+
+def store_of(lock: Any) -> Any:
+    """The store of all locks with the clients of this one."""
+    return attribute(lock, "_shared").store
+
+
+def heartbeat_of(lock: Any) -> Any:
+    """What renews their leases."""
+    return attribute(lock, "_shared").heartbeat
+
+
+def key_of(lock: Any) -> Any:
+    """The key of a lock, which says that it is a lock outside of tasks."""
+    return attribute(lock, "_key")
+
+
+def request_of_copy(package: Any, lock: Any, message: str) -> Any:
+    """How a copy of a message asks for a lock."""
+    names = module(package, "holder")
+    holder = names.Holder(message, process=attribute(module(package, "process_identity"), "own")())
+    owner, base = attribute(names, "new_owner")(), module(package, "stores.base")
+    return base.LockRequest(key_of(lock), owner, ttl=attribute(lock, "_ttl"), holder=holder, once=True)
+
+
+def record_for(package: Any, holder: Any, content: bytes, seconds: float) -> Any:
+    """The record of an end of a message."""
+    return attribute(module(package, "stores.base"), "Record")(holder.message, content, seconds)
+
+
+def is_lease(package: Any, found: Any) -> bool:
+    """Whether a lock was got."""
+    return isinstance(found, public(package, "Lease"))
+
+
+def content_of(package: Any, found: Any) -> bytes | None:
+    """What is recorded, if a record was found in place of a lock."""
+    return found.content if isinstance(found, module(package, "stores.base").Record) else None
+
+
+def nodes_of(lock: Any) -> Any:
+    """The nodes of a Redlock."""
+    return attribute(store_of(lock), "_nodes")
+
+
+def reaches_no_majority(nodes: Any, now: float) -> bool:
+    """Whether a process has no connections to most nodes of its Redlock, and avoids these nodes by its clock."""
+    avoided = sum(attribute(node, "_avoided_until") > now for node in nodes.each)
+    connected = max((it.reaches for it in attribute(nodes, "_conversations")), default=0)
+    return bool(avoided >= nodes.quorum > connected)
+
+
+def scheduler_of(package: Any, app: Any) -> Any:
+    """The scheduler of a beat."""
+    return attribute(module(package, "beat.scheduler"), "ExclusiveScheduler")(app)
+
+
+def lease_of_beat(scheduler: Any) -> Any:
+    """The lease of a beat that leads, if it does."""
+    leadership = attribute(scheduler, "_leadership")
+    return None if leadership is None else attribute(leadership, "_lease")
+
+
 def _unknown(what: str) -> UnknownInside:
     # The package may catch what a checker raises in one of its calls.
-    simulation().fail(f"the simulator does not know the inside: {what}")
+    if (run := active()) is not None:
+        run.fail(f"the simulator does not know the inside: {what}")
     return UnknownInside(what)
+
+
+# What a copy that was put back carries
+
+#: The name of the header.
+HEADER = attribute(header, "HEADER")
+
+#: Reasons that are counted.
+REASONS = ("conflict", "unavailable", "lost", "untold", "follows")
+
+
+def put_back_in(headers: Mapping[str, Any]) -> PutBack | None:
+    """What a copy of this attempt carries; None if it was not put back."""
+    put_back = header_of(headers).put_back
+    return put_back if put_back is not None and put_back.retries == headers["retries"] else None
+
+
+def counts_of(put_back: PutBack | None) -> dict[str, int]:
+    """How often an attempt was put back, by reason."""
+    return {reason: 0 if put_back is None else attribute(put_back, reason) for reason in REASONS}
+
+
+def looks(put_back: PutBack) -> bool:
+    """Whether the copy looks how another message ends."""
+    return put_back.joins is not None or put_back.leader is not None
+
+
+def has_ended(values: Sequence[tuple[str, bytes]], task_id: str) -> bool:
+    """Whether one of these keys is the record of how an attempt of the message has ended."""
+    return any(f":done:{task_id}:" in key for key, _ in values)
+
+
+def hold_key(lock: str) -> str:
+    """The key of the hold of a lock that one may have at a time."""
+    return str(keyspace.run_key(lock, 0))

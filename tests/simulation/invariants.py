@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from celery import states
 
-from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.redlock.node import MAX_PAUSE
-from celery_singleton_lock.stores.redis.waiter import SLICE
-from celery_singleton_lock.task.header import of_message
-from tests.simulation import apps, holds, trouble
+from tests.simulation import apps, holds, inside, trouble
+from tests.simulation.inside import SLICE
 from tests.simulation.leftovers import Leftovers
 from tests.simulation.scheduler import Process
 
@@ -30,14 +26,20 @@ SOME = 10
 SETTLED = 5.0
 
 #: Seconds after a fault for which a process may leave a node of a Redlock alone.
-LEFT_ALONE = MAX_PAUSE + 1.0
+LEFT_ALONE = inside.PAUSE_OF_NODE + 1.0
 
 #: Faults that do not delay the end of a hold.
 NO_DELAY = (*trouble.BRIEF, "results slow")
 
-_OF_HOLDERS = {"dead": "is dead", "ended": "has ended its body", "idle": "runs no body under it"}
-_OF_HOLDERS["kept"] = "is a message that has ended"
-_OF_HOLDERS["left"] = "is dead, while somebody waits on its host"
+#: States that must not last.
+RULES = {
+    "free": "for {:.1f} s: {} is free, and its waiter was not woken",
+    "dead": "for {:.1f} s: {} is held by process {}, which is dead",
+    "ended": "for {:.1f} s: {} is held by process {}, which has ended its body",
+    "idle": "for {:.1f} s: {} is held by process {}, which runs no body under it",
+    "kept": "for {:.1f} s: {} is held by process {}, which is a message that has ended",
+    "left": "for {:.1f} s: {} is held by process {}, which is dead, while somebody waits on its host",
+}
 
 
 class Invariants:
@@ -72,17 +74,16 @@ class Invariants:
         if self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
-        for server in self.world.servers:
-            if (endless := server.without_end(":run")) is not None:
-                self.run.fail(f"{endless} on {server.host.name} has no time to live")
-            if (given_up := holds.of_given_up(server)) is not None:
-                self.run.fail(given_up)
         if len(self.world.servers) == 1:
             self._look_at_records(self.world.servers[0].living_values())
         for process in self.run.processes:
             if not process.alive:
                 self._dead_since.setdefault(process.pid, self.run.now)
         held = holds.on_most(self.world.servers)
+        for server in self.world.servers if held else ():
+            endless = server.without_end("run")
+            self.run.must(endless is None, "the hold {} on {} has no time to live", endless, server.host.name)
+            holds.must_not_be_given_up(self.run, server)
         now: set[Any] = set()
         if held:
             now |= {("dead", *it) for it in self._left_behind(held)}
@@ -95,28 +96,31 @@ class Invariants:
         self._free_on_some &= now
         for it, since in self._since.items():
             excuses = trouble.HARMLESS if it[0] == "free" else NO_DELAY
-            longest = self._longest(it) + self._more + (SLICE if self._looks_by_itself(it, since) else 0.0)
-            if self.run.now - since > longest and not trouble.is_there(self.world, but=excuses):
-                self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
+            if not trouble.is_there(self.world, but=excuses):
+                longest = self._longest(it) + self._more + (SLICE if self._looks_by_itself(it, since) else 0.0)
+                lasts, (kind, *what) = self.run.now - since, it
+                self.run.must(lasts <= longest, RULES[kind], lasts, *what)
 
     def _look_at_records(self, values: list[tuple[str, bytes]]) -> None:
         if values is self._looked_at:
             return
         self._looked_at = values
         for key, value in values:
-            if ":done:m" not in key or self._records.get(key) == value:
+            if (attempt := inside.attempt_of(key)) is None or self._records.get(key) == value:
                 continue
-            state, _, _, settled = json.loads(value.partition(b"\n")[0])[:4]
-            if settled and state in (states.SUCCESS, states.FAILURE) and not self.world.ends.get(_task_id_in(key)):
-                self.run.fail(f"{key}: everything after its end was sent, it says, and no end is stored")
-            if not any("killed" in fault.kind for fault in self.world.plan.faults):
-                self._must_not_change(key, state, settled)  # Otherwise, Celery's verdict on a lost child comes last.
-            self._records[key], self._ended[key] = value, (state, settled)
+            (task_id, _), end = attempt, inside.record_of(value)
+            if end.is_settled and end.state in (states.SUCCESS, states.FAILURE):
+                is_stored = self.world.ends.get(task_id)
+                self.run.must(is_stored, "{}: everything after its end was sent, it says, and no end is stored", key)
+            # Otherwise, Celery's verdict on a lost child comes last.
+            if key in self._ended and not any("killed" in fault.kind for fault in self.world.plan.faults):
+                self._must_not_change(key, end.state, end.is_settled)
+            self._records[key], self._ended[key] = value, (end.state, end.is_settled)
 
     def _must_not_change(self, key: str, state: str, settled: bool) -> None:
         """Check that the recorded end of an attempt does not change, nor that everything after it was sent."""
-        known, was_settled = self._ended.get(key, (state, False))
-        number = int(_task_id_in(key)[1:])
+        (known, was_settled), attempt = self._ended[key], _attempt_at(key)
+        number, _ = attempt
         is_one = self.world.bodies.succeeded[number] < 2  # Otherwise another, excused run has ended as well.
         # That everything was sent is recorded in the background, and a replica may not have it yet.
         was_settled = was_settled and self.world.plan.replicas is None
@@ -124,17 +128,19 @@ class Invariants:
         newest = self.world.newest
         is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
         # Or it is refused; whether its process could know of that end is looked at when its own end is stored.
-        is_one = is_one and not self.world.bodies.is_heard_of_late(*_attempt_in(key))
+        is_one = is_one and not self.world.bodies.is_heard_of_late(*attempt)
         if self._is_of_another_run(key, known, state, settled):
             known = state
-        if is_one and (state, was_settled) != (known, was_settled and settled):
-            self.run.fail(f"{key}: its end was {known}{', settled' * was_settled}, and is {state} now")
+        if is_one:
+            is_same = (state, was_settled) == (known, was_settled and settled)
+            self.run.must(is_same, "{}: its end was {}{}, and is {} now", key, known, ", settled" * was_settled, state)
 
+    @trouble.excuse
     def _is_of_another_run(self, key: str, known: str, state: str, settled: bool) -> bool:
         """Whether a record may say how another run of the attempt has ended: the last run, which cannot know that an
         earlier one was late, or any run after which everything was sent.
         """
-        ended_as = self.world.bodies.ended_as[_attempt_in(key)]
+        ended_as = self.world.bodies.ended_as[_attempt_at(key)]
         return {known, state} <= {*ended_as} and (settled or state == ended_as[-1])
 
     def _note_what_replicas_missed(self, server: Any, model: Any) -> None:
@@ -145,14 +151,17 @@ class Invariants:
         """
         there = model.dataset.database(0).values
         for key in [key for key in self._ended if key.encode() not in there]:
-            task_id, state = _task_id_in(key), self._ended[key][0]
-            if state not in self.world.ends.get(task_id, ()):
+            ended, (state, _) = _attempt_at(key), self._ended[key]
+            if state not in self.world.ends.get(f"m{ended[0]}", ()):
                 del self._ended[key], self._records[key]
-                self.world.bodies.unknown.add(_attempt_in(key))
+                self.world.bodies.unknown.add(ended)
         for key, value in server.last_values():
-            if ":done:m" in key and _is_settled(value) and not _is_settled(there.get(key.encode(), b"[]")):
-                self._notes_missed.add(_task_id_in(key))
+            kept, attempt = there.get(key.encode()), inside.attempt_of(key)
+            if attempt is not None and inside.record_of(value).is_settled:
+                is_missed = kept is None or not inside.record_of(kept).is_settled
+                self._notes_missed |= {attempt[0]} if is_missed else set()
 
+    @trouble.excuse
     def _was_silent(self) -> bool:
         """Whether a lock server may have been silent until now, for longer than a body takes to end."""
         return trouble.was_there(self.world, self.run.now - self.world.plan.ttl, but=trouble.BRIEF)
@@ -160,13 +169,16 @@ class Invariants:
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         """Check that a message is not put back while its lock is kept for it."""
         headers: Mapping[str, Any] = message.get("headers") or {}
-        if not is_taken or "put_back" not in of_message(headers) or trouble.is_there(self.world, but=trouble.BRIEF):
+        is_put_back = is_taken and inside.header_of(headers).put_back is not None
+        if not is_put_back or trouble.is_there(self.world, but=trouble.BRIEF):
             return
         runs = [run for server in self.world.servers for run in holds.on(server)]
-        kept = [json.loads(value[32:]) for key, value in runs if "shop.keeps" in key and b'"",0' in value]
-        attempts = [(task_id, retries) for _, task_id, retries, *_ in kept]
-        if attempts.count((headers.get("id"), headers.get("retries"))) * 2 > len(self.world.servers):
-            self.run.fail(f"message {headers.get('id')} is put back, while its lock is kept for it")
+        kept = [inside.hold_of(value) for key, value in runs if "shop.keeps" in key]
+        attempts = [(hold.task_id, hold.retries) for hold in kept if hold.is_kept]
+        task_id = headers.get("id")
+        is_other = attempts.count((task_id, headers.get("retries"))) * 2 <= len(self.world.servers)
+        if attempts:
+            self.run.must(is_other, "message {} is put back, while its lock is kept for it", task_id)
 
     def note_end(self, task_id: str, state: str, result: Any) -> None:
         """A final state is stored."""
@@ -174,6 +186,7 @@ class Invariants:
         if trouble.is_there(self.world, but=excuses) and not self._is_recorded_first(task_id, result):
             self._unsure.add((task_id, state))
 
+    @trouble.excuse
     def _is_recorded_first(self, task_id: str, result: Any) -> bool:
         """Whether an end is reported only after lock servers that keep their data have it: that of a stopped run."""
         late = [message for id_, message in self.world.sent.values() if id_ == task_id]
@@ -184,25 +197,27 @@ class Invariants:
 
     def look_at_the_end(self) -> None:
         """Check, when everything is over."""
-        kinds = [fault.kind for fault in self.world.plan.faults]
+        kinds, must = [fault.kind for fault in self.world.plan.faults], self.run.must
         for number, (task_id, message) in self.world.sent.items():
             ends = self.world.ends.get(task_id, [])
             # Celery ends a message acknowledged early whose process is dead, even after that had sent a retry.
             is_safe = apps.TASKS[message.task].get("acks_late") or not any("killed" in kind for kind in kinds)
             is_safe = is_safe and not any(of == number for of, _ in self.world.bodies.unknown)
             is_safe = is_safe and number not in self.world.bodies.ended_elsewhere
-            if len(set(ends)) > 1 and is_safe and (task_id, states.FAILURE) not in self._unsure:
-                self.run.fail(f"message {number} has several ends: {ends}")
+            if ends and is_safe and (task_id, states.FAILURE) not in self._unsure:
+                must(len(set(ends)) == 1, "message {} has several ends: {}", number, ends)
             ended_as = self.world.answers.ended_as.get(number, number)
-            if states.SUCCESS in ends and not self.world.bodies.succeeded[ended_as]:
-                self.run.fail(f"message {number} ends as {ends}, and no body has ended well")
+            if states.SUCCESS in ends:
+                is_well = self.world.bodies.succeeded[ended_as]
+                must(is_well, "message {} ends as {}, and no body has ended well", number, ends)
             if any("killed" in kind for kind in kinds):
                 continue
             is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
             # A body that runs again, since no lock server knew of its end, has it sent again.
             is_brief = is_brief and task_id not in self._notes_missed and number not in self.world.bodies.run_again
-            if is_brief and self.world.broker.put_as[f"{task_id}-after"] > 1:
-                self.run.fail(f"message {number}: what follows on it was sent twice")
+            if is_brief and message.chained:
+                is_once = self.world.broker.put_as[f"{task_id}-after"] <= 1
+                must(is_once, "message {}: what follows on it was sent twice", number)
             # What a worker still has to report when it ends is lost if no lock server answers.
             is_unsaid = "worker ended" in kinds and not {*kinds}.isdisjoint(trouble.OF_SERVERS)
             is_unsaid = is_unsaid or "server restarted empty" in kinds or number in self.world.bodies.ended_elsewhere
@@ -221,12 +236,12 @@ class Invariants:
                 continue
             values = dict(server.living_values())
             for (_, key), blocked in server.model._waiting.items():
-                lock, sessions = key.decode().removesuffix(":wake"), _in_slots(blocked)
-                is_lock = "shop.two" not in lock and "{stops:" not in lock
-                grants = self._grant(f"{lock}:run")
-                if sessions and f"{lock}:run" not in held and is_lock and grants * 2 > len(self.world.servers):
+                lock, sessions = inside.lock_of(key.decode()), _in_slots(blocked)
+                is_lock = "shop.two" not in lock and key.endswith(inside.WAKE)
+                grants = self._grant(run := inside.of_lock(lock))
+                if sessions and run not in held and is_lock and grants * 2 > len(self.world.servers):
                     # Including the fence: another holder may have come in between.
-                    it = lock, sessions[0].id, values.get(keyspace.shared_fence_key(keyspace.shared(lock)))
+                    it = lock, sessions[0].id, values.get(inside.shared_fence_key(lock))
                     found.add(it)
                     if grants < len(self.world.servers):
                         self._free_on_some.add(("free", *it))
@@ -240,6 +255,7 @@ class Invariants:
         is_back = kind == "idle" and any(server.replica and server.replica.missed for server in self.world.servers)
         return AT_ONCE[kind] + (self.world.plan.ttl if is_left or is_back else 0.0)
 
+    @trouble.excuse
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
         """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, its
         holder leaves its node alone, or died before it could wake it; or each message to the server is slow, and the
@@ -253,6 +269,7 @@ class Invariants:
         is_slow = it[0] == "free" and self.world.plan.latency > 0
         return is_slow and self.world.parked.detour_at.get(it[1], -1.0) > since - OFTEN
 
+    @trouble.excuse
     def _was_just_freed_by_the_dead(self, lock: str) -> bool:
         """Whether the holder of a lock on a Redlock died just after it had freed it, and waiters may not have looked by
         themselves yet. There the wake-up follows when most nodes have freed the lock: if the holder is killed before it
@@ -285,7 +302,7 @@ class Invariants:
     def _idle(self, held: dict[str, bytes]) -> set[Any]:
         """Holds of processes that are well, without a running body."""
         bodies = self.world.bodies
-        busy = {body.lease.owner[:28] for running in bodies.running.values() for body in running}
+        busy = {inside.stem(body.lease.owner) for running in bodies.running.values() for body in running}
         living = {process.pid for process in self.run.processes if process.alive and process.runs}
         return {
             (key, pid, holds.stem(value))
@@ -310,7 +327,7 @@ class Invariants:
             if pid not in self._dead_since:
                 continue
             (dead,) = [process for process in self.run.processes if process.pid == pid]
-            wake = f"{key.removesuffix(':run')}:wake".encode()
+            wake = inside.of_lock(inside.lock_of(key), "wake").encode()
             for server in self.world.servers:
                 sessions = _in_slots(server.model._waiting.get((0, wake), ())) if server.model is not None else ()
                 if any(session.address.startswith(f"{dead.host.name}:") for session in sessions):
@@ -321,11 +338,11 @@ class Invariants:
         """Holds kept for an attempt that already has an end, so that it never comes."""
         found = set()
         for key, value in held.items():
-            if "shop.keeps" in key and holds.pid_in(value) == 0 and value[32:].startswith(b"["):
-                _, task_id, retries, *_ = json.loads(value[32:])
-                records = [key for key, _ in self.world.servers[0].living_values() if f":done:{task_id}:" in key]
-                if any(record.endswith(f".{retries}") for record in records):
-                    found.add((key, f"for {task_id}.{retries}", holds.stem(value)))
+            hold = inside.hold_of(value)
+            if "shop.keeps" in key and hold.is_kept:
+                values = self.world.servers[0].living_values()
+                if (hold.task_id, hold.retries) in {inside.attempt_of(key) for key, _ in values}:
+                    found.add((key, f"for {hold.task_id}.{hold.retries}", holds.stem(value)))
         return found
 
     def _knows(self, pid: int) -> bool:
@@ -336,35 +353,29 @@ class Invariants:
 
     def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:
         """Check that most servers know its end and, if `is_settled`, that everything after it was sent."""
-        servers, name = self.world.servers, self.world.bodies.ended_names[number]
+        servers, name, must = self.world.servers, self.world.bodies.ended_names[number], self.run.must
         known = [_ends_on(server, task_id) for server in servers]
 
-        def is_there(server: Any, ends: list[Any]) -> bool:
-            succeeded = [end for end in ends if end[0] == states.SUCCESS]
+        def is_there(server: Any, ends: list[inside.Record]) -> bool:
+            succeeded = [end for end in ends if end.state == states.SUCCESS]
             if is_settled:
-                return holds.is_noted(server, name) and all(end[3] for end in succeeded)
+                return holds.is_noted(server, name) and all(end.is_settled for end in succeeded)
             return holds.is_noted(server, name) or bool(succeeded)
 
-        there = [ends for server, ends in zip(servers, known, strict=True) if is_there(server, ends)]
-        failed = [ends for ends in known if any(end[0] in (states.FAILURE, states.REVOKED) for end in ends)]
-        if len(there) * 2 <= len(servers) or len(failed) * 2 > len(servers):
-            what = "settled" if is_settled else "known"
-            self.run.fail(f"message {number} has ended well, and is {what} on {len(there)} servers: {known}")
+        there = sum(is_there(server, ends) for server, ends in zip(servers, known, strict=True))
+        failed = [ends for ends in known if any(end.state in (states.FAILURE, states.REVOKED) for end in ends)]
+        is_right = there * 2 > len(servers) >= len(failed) * 2
+        if is_settled:
+            must(is_right, "message {} has ended well, and is settled on {} servers: {}", number, there, known)
+        else:
+            must(is_right, "message {} has ended well, and is known on {} servers: {}", number, there, known)
 
 
-def _is_settled(record: bytes) -> bool:
-    """Whether a record says that everything after its message was sent."""
-    return bool(json.loads(record.partition(b"\n")[0])[3:4] == [True])
-
-
-def _task_id_in(key: str) -> str:
-    """The id of the message whose record is under this key."""
-    return key.partition(":done:")[2].partition(":")[0]
-
-
-def _attempt_in(key: str) -> tuple[int, int]:
-    """The number of the message, and of its attempt."""
-    return int(_task_id_in(key)[1:]), int(key.rpartition(".")[2])
+def _attempt_at(key: str) -> tuple[int, int]:
+    """The number of the message, and of its attempt, whose record is under this key."""
+    attempt = inside.attempt_of(key)
+    assert attempt is not None
+    return int(attempt[0][1:]), attempt[1]
 
 
 def _in_slots(blocked: Iterable[Any]) -> list[Any]:
@@ -372,13 +383,7 @@ def _in_slots(blocked: Iterable[Any]) -> list[Any]:
     return [session for session in blocked if len(session.blocked.keys) == 1]
 
 
-def _ends_on(server: Any, task_id: str) -> list[Any]:
-    """The first lines of a server's records of a message."""
-    records = [value for key, value in server.living_values() if f":done:{task_id}:" in key]
-    return [json.loads(record.partition(b"\n")[0]) for record in records]
-
-
-def _words_of(what: tuple[Any, ...]) -> str:
-    if what[0] == "free":
-        return f"{what[1]} is free, and its waiter was not woken"
-    return f"{what[1]} is held by process {what[2]}, which {_OF_HOLDERS[what[0]]}"
+def _ends_on(server: Any, task_id: str) -> list[inside.Record]:
+    """A server's records of a message."""
+    values = server.living_values()
+    return [inside.record_of(value) for key, value in values if (inside.attempt_of(key) or "?")[0] == task_id]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from tests.simulation import holds
-from tests.simulation.scheduler import Process
+from tests.simulation import holds, inside, trouble
 
 
 class Leftovers:
@@ -20,6 +20,7 @@ class Leftovers:
             if server.replica is not None:
                 server.on_start.append(partial(self._bring_back, server))
 
+    @trouble.excuse
     def has(self, key: str, pid: int, owner: str) -> bool:
         """Whether this hold of a dead process may last for its ttl; `owner` is the beginning of its owner."""
         return (key, owner) in self._brought_back or self._is_unanswered(pid, owner)
@@ -27,8 +28,7 @@ class Leftovers:
     def _bring_back(self, server: Any, model: Any) -> None:
         there = model.dataset.database(0).values.items()
         values = [(key.decode(), value) for key, value in there if isinstance(value, bytes)]
-        brought = {(key, holds.stem(value)) for key, value in values if ":run" in key}
-        self._brought_back |= brought - {(key, holds.stem(value)) for key, value in server.last_values()}
+        self._brought_back |= _holds_in(values) - _holds_in(server.last_values())
 
     def _is_unanswered(self, pid: int, owner: str) -> bool:
         """Whether a process has given this owner up, or freed its hold, and died before the server answered that.
@@ -36,11 +36,8 @@ class Leftovers:
         Its main process frees what the last delivery has asked for last. It does not know of anything before that.
         """
         (dead,) = [process for process in self._run.processes if process.pid == pid]
-        return any(call_owner.startswith(owner) for *_, call_owner in _pending_of(dead))
+        return any(call_owner.startswith(owner) for *_, call_owner in inside.repeated_by(dead))
 
 
-def _pending_of(dead: Process) -> list[tuple[str, str, str]]:
-    """What a process repeated until it died, if it used one server."""
-    runtimes = dead.package("runtime")._all_opened[-1].runtimes.values()  # type: ignore[attr-defined]
-    pending = [getattr(runtime.store, "_pending", None) for runtime in runtimes]
-    return [call_id for calls in pending if calls is not None for call_id in calls._calls]
+def _holds_in(values: Iterable[tuple[str, bytes]]) -> set[tuple[str, str]]:
+    return {(key, holds.stem(value)) for key, value in values if inside.part_of(key) == "run"}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
-from tests.simulation.plan import Fault, Message, Plan
+from tests.simulation.plan import Fault, Message, Plan, Shape, one_of
 from tests.simulation.shapes import in_line
 
 
 def lined_up(plan: Plan, rng: random.Random) -> Plan:
     """The plan with other messages and faults, of copies in line."""
-    return random.Random(f"shape in line of {plan.seed}").choice(SHAPES)(plan, rng)
+    return one_of(SHAPES, plan, rng, by=random.Random(f"shape in line of {plan.seed}"))
 
 
 def elsewhere_by_now(plan: Plan, rng: random.Random) -> Plan:
@@ -62,6 +61,6 @@ def busy_elsewhere(plan: Plan, rng: random.Random) -> Plan:
     )
 
 
-SHAPES: tuple[Callable[[Plan, random.Random], Plan], ...] = (
+SHAPES: tuple[Shape, ...] = (
     *(in_line, in_line, in_line, in_line, in_line, in_line, elsewhere_by_now, always_another, busy_elsewhere),
 )

@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 from celery import Celery
 from celery.utils.dispatch import Signal
 
-from tests.simulation import fakes
+from tests.simulation import fakes, inside
 from tests.simulation.scheduler import active
 
 PACKAGE = "celery_singleton_lock"
@@ -259,26 +259,6 @@ def _importer(own: str) -> Callable[..., ModuleType]:
     return import_
 
 
-#: The modules that each process needs; they import the others.
-_NEEDED = (
-    "",
-    "worker.bootstep",
-    "worker.request",
-    "task.singleton_task",
-    "task.settling",
-    "beat.scheduler",
-    "lock",
-    "stores.redis.store",
-    "stores.redis.redlock",
-    "stores.redis.cluster",
-    "stores.redis.address",
-)
-
-
-#: What is the same in each process, and takes thousands of statements to make, in which nothing can happen.
-_TABLES = ("_changes", "_steps")
-
-
 class Package:
     """A copy of the package."""
 
@@ -288,11 +268,9 @@ class Package:
         self.kept: dict[str, Any] = {}
         fixups = set(Celery.builtin_fixups)
         with _receivers_of(self):
-            for needed in _NEEDED:
+            for needed in inside.NEEDED:
                 importlib.import_module(f"{name}.{needed}".rstrip("."))
-        identity = self("process_identity")
-        identity.own, identity.is_over = _identity, _is_over
-        self("task.abort").is_child_of_a_pool = _is_child
+        inside.is_loaded(self, _identity, _is_over, _is_child)
         Celery.builtin_fixups.clear()
         Celery.builtin_fixups.update(fixups)
         self._modules = {key: module for key, module in sys.modules.items() if key.partition(".")[0] == name}
@@ -301,20 +279,19 @@ class Package:
             for module in self._modules.values()
             for part_name, part in vars(module).items()
             if hasattr(part, "cache_clear") and getattr(part, "__module__", "") == module.__name__
-            if part_name not in _TABLES
+            if part_name not in inside.TABLES
         ]
-        self("stores.redis.keyspace")._changes()
         self._globals = [
             (vars(module), {name: vars(module)[name] for name in names if name in vars(module)})
             for module in self._modules.values()
             if (names := source.rebound(str(module.__file__)))
         ]
         self._contents = [*self._containers()]
-        self._starts_anew = list(self("forks")._all)
+        self._starts_anew = list(inside.all_that_start_anew(self))
 
     def __call__(self, name: str) -> Any:
         """A module of the copy."""
-        return sys.modules[f"{self.name}.{name}"]
+        return inside.module(self, name)
 
     def begin(self) -> None:
         """Reset it to the state of a new process."""
@@ -332,12 +309,8 @@ class Package:
                 container.update(content)
         for cache in self._caches:
             cache.cache_clear()
-        abort = self("task.abort")
-        abort._by_signal = abort._BySignal()
-        self("pulse").pulse.is_prepared = False
-        runtime = self("runtime")
-        runtime._all_opened[:] = [runtime._Opened()]
-        everything = self("forks")._all
+        inside.begin_anew(self)
+        everything = inside.all_that_start_anew(self)
         everything.clear()
         everything.update(self._starts_anew)
         for it in self._starts_anew:
@@ -358,14 +331,14 @@ class Package:
 
 
 def _identity() -> str:
-    """Replaces `process_identity.own`."""
+    """What a process is called, for itself and others."""
     run = active()
     task = None if run is None else run.current
     return "" if task is None else f"{task.process.host.identity}/{task.process.pid}/1"
 
 
 def _is_over(process: str) -> bool:
-    """Replaces `process_identity.is_over`: proven only for processes of the same host."""
+    """Whether a process is over: proven only for processes of the same host."""
     run = active()
     task = None if run is None else run.current
     if run is None or task is None or process.partition("/")[0] != task.process.host.identity:
@@ -375,7 +348,7 @@ def _is_over(process: str) -> bool:
 
 
 def _is_child() -> bool:
-    """Replaces `_celery.is_child_of_a_pool`."""
+    """Whether the current process is one of a pool."""
     run = active()
     task = None if run is None else run.current
     return task is not None and task.process.is_child

@@ -14,7 +14,7 @@ from weakref import ref
 
 from redis import Redis
 
-from tests.simulation import fakes, holds, trouble
+from tests.simulation import fakes, holds, inside, trouble
 from tests.simulation.plan import FIRST, Use
 from tests.simulation.program import Program
 from tests.simulation.scheduler import Process
@@ -155,10 +155,10 @@ class LocksChecker:
             if not self._acquired(lock, use, package):
                 self._refused(turn)
                 return
-        except package("lock.errors").Unavailable as error:
+        except inside.locks(package).Unavailable as error:
             self._unavailable(turn, error)
             return
-        turn.lease = lock.local.held.lease
+        turn.lease = inside.lease_of(lock)
         self._holds(turn)
         self._keep(turn)
         if not turn.lock.lost and "shared" in use.ways:
@@ -169,7 +169,7 @@ class LocksChecker:
             self._release(turn)
 
     def _lock(self, turn: Turn, clients: list[Redis]) -> Any:
-        use, package = turn.use, turn.process.package("lock")
+        use, package = turn.use, inside.locks(turn.process.package)
         options: dict[str, Any] = {
             "timeout": self.world.ttls[use.number % 2] if self.world.ttls else self.plan.ttl,
             "blocking": use.patience != 0,
@@ -181,7 +181,7 @@ class LocksChecker:
         if len(clients) > 1:
             lock = package.Redlock(clients, use.name, **options)
             # Weak: its repeater keeps them as long as something is pending.
-            self._nodes_of[turn.process] = ref(lock._shared.store._nodes)
+            self._nodes_of[turn.process] = ref(inside.nodes_of(lock))
             return lock
         if self.limits[use.name] > 1:
             return package.Semaphore(clients[0], use.name, self.limits[use.name], **options)
@@ -191,14 +191,14 @@ class LocksChecker:
         if "with" in use.ways:
             try:
                 lock.__enter__()
-            except package("lock.errors").NotAcquired:
+            except inside.locks(package).NotAcquired:
                 return False
             return True
         return bool(lock.acquire(token=f"token {use.number}" if "token" in use.ways else None))
 
     def _keep(self, turn: Turn) -> None:
         """Hold the lock for its time; in the middle, ask something of the lock."""
-        use, errors = turn.use, turn.process.package("lock.errors")
+        use, errors = turn.use, inside.locks(turn.process.package)
         left, seen_lost = use.takes, 0
         verbs = [verb for verb in ("reacquire", "extend", "shorten", "checks") if verb in use.ways]
         try:
@@ -208,12 +208,12 @@ class LocksChecker:
                 if verbs and left < use.takes / 2:
                     self._ask(turn, verbs.pop(), errors)
                 seen_lost = seen_lost + 1 if turn.lock.lost and "fixed" not in use.ways else 0
-                if seen_lost > TOLD_AFTER and not turn.lost:
-                    self.run.fail(f"{use.name}: use {use.number} has lost its lock, and was not told")
+                if seen_lost > TOLD_AFTER:
+                    self.run.must(turn.lost, "{}: use {} has lost its lock, and was not told", use.name, use.number)
         except errors.NotOwned as error:
             self.run.note("is told", f"{use.name} use={use.number} {error}")
-            if turn.lease.held:
-                self.run.fail(f"{use.name}: use {use.number} is told that it lost a lock that it trusts: {error}")
+            what = use.name, use.number, error
+            self.run.must(not turn.lease.held, "{}: use {} is told that it lost a lock that it trusts: {}", *what)
 
     def _ask(self, turn: Turn, verb: str, errors: Any) -> None:
         use = turn.use
@@ -230,7 +230,7 @@ class LocksChecker:
             self._no_answer(use, error)
 
     def _release(self, turn: Turn) -> None:
-        use, errors = turn.use, turn.process.package("lock.errors")
+        use, errors, must = turn.use, inside.locks(turn.process.package), self.run.must
         if turn in self.holding[use.name]:
             self.holding[use.name].remove(turn)
         overlapped = turn.is_overlapped
@@ -247,13 +247,13 @@ class LocksChecker:
             except errors.NotOwned as error:
                 self.run.note("gave back what it had lost", f"{use.name} use={use.number} {error}")
                 self._told_gone(turn)
-                if not self.plan.faults and ("fixed" not in use.ways or use.takes < self.plan.ttl / 2):
-                    self.run.fail(f"{use.name}: use {use.number} lost its lock, and nothing went wrong: {error}")
+                may_be = bool(self.plan.faults) or ("fixed" in use.ways and use.takes >= self.plan.ttl / 2)
+                must(may_be, "{}: use {} lost its lock, and nothing went wrong: {}", use.name, use.number, error)
                 return
             else:
                 self.run.note("gives back", f"{use.name} use={use.number}")
-                if overlapped:
-                    self.run.fail(f"{use.name}: use {use.number} is not told that another one had the lock meanwhile")
+                what = use.name, use.number
+                must(not overlapped, "{}: use {} is not told that another one had the lock meanwhile", *what)
                 self._given_back(use.name, began, count)
                 return
         self.run.note("gives up the release", f"{use.name} use={use.number}")
@@ -264,11 +264,11 @@ class LocksChecker:
         """Called when a release finds that the lock was gone."""
 
     def _holds(self, turn: Turn) -> None:
-        use, name = turn.use, turn.use.name
+        use, name, must = turn.use, turn.use.name, self.run.must
         self.world.bodies.begun[use.number] += 1
         self.run.note("holds", f"{name} use={use.number} fence={turn.lease.fence}")
         longer = [
-            other
+            other.use.number
             for other in self.waiting[name]
             if other is not turn and other.since < turn.since - OUT_OF_ORDER - self._more
         ]
@@ -280,16 +280,16 @@ class LocksChecker:
         is_fast = self.plan.latency < self.plan.ttl / 20
         # A lock that expires wakes nobody.
         is_freed = not any("fixed" in other.ways and other.takes > self.plan.ttl / 2 for other in self.plan.uses)
-        if longer and not self.plan.faults and self.plan.nodes == 1 and is_fast and is_freed:
-            self.run.fail(f"{name}: use {use.number} is served before {[other.use.number for other in longer]}")
-        others = [other for other in self.holding[name] if self._trusts(other)]
-        if len(others) >= self.limits[name]:
-            self.run.fail(f"{name}: use {use.number} has the lock beside {[other.use.number for other in others]}")
+        if not self.plan.faults and self.plan.nodes == 1 and is_fast and is_freed:
+            must(not longer, "{}: use {} is served before {}", name, use.number, longer)
+        others = [other.use.number for other in self.holding[name] if self._trusts(other)]
+        must(len(others) < self.limits[name], "{}: use {} has the lock beside {}", name, use.number, others)
         if self.limits[name] == 1:
             for other in self.holding[name]:
                 other.is_overlapped = True
-            if self._fences_grow and turn.lease.fence <= self._fences[name]:
-                self.run.fail(f"{name}: fence {turn.lease.fence} after {self._fences[name]}")
+            if self._fences_grow:
+                fence, last = turn.lease.fence, self._fences[name]
+                must(fence > last, "{}: fence {} after {}", name, fence, last)
         self._fences[name] = max(turn.lease.fence, self._fences[name])
         self.holding[name].append(turn)
 
@@ -298,8 +298,9 @@ class LocksChecker:
         left, ttl = turn.lease.trusted_until - turn.process.host.clock(self.run.now), turn.lease.ttl
         # A waiter has to leave the queue, which takes its time.
         least = GOOD_FOR if turn.is_alone else GOOD_FOR / 2
-        if left < least * ttl and turn.process.frozen_until < turn.since:
-            self.run.fail(f"{turn.use.name}: use {turn.use.number} has a lock that ends in {left:.3f} s")
+        if turn.process.frozen_until < turn.since:
+            what = turn.use.name, turn.use.number, left
+            self.run.must(left >= least * ttl, "{}: use {} has a lock that ends in {:.3f} s", *what)
         if "fixed" in turn.use.ways:
             look_at_the_last(self.world, turn.process, turn.lease)
 
@@ -309,15 +310,15 @@ class LocksChecker:
         return lease.reason is None and lease.trusted_until > turn.process.host.clock(self.run.now)
 
     def _refused(self, turn: Turn) -> None:
-        use, waited = turn.use, self.run.now - turn.since
-        if turn.is_alone and not any("killed" in fault.kind for fault in self.plan.faults):
-            self.run.fail(f"{use.name}: use {use.number} is refused, and nobody else has asked for the lock")
+        use, waited, must = turn.use, self.run.now - turn.since, self.run.must
+        what = use.name, use.number
+        if not any("killed" in fault.kind for fault in self.plan.faults):
+            must(not turn.is_alone, "{}: use {} is refused, and nobody else has asked for the lock", *what)
         self.waiting[use.name].remove(turn)
         self.run.note("is refused", f"{use.name} use={use.number}")
-        if use.patience is None:
-            self.run.fail(f"{use.name}: use {use.number} waits forever, and is refused after {waited:.3f} s")
-        elif waited < use.patience * 0.99:
-            self.run.fail(f"{use.name}: use {use.number} is refused after {waited:.3f} s of {use.patience}")
+        must(use.patience is not None, "{}: use {} waits forever, and is refused after {:.3f} s", *what, waited)
+        is_late = waited >= (use.patience or 0.0) * 0.99
+        must(is_late, "{}: use {} is refused after {:.3f} s of {}", *what, waited, use.patience)
 
     def _unavailable(self, turn: Turn, error: Exception) -> None:
         self.waiting[turn.use.name].remove(turn)
@@ -326,9 +327,10 @@ class LocksChecker:
     def _no_answer(self, use: Use, error: Exception) -> None:
         self.run.note("has no answer", f"{use.name} use={use.number} {error}")
         self._unanswered.add(use.name)
-        if not self.plan.faults and use.number != FIRST:
-            self.run.fail(f"{use.name}: use {use.number} has no answer, and nothing went wrong: {error}")
+        may_be = bool(self.plan.faults) or use.number == FIRST
+        self.run.must(may_be, "{}: use {} has no answer, and nothing went wrong: {}", use.name, use.number, error)
 
+    @trouble.excuse
     def _may_come_late(self, name: str) -> bool:
         """Whether a server may still grant the lock to an acquire that was given up, until that is undone."""
         return name in self._unanswered and trouble.is_there(self.world)
@@ -341,10 +343,9 @@ class LocksChecker:
 
         def look() -> None:
             still = [turn.use.number for turn in waiters if turn in self.waiting[name]]
-            if len(still) == len(waiters) and sum(self.world.bodies.begun.values()) == count:
-                self.run.fail(
-                    f"{name}: it was given back {HANDED_OVER + self._more:g} s ago, and {still} still wait for it"
-                )
+            goes_on = len(still) < len(waiters) or sum(self.world.bodies.begun.values()) != count
+            what = name, HANDED_OVER + self._more, still
+            self.run.must(goes_on, "{}: it was given back {:g} s ago, and {} still wait for it", *what)
 
         self.run.after(HANDED_OVER + self._more, look)
 
@@ -371,8 +372,7 @@ class LocksChecker:
             self._must_be_used()
         if self._left or now < self.plan.calm_at:
             self._nothing_left_since = None
-            if now > self._must_end:
-                self.run.fail(f"stuck: uses {sorted(self._left)}")
+            self.run.must(now <= self._must_end, "stuck: uses {}", self._left)
         elif self._nothing_left_since is None:
             self._nothing_left_since = now
         elif now > self._nothing_left_since + self._settles:
@@ -384,12 +384,11 @@ class LocksChecker:
         if "fixed" in turn.use.ways or lease.reason is not None or not (process.alive and process.runs):
             return
         left = lease.trusted_until - process.host.clock(now)
-        if (
-            left < KNOWN_BEFORE * lease.good_for
-            and now > process.frozen_until + noticed_after(lease.good_for)
-            and len(self.world.servers) == 1
-        ):
-            self.run.fail(f"{turn.use.name}: use {turn.use.number} trusts its lock, {left:.3f} s before the end")
+        is_far = left >= KNOWN_BEFORE * lease.good_for
+        may_know = is_far or now > process.frozen_until + noticed_after(lease.good_for)
+        if may_know and len(self.world.servers) == 1:
+            what = turn.use.name, turn.use.number, left
+            self.run.must(is_far, "{}: use {} trusts its lock, {:.3f} s before the end", *what)
 
     def _must_not_be_kept_for(self, held: dict[str, bytes]) -> None:
         """Check that a frozen process that was granted a lock does not keep it from others for long."""
@@ -401,18 +400,18 @@ class LocksChecker:
         }
         for key, value in held.items():
             given, since = self._held_since[key, holds.stem(value)], self._frozen_since.get(holds.pid_in(value), now)
-            is_long = given > since + SEEN and now > given + HANDED_TO_FROZEN + SEEN
-            if is_long and not trouble.was_there(self.world, since, but=(*trouble.BRIEF, *trouble.OF_WORKERS)):
-                self.run.fail(f"{key} was given to a process that is frozen, {now - given:.1f} s ago")
+            brief = (*trouble.BRIEF, *trouble.OF_WORKERS)
+            if given > since + SEEN and not trouble.was_there(self.world, since, but=brief):
+                is_short = now <= given + HANDED_TO_FROZEN + SEEN
+                self.run.must(is_short, "{} was given to a process that is frozen, {:.1f} s ago", key, now - given)
 
     def _must_be_used(self) -> None:
         """Check that a lock held without a lease, by a process that is well, is free soon."""
         living = {it.pid for it in self.run.processes if it.alive and it.runs and not self._reaches_no_majority(it)}
-        used = {turn.lease.owner[:28] for turn in self._under_way if turn.lease is not None}
+        used = {inside.stem(turn.lease.owner) for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
         for server in self.world.servers:
-            if (given_up := holds.of_given_up(server, frozenset(self.limits))) is not None:
-                self.run.fail(given_up)
+            holds.must_not_be_given_up(self.run, server, frozenset(self.limits))
         self._must_not_be_kept_for(held)
         unused = {
             (key, owner)
@@ -420,11 +419,14 @@ class LocksChecker:
             if holds.pid_in(value) in living and (owner := holds.stem(value)) not in used
         }
         self._unused_since = {it: self._unused_since.get(it, self.run.now) for it in unused}
+        if not self._unused_since or trouble.is_there(self.world):
+            return
+        longest = UNUSED if self.plan.faults else UNUSED_IN_CALM + self._more
         for (key, _), since in self._unused_since.items():
-            longest = UNUSED if self.plan.faults else UNUSED_IN_CALM + self._more
-            if self.run.now - since > longest and not trouble.is_there(self.world):
-                self.run.fail(f"for {self.run.now - since:.1f} s: {key} is held, and nobody uses it")
+            seconds = self.run.now - since
+            self.run.must(seconds <= longest, "for {:.1f} s: {} is held, and nobody uses it", seconds, key)
 
+    @trouble.excuse
     def _reaches_no_majority(self, process: Process) -> bool:
         """Whether it has no connections to most nodes of its Redlock, and avoids these nodes, since it could not
         connect to them a moment ago: what is pending is sent after that.
@@ -432,11 +434,9 @@ class LocksChecker:
         nodes = self._nodes_of.get(process, lambda: None)()
         if nodes is None or not trouble.was_there(self.world, self.run.now - WELL):
             return False
-        now = process.host.clock(self.run.now)
-        avoided = sum(node._avoided_until > now for node in nodes.each)
-        connected = max((it.reaches for it in nodes._conversations), default=0)
-        return avoided >= nodes.quorum > connected
+        return inside.reaches_no_majority(nodes, process.host.clock(self.run.now))
 
+    @trouble.excuse
     def _may_lack_a_majority(self) -> bool:
         """Whether a node of a Redlock has no vote yet, while another one may be silent.
 
@@ -454,19 +454,18 @@ class LocksChecker:
         frozen = not turn.process.runs or turn.process.frozen_until > turn.since
         is_excused = trouble.was_there(self.world, turn.since) or self._may_lack_a_majority()
         late = OVERDUE if is_excused else LATE + self._more
-        if not frozen and self.run.now > turn.since + use.patience * 1.01 + late:
-            self.run.fail(f"{use.name}: use {use.number} was to wait for {use.patience} s, and still waits")
+        if not frozen:
+            waits, what = self.run.now <= turn.since + use.patience * 1.01 + late, (use.name, use.number, use.patience)
+            self.run.must(waits, "{}: use {} was to wait for {} s, and still waits", *what)
 
     def look_at_the_end(self) -> None:
         """Check, when everything should be over."""
-        if self._left:
-            self.run.fail(f"stuck: uses {sorted(self._left)}")
-            return
-        for server in self.world.servers:
-            if (stays := server.without_end()) is not None:
-                self.run.fail(f"{stays} on {server.host.name} has no time to live")
-            if (held := self._held_by_nobody(server)) is not None:
-                self.run.fail(f"{held} on {server.host.name} is held by nobody")
+        must = self.run.must
+        must(not self._left, "stuck: uses {}", self._left)
+        for server in self.world.servers if not self._left else ():
+            stays, held = server.without_end(), self._held_by_nobody(server)
+            must(stays is None, "{} on {} has no time to live", stays, server.host.name)
+            must(held is None, "{} on {} is held by nobody", held, server.host.name)
 
     def _held_by_nobody(self, server: Server) -> str | None:
         """A lock that a server holds although everything is over."""

@@ -5,7 +5,6 @@ Their order is the server's: the number that each got when it first asked for th
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 
 from celery import states
 
-from tests.simulation import apps, trouble
+from tests.simulation import apps, inside, trouble
 from tests.simulation.answers import number_of
 from tests.simulation.world import Running
 
@@ -39,7 +38,6 @@ class Newest:
     _order: dict[str, dict[int, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
     #: By superseded message: when the first end was stored that says so.
     _superseded: dict[int, float] = field(default_factory=dict)
-    _names: dict[str, tuple[int, str]] = field(default_factory=dict)
     _next_look: float = 0.0
 
     def __post_init__(self) -> None:
@@ -64,42 +62,45 @@ class Newest:
         """Whether it has ended because a newer one has come."""
         return number in self._superseded
 
+    def order_of(self, number: int) -> dict[int, tuple[float, float]]:
+        """The messages of the job of this one with their numbers, and when they came."""
+        self._look_at_orders()
+        return self._order[self._job_of(number) or ""]
+
     def note_end(self, task_id: str, state: str, result: Any) -> None:
         """A final state is stored."""
         number = number_of(task_id)
         if number is None or not self._is_superseded(result):
             return
-        if state != states.REVOKED:
-            self.run.fail(f"message {number} is superseded, and ends as {state}")
+        must = self.run.must
+        must(state == states.REVOKED, "message {} is superseded, and ends as {}", number, state)
         self._look_at_orders()
         self._superseded.setdefault(number, self.run.now)
         job = self._job_of(number)
         if job is None:
             return
         order = self._order[job]
-        if number not in order:
-            self.run.fail(f"message {number} is superseded, and has never come")
-        elif all(place <= order[number][0] for place, _ in order.values()):
-            self.run.fail(f"message {number} is superseded, and none that is newer has come")
+        must(number in order, "message {} is superseded, and has never come", number)
+        own, _ = order.get(number, (0.0, 0.0))
+        is_older = any(place > own for place, _ in order.values())
+        must(is_older, "message {} is superseded, and none that is newer has come", number)
         bodies = self.world.bodies
-        is_unknown = any(of == number for of, _ in bodies.unknown) or number in bodies.ended_elsewhere
-        if bodies.succeeded[number] and not is_unknown:
-            self.run.fail(f"message {number} is superseded, and its body has ended well")
+        if not (any(of == number for of, _ in bodies.unknown) or number in bodies.ended_elsewhere):
+            must(not bodies.succeeded[number], "message {} is superseded, and its body has ended well", number)
 
     def _body_begins(self, body: Running, _: Any) -> None:
         if not self._is_of_use or not isinstance(body.number, int):
             return
-        if body.number in self._superseded:
-            self.run.fail(f"message {body.number} runs, and was superseded before")
+        must, number = self.run.must, body.number
+        must(number not in self._superseded, "message {} runs, and was superseded before", number)
         self._look_at_orders()
         order = self._order[body.key]
-        if body.number not in order:
-            self.run.fail(f"message {body.number} runs, and has no place in the order of its key")
+        must(number in order, "message {} runs, and has no place in the order of its key", number)
+        if number not in order or self._is_kept(body.task, body.attempt):
             return
-        own, _ = order[body.number]
-        newer = [number for number, (place, _) in order.items() if own < place < body.fence]
-        if newer and not self._is_kept(body.task, body.attempt):
-            self.run.fail(f"{body.key}: message {body.number} is given the lock after message {newer[-1]} has come")
+        own, _ = order[number]
+        newer = [other for other, (place, _) in order.items() if own < place < body.fence]
+        must(not newer, "{}: message {} is given the lock after messages {} have come", body.key, number, newer)
 
     def look(self) -> None:
         """Check, whenever time is about to advance, that a message without a lock that is not the newest ends."""
@@ -116,10 +117,9 @@ class Newest:
             if not self.world.parked.has_room(copy) or self._is_overtaken(copy):
                 continue
             since = max(self._newer_came_at(copy) or 0.0, copy.at, trouble_ends)
-            if self.run.now - since > AT_ONCE + EACH * len(older) + 20 * self.world.plan.latency:
-                self.run.fail(
-                    f"for {self.run.now - since:.1f} s: message {copy.request.id} is in line, and a newer one has come"
-                )
+            is_soon = self.run.now - since <= AT_ONCE + EACH * len(older) + 20 * self.world.plan.latency
+            what = self.run.now - since, copy.request.id
+            self.run.must(is_soon, "for {:.1f} s: message {} is in line, and a newer one has come", *what)
 
     def _is_stopped(self, body: Running, trouble_ends: float) -> None:
         """Check that a body that a newer message stops ends within a renewal."""
@@ -131,15 +131,16 @@ class Newest:
         if not newer or not (body.process.alive and body.process.runs):
             return
         since = max(min(newer), body.began, trouble_ends, body.process.frozen_until)
-        if self.run.now - since > body.lease.ttl / 3 + STOPPED + 20 * self.world.plan.latency:
-            self.run.fail(f"for {self.run.now - since:.1f} s: message {body.number} runs, which a newer one stops")
+        seconds, longest = self.run.now - since, body.lease.ttl / 3 + STOPPED + 20 * self.world.plan.latency
+        what = seconds, body.number
+        self.run.must(seconds <= longest, "for {:.1f} s: message {} runs, which a newer one stops", *what)
 
     def look_at_the_end(self) -> None:
         """Check that the newest message of each key was not superseded."""
         for order in self._order.values():
             newest = max(order, key=lambda number: order[number][0])
-            if newest in self._superseded:
-                self.run.fail(f"message {newest} is the newest, and was superseded")
+            is_there = newest not in self._superseded
+            self.run.must(is_there, "message {} is the newest, and was superseded", newest)
 
     def _newer_came_at(self, copy: Any) -> float | None:
         """When a newer message came while this copy was in line, or None. A copy that is just put back is not woken."""
@@ -158,6 +159,7 @@ class Newest:
         is_kept = self._is_kept(copy.request.task.name, copy.request.context.retries or 0)
         return min(newer) if newer and not is_kept else None
 
+    @trouble.excuse
     def _is_overtaken(self, copy: Any) -> bool:
         """Whether a newer message has had an earlier place in line, since its host's clock is behind: that message is
         woken in place of this one, which ends at its own time.
@@ -170,6 +172,7 @@ class Newest:
         newer = (f"m{other}" for other, (place, _) in self._order[job].items() if place > own)
         return any(self.world.parked.first_places.get(task_id, copy.since) < copy.since for task_id in newer)
 
+    @trouble.excuse
     def _is_passed_over(self, copy: Any, at: float) -> bool:
         """Whether the wake-up of a message that came then went to a copy of another process, which took it in place of
         this one: it may be the newest, and go on waiting. This one ends at its own time, or with the next wake-up.
@@ -177,6 +180,7 @@ class Newest:
         soon = AT_ONCE + 20 * self.world.plan.latency
         return bool(self.world.parked.was_passed_over(copy, at, at + soon))
 
+    @trouble.excuse
     def _found_it_free(self, number: int, job: str, at: float) -> bool:
         """Whether a message got the lock as it came, since the hold before had run out: nobody is woken by that, so the
         others end at their own time, or when it ends.
@@ -189,6 +193,7 @@ class Newest:
             body.number == number and body.began - at < soon for body in runs
         )
 
+    @trouble.excuse
     def _is_behind_holder(self, job: str, at: float) -> bool:
         """Whether the message before the one that came then had the lock. Only a message that waits is woken to end,
         and older ones along with it. One that was not in line when the holder came ends at its own time.
@@ -204,6 +209,7 @@ class Newest:
         return any(began <= at <= ended for began, ended in mine)
 
     @staticmethod
+    @trouble.excuse
     def _is_kept(task: str, attempt: int) -> bool:
         """Whether an earlier attempt may have kept the lock for this one, even from newer messages."""
         options = apps.TASKS[task]
@@ -235,18 +241,17 @@ class Newest:
             for name in order:
                 number = _number_in(name)
                 if number is not None and (job := self._job_of(number)) is not None:
-                    yield job, key.partition(":order:")[0]
+                    yield job, inside.lock_of(key)
 
     def _orders(self) -> Iterator[tuple[str, dict[bytes, float]]]:
         if not self._is_of_use:
             return
         for server in self.world.servers:
             for key, value, _ in server.living():
-                if ":order:" in key and isinstance(value, dict):
+                if inside.part_of(key) == "order":
                     yield key, value
 
 
 def _number_in(name: bytes) -> int | None:
     """The number of a message from its name in an order, which is the beginning of its hold."""
-    _, task_id, *_ = json.loads(name + b"0]")
-    return number_of(task_id)
+    return number_of(inside.number_of_order(name))

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from redis import Redis
 
-from tests.simulation import holds, trouble, ways
+from tests.simulation import holds, inside, trouble, ways
 from tests.simulation.copies import Copies
 from tests.simulation.disagreements import COPY_OF
-from tests.simulation.holds import STEM, WHOLE
 from tests.simulation.locks import OFTEN, UNUSED, WELL, LocksChecker, Turn
 from tests.simulation.program import Program
 from tests.simulation.servers import Entry, Server
@@ -54,16 +53,11 @@ class _Found(NamedTuple):
 
     @classmethod
     def of(cls, server: Server, living: list[Entry], names: Collection[str]) -> _Found:
-        values = {key: (value, ends_at) for key, value, ends_at in living if key in names}
-        held = {name: (value[:WHOLE].decode(), ends_at) for name, (value, ends_at) in values.items()}
-        pids = {name: holds.pid_in(value) for name, (value, _) in values.items()}
-        over = frozenset(key for key, _, _ in living if ":over:" in key)
+        values = {key: (inside.hold_of(value), ends_at) for key, value, ends_at in living if key in names}
+        held = {name: (hold.owner, ends_at) for name, (hold, ends_at) in values.items()}
+        pids = {name: hold.pid for name, (hold, _) in values.items()}
+        over = frozenset(key for key, _, _ in living if inside.part_of(key) == "over")
         return cls((server.model, server.empty_since), living, held, pids, over)
-
-
-def _names(name: str, owner: str) -> set[str]:
-    """Keys that say that an attempt, or its owner, is over."""
-    return {f"{{{name}}}:over:{owner}", f"{{{name}}}:over:{owner[:STEM]}"}
 
 
 def begin(world: World) -> NodesChecker:
@@ -117,7 +111,7 @@ class NodesChecker(LocksChecker):
         awaited, self.world.at_holds = self.world.at_holds, []
         for befall in awaited:
             befall(turn.process)
-        self._turns[turn.lease.owner[:STEM]] = turn
+        self._turns[inside.stem(turn.lease.owner)] = turn
         if self._fences_grow and self._trusts(turn):
             self._fence_is_known(turn)
 
@@ -125,7 +119,7 @@ class NodesChecker(LocksChecker):
         if self._trusts(turn) and self._is_kept(turn):
             self._kept_until[turn] = turn.lease.trusted_until
         super()._release(turn)
-        self._freed_at[turn.lease.owner[:STEM]] = self.run.now
+        self._freed_at[inside.stem(turn.lease.owner)] = self.run.now
 
     # What must hold
 
@@ -142,17 +136,18 @@ class NodesChecker(LocksChecker):
     def _fence_is_known(self, turn: Turn) -> None:
         """Check that a majority has counted up to a fence when it is given out: any later majority counts on."""
         name, fence, servers = turn.use.name, turn.lease.fence, self.world.servers
-        known = [int(dict(server.living_values()).get(f"{{{name}}}:fence", 0)) for server in servers]
-        if sum(it >= fence for it in known) * 2 <= len(servers):
-            self.run.fail(f"{name}: use {turn.use.number} has fence {fence}, of {known}")
+        known = [int(dict(server.living_values()).get(inside.fence_key(name), 0)) for server in servers]
+        is_known = sum(it >= fence for it in known) * 2 > len(servers)
+        self.run.must(is_known, "{}: use {} has fence {}, of {}", name, turn.use.number, fence, known)
 
     def _told_gone(self, turn: Turn) -> None:
         until = self._kept_until.get(turn, 0.0)
-        if not self.forgets and until > turn.process.host.clock(self.run.now):
-            self.run.fail(f"{turn.use.name}: use {turn.use.number} hears that its lock was gone, which most nodes had")
+        if not self.forgets:
+            is_over, what = until <= turn.process.host.clock(self.run.now), (turn.use.name, turn.use.number)
+            self.run.must(is_over, "{}: use {} hears that its lock was gone, which most nodes had", *what)
 
     def _is_kept(self, turn: Turn) -> bool:
-        owner = turn.lease.owner[:STEM].encode()
+        owner = inside.stem(turn.lease.owner).encode()
         keeping = [server.keeps(turn.use.name.encode(), owner) for server in self.world.servers]
         return sum(keeping) * 2 > len(keeping)
 
@@ -163,11 +158,11 @@ class NodesChecker(LocksChecker):
             return
         found = _Found.of(server, living, self.limits)
         self._last[server] = found
-        if (endless := server.without_end()) is not None:
-            self.run.fail(f"{endless} on {server.host.name} has no time to live")
+        endless, must, host = server.without_end(), self.run.must, server.host.name
+        must(endless is None, "{} on {} has no time to live", endless, host)
         for name, (owner, _) in found.holds.items():
-            if not found.over.isdisjoint(_names(name, owner)):
-                self.run.fail(f"{server.host.name} holds {name} for {owner}, of whom it knows that that is over")
+            is_open = found.over.isdisjoint(inside.over_keys(name, owner))
+            must(is_open, "{} holds {} for {}, of whom it knows that that is over", host, name, owner)
         self._note_late(server, {} if last is None else last.holds, found)
         if last is not None and last.model == found.model:
             self._lets_go(server, last, found)
@@ -176,71 +171,76 @@ class NodesChecker(LocksChecker):
     def _note_late(self, server: Server, before: dict[str, tuple[str, int | None]], found: _Found) -> None:
         """Note what was taken up for an owner that gave the lock back so long ago that the node has forgotten that."""
         for name, (owner, _) in found.holds.items():
-            if before.get(name, ("", None))[0][:STEM] != owner[:STEM] and self._is_old(owner):
-                self._came_late.add((server, name, owner[:STEM]))
+            if inside.stem(before.get(name, ("", None))[0]) != inside.stem(owner) and self._is_old(owner):
+                self._came_late.add((server, name, inside.stem(owner)))
 
     def _lets_go(self, server: Server, last: _Found, found: _Found) -> None:
         """Check that a hold stays until its expiry, or until it is given up by name."""
         for name, (owner, ends_at) in last.holds.items():
             now_of, _ = found.holds.get(name, ("", 0.0))
             is_over = ends_at is not None and server.clock() * 1000 > ends_at - NEARLY
-            if now_of[:STEM] != owner[:STEM] and not is_over and found.over.isdisjoint(_names(name, owner)):
-                self.run.fail(f"{server.host.name} lets go of {name}, which it held for {owner}")
+            if not is_over and found.over.isdisjoint(inside.over_keys(name, owner)):
+                stays, what = inside.stem(now_of) == inside.stem(owner), (server.host.name, name, owner)
+                self.run.must(stays, "{} lets go of {}, which it held for {}", *what)
 
     def _takes_up(self, server: Server, last: _Found, found: _Found) -> None:
         """Check that a hold does not come back after its owner knows that it is gone."""
         for name, (owner, _) in found.holds.items():
-            turn = self._turns.get(owner[:STEM])
-            if turn is None or last.holds.get(name, ("", 0.0))[0][:STEM] == owner[:STEM]:
+            turn = self._turns.get(inside.stem(owner))
+            if turn is None or inside.stem(last.holds.get(name, ("", 0.0))[0]) == inside.stem(owner):
                 continue
             if self._is_old(owner):
                 continue
-            host, since = turn.process.host, self._must_be_well_since
-            if turn.lease.reason is not None and self._is_well(host.name, server, since, but=DELAYS_NOTHING):
-                self.run.fail(f"{server.host.name} holds {name} again for use {turn.use.number}, which has lost it")
+            host, since, has_it = turn.process.host, self._must_be_well_since, turn.lease.reason is None
+            if self._is_well(host.name, server, since, but=DELAYS_NOTHING):
+                what = server.host.name, name, turn.use.number
+                self.run.must(has_it, "{} holds {} again for use {}, which has lost it", *what)
 
     def _nothing_is_left(self) -> None:
         """Check that no node that its owner can reach holds an unused lock."""
         living = {process.pid: process for process in self.run.processes if process.alive and process.runs}
-        used = {turn.lease.owner[:STEM] for turn in self._under_way if turn.lease is not None}
+        used = {inside.stem(turn.lease.owner) for turn in self._under_way if turn.lease is not None}
         left = {}
         for server, found in self._last.items():
             for name, (owner, _) in found.holds.items():
                 process = living.get(found.pids[name])
-                if owner[:STEM] in used or process is None or server.model is None or self._is_old(owner):
+                if inside.stem(owner) in used or process is None or server.model is None or self._is_old(owner):
                     continue
                 left[server, name, owner] = process
         self._left_since = {it: self._left_since.get(it, self.run.now) for it in left}
         for (server, name, owner), since in self._left_since.items():
-            if self.run.now - since <= UNUSED:
-                continue
             host = left[server, name, owner].host
             if self._is_well(host.name, server, self._must_be_well_since):
                 seconds = self.run.now - since
-                self.run.fail(f"for {seconds:.1f} s: {server.host.name} holds {name} for {owner}, and nobody uses it")
+                what = seconds, server.host.name, name, owner
+                self.run.must(seconds <= UNUSED, "for {:.1f} s: {} holds {} for {}, and nobody uses it", *what)
 
     def _held_by_nobody(self, server: Server) -> str | None:
         """As in the base class, but a command that came so late takes that node until its ttl is over."""
         on_it = ((name, holds.stem(value)) for name, value in holds.on(server, frozenset(self.limits)))
         return next((name for name, stem in on_it if (server, name, stem) not in self._came_late), None)
 
+    @trouble.excuse
     def _is_old(self, owner: str) -> bool:
         """Whether it was given back about a ttl ago: for that long, a node refuses its late commands."""
-        return self.run.now - self._freed_at.get(owner[:STEM], self.run.now) > 0.95 * self.plan.ttl
+        return self.run.now - self._freed_at.get(inside.stem(owner), self.run.now) > 0.95 * self.plan.ttl
 
     def _is_had_by_who_asks(self) -> None:
         """Check that a free lock goes to a client that asks for it."""
         now, servers = self.run.now, self.world.servers
         for name in self.limits:
-            owners = Counter(found.holds[name][0][:STEM] for found in self._last.values() if name in found.holds)
+            owners = Counter(inside.stem(found.holds[name][0]) for found in self._last.values() if name in found.holds)
             is_had = any(count * 2 > len(servers) for count in owners.values())
             is_asked_for = any(turn.use.patience != 0 for turn in self.waiting[name])
             if is_had or not is_asked_for:
                 self._nobodys_since.pop(name, None)
                 continue
             since = self._nobodys_since.setdefault(name, now)
-            if now - since > NOBODYS and not trouble.was_there(self.world, self._must_be_well_since) and self._vote():
-                self.run.fail(f"for {now - since:.1f} s: {name} is nobody's, and {len(self.waiting[name])} ask for it")
+            if not trouble.was_there(self.world, self._must_be_well_since) and self._vote():
+                seconds, count = now - since, len(self.waiting[name])
+                self.run.must(
+                    seconds <= NOBODYS, "for {:.1f} s: {} is nobody's, and {} ask for it", seconds, name, count
+                )
 
     def _vote(self) -> bool:
         """Whether each node has a vote, and holds nothing for dead processes."""

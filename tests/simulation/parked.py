@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
-from celery_singleton_lock.stores.redis.script import ms
-from celery_singleton_lock.stores.redis.wake_ups import LOOKED, MAX_PASSED_ON, REFRESH
-from celery_singleton_lock.stores.wake_ups import Freed
-from celery_singleton_lock.task.header import of_message
-from celery_singleton_lock.worker.line import MAX_PAUSE
-from tests.simulation import holds, trouble
+from tests.simulation import holds, inside, trouble
+from tests.simulation.inside import LOOKED, MAX_PASSED_ON, MAX_PAUSE, REFRESH, WAKE_TTL
 from tests.simulation.scheduler import Process
 
 #: Seconds of the simulation between two looks.
@@ -97,7 +90,7 @@ class Parked:
         self._called: dict[tuple[Process, str], str] = {}
         self._left_at: dict[str, float] = {}
         #: Copies that have begun although nothing was freed: whoever has woken them must be about to leave their line.
-        self._for_nothing: dict[Copy, str] = {}
+        self._for_nothing: dict[Copy, float] = {}
         #: By id of a message: its copy that was woken last, and when, until it has ended or waits again.
         self._under_way: dict[str, tuple[Copy, float]] = {}
         #: By key: its holders and since when; when a hold ended without a notification; and when the hold expires.
@@ -132,24 +125,19 @@ class Parked:
             return
         self._lines[process] = line
         process.at_end.append(lambda: self._dies(process, line))
-        answer, pass_on = line._answer, line._wake_ups.pass_on
 
-        def answered(freed: Any) -> None:
+        def comes(freed: Any) -> None:
             self._woken_by[process, freed.key] = freed, self.run.now
             self.run.note("is woken", f"{freed.key} passed on {freed.passed_on}")
             if freed.place is None and max(freed.places, MAX_PASSED_ON) <= freed.passed_on < LOOKED:
                 self._taken_by[freed.key].append((process, self.run.now))
             if freed.passed_on >= MAX_PASSED_ON and not self._has_room(worker):
                 self._in_vain_at[freed.key] = self.run.now
-            answer(freed)
 
-        def passed_on(freed: Freed) -> bool:
-            is_passed_on: bool = pass_on(freed)
-            if is_passed_on:
-                self.detour_at[freed.key] = self.run.now
-            return is_passed_on
+        def is_passed_on(freed: Any) -> None:
+            self.detour_at[freed.key] = self.run.now
 
-        line._answer, line._wake_ups.pass_on = answered, passed_on
+        inside.watch_line(line, comes, is_passed_on)
 
     def _received(self, process: Process, _: Any) -> None:
         self._came_at[process] = process.host.wall_clock(self.run.now)
@@ -159,7 +147,7 @@ class Parked:
         key, since, limit = _place_of(request)
         since = min(since, worker.host.wall_clock(self.run.now))
         least = min(since, self._came_at[worker.process])
-        is_held = request._held_until is not None
+        is_held = inside.is_held(request)
         # A copy without a line may be held until it expires.
         is_in_line = bool(key) and (is_held or self._looks_in_line(worker, request, key))
         copy = Copy(worker, worker.process, request, key, least, since, limit, self.run.now, due, is_in_line)
@@ -171,32 +159,33 @@ class Parked:
         left = due - worker.host.clock(self.run.now)
         longest = min(HELD, self.world.broker.visibility / 2)
         clocks_are_set = any(fault.kind == "wall clock set" for fault in self.world.plan.faults)
-        if key and left > 1.5 * longest + DIFFER and not clocks_are_set:
-            self.run.fail(f"{key}: message {request.id} is to wait for {left:.1f} s")
-        elif is_held and left < 0.9 * longest and request.expires is None:
-            self.run.fail(f"{key}: message {request.id} is in line, and begins in {left:.1f} s all the same")
+        must = self.run.must
+        if key and not clocks_are_set:
+            must(left <= 1.5 * longest + DIFFER, "{}: message {} is to wait for {:.1f} s", key, request.id, left)
+        if is_held and request.expires is None:
+            waits = left >= 0.9 * longest
+            must(waits, "{}: message {} is in line, and begins in {:.1f} s all the same", key, request.id, left)
 
     def _looks_in_line(self, worker: Any, request: Any, key: str) -> bool:
         """Whether it is woken, and also polls: how another message has ended, or whether a newer one has come."""
-        header = of_message(request.message.headers).get("put_back") or {}
-        line = worker.line
-        if line is None or not key or not ("joins" in header or "arrived" in header):
-            return False
-        return line._thread is not None and not (line._failures or line._closed)
+        put_back, line = inside.put_back_of(request.message.headers), worker.line
+        looks = put_back.joins is not None or put_back.arrived is not None
+        return bool(line is not None and key and looks and inside.is_listening(line))
 
     def _is_put_back(self, message: dict[str, Any], _: bool) -> None:
         """Check that a copy keeps its place."""
         headers = message.get("headers") or {}
-        header = of_message(headers).get("put_back") or {}
-        self._leaves(self.run.current.process, headers.get("id"), stays=(header.get("waits") or [""])[0])
-        if not header.get("waits") or header.get("retries") != headers.get("retries"):
+        put_back = inside.put_back_of(headers)
+        stays = put_back.waits.key if put_back.waits is not None else ""
+        self._leaves(self.run.current.process, headers.get("id"), stays=stays)
+        if not stays or put_back.retries != headers.get("retries"):
             return
-        attempt = headers["id"], headers["retries"]
+        attempt, since = (headers["id"], headers["retries"]), put_back.since
         first = self._places.get(attempt, 0.0)
-        if header["conflict"] + header.get("follows", 0) == 1 or attempt not in self._places:
-            self._places[attempt] = max(first, header["since"])
-        elif header["since"] > first and not ("follows" in header and self._are_several):
-            self.run.fail(f"message {headers['id']} loses its place in line as it is put back")
+        if put_back.conflict + put_back.follows == 1 or attempt not in self._places:
+            self._places[attempt] = max(first, since)
+        elif not (put_back.follows and self._are_several):
+            self.run.must(since <= first, "message {} loses its place in line as it is put back", headers["id"])
 
     def in_line(self) -> Iterator[Copy]:
         """The copies that are to be woken, of processes that are well."""
@@ -231,8 +220,11 @@ class Parked:
     def begins(self, worker: Any, request: Any) -> None:
         """The timer has reached the copy, or it was taken out of the timer."""
         copy = self._copies.pop(id(request), None)
+        is_there = copy is not None
+        self.run.must(
+            is_there, "a copy of message {} begins twice, or is that of a connection that is gone", request.id
+        )
         if copy is None:
-            self.run.fail(f"a copy of message {request.id} begins twice, or is that of a connection that is gone")
             return
         for on_begin in self.on_begin:
             on_begin(request)
@@ -253,8 +245,9 @@ class Parked:
         freed, at = self._woken_by.get((copy.process, copy.key), (None, 0.0))
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
         for other in self._of_line(copy.key):
-            if other.process is copy.process and other.is_before(copy) and other.at < at:
-                self.run.fail(f"{copy.key}: message {request.id} begins before {other.request.id}, which came first")
+            if other.process is copy.process and other.at < at:
+                what = copy.key, request.id, other.request.id
+                self.run.must(not other.is_before(copy), "{}: message {} begins before {}, which came first", *what)
         if freed is not None and freed.place is not None:
             self._is_first(copy, at)
         self._is_of_use(copy)
@@ -295,18 +288,17 @@ class Parked:
     def _dies(self, process: Process, line: Any) -> None:
         """A main process dies, maybe with a wake-up, also if it has just left the line."""
         keys = {key for who, key in self._woken_by if who is process}
-        keys.update(key for each in line._wake_ups._lines.values() for key in each._places)
-        self._died_at.update(dict.fromkeys(keys, self.run.now))
+        self._died_at.update(dict.fromkeys(keys | inside.keys_of(line), self.run.now))
 
     def has_left(self, process: Process, line: Any) -> None:
         """Check that a worker that ends has left its lines."""
-        name, now = line._wake_ups._name.encode(), self.run.now
-        if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
+        name = inside.name_of(line)
+        if trouble.was_there(self.world, self.run.now - AFTERMATH, but=HARMLESS):
             return
         for server in self.world.servers:
             for key, value, _ in server.living():
-                if key.endswith((":waiting", ":line")) and name in value:
-                    self.run.fail(f"{process.name} ends, and stays in line: {key}")
+                if inside.part_of(key) in inside.OF_LINES:
+                    self.run.must(name not in value, "{} ends, and stays in line: {}", process.name, key)
 
     def look(self) -> None:
         """Check, whenever time is about to advance."""
@@ -329,11 +321,10 @@ class Parked:
         trouble_ends = trouble.last_end(self.world, but=HARMLESS)
         for it, since in self._free_since.items():
             begins = max(since, free[it].at, trouble_ends)
-            if self.run.now - begins > self._bound(it[0]):
-                self.run.fail(
-                    f"for {self.run.now - begins:.1f} s: {it[0]} is free, and message {free[it].request.id} waits in "
-                    f"{it[1]}, which has room"
-                )
+            seconds = self.run.now - begins
+            what = seconds, it[0], free[it].request.id, it[1]
+            is_soon = seconds <= AT_ONCE or seconds <= self._bound(it[0])
+            self.run.must(is_soon, "for {:.1f} s: {} is free, and message {} waits in {}, which has room", *what)
 
     def _bound(self, key: str) -> float:
         latency = SOME * self.world.plan.latency
@@ -357,7 +348,7 @@ class Parked:
     def _is_held(self, key: str, limit: int) -> bool:
         """Whether nobody else could have the lock; notes changes."""
         now, values = self.run.now, holds.on_most(self.world.servers)
-        held = {run: values[run] for slot in range(limit) if (run := keyspace.run_key(key, slot)) in values}
+        held = {run: values[run] for run in inside.slots_of(key, limit) if run in values}
         stems = frozenset(map(holds.stem, held.values()))
         last, _ = self._held.get(key, (None, 0.0))
         if last != stems:
@@ -377,17 +368,19 @@ class Parked:
         if trouble.was_there(self.world, woken_at - AFTERMATH, but=HARMLESS):
             return
         (server,) = self.world.servers
-        places = next((value for key, value, _ in server.living() if key == keyspace.waiting_key(copy.key)), {})
+        waiting, _ = inside.line_keys(copy.key)
+        places = next((value for key, value, _ in server.living() if key == waiting), {})
         says_so = AT_ONCE + SOME * self.world.plan.latency
         for other in self._of_line(copy.key):
             if other.process is copy.process or not other.process.runs or other.at > woken_at - says_so:
                 continue
-            score = places.get(self._lines[other.process]._wake_ups._name.encode(), 0.0)
-            if 0 < score < int(ms(copy.least)) and other.is_before(copy):
-                self.run.fail(
-                    f"{copy.key}: message {copy.request.id} is begun by {copy.process.name} before "
-                    f"{other.request.id}, which has waited for longer in {other.process.name}"
-                )
+            score = places.get(inside.name_of(self._lines[other.process]), 0.0)
+            is_known = 0 < score < int(inside.ms(copy.least))
+            self.run.must(
+                not (is_known and other.is_before(copy)),
+                "{}: message {} is begun by {} before {}, which has waited for longer in {}",
+                *(copy.key, copy.request.id, copy.process.name, other.request.id, other.process.name),
+            )
 
     def _is_of_use(self, copy: Copy) -> None:
         """Check that a lock was freed, or may have been."""
@@ -402,15 +395,16 @@ class Parked:
         if is_to_end or trouble.was_there(self.world, now - AFTERMATH):
             return
         since = max(since, self._left_at.get(copy.key, 0.0))
-        if is_held and now - since > long:
-            said = f"{copy.key}: message {copy.request.id} begins, and nothing was freed for {now - since:.1f} s"
-            self._for_nothing[copy] = said
-            self.run.after(AT_ONCE + SOME * self.world.plan.latency, lambda: self._is_explained(copy))
+        if not is_held or now - since <= long:
+            return
+        self._for_nothing[copy] = now - since
+        self.run.after(AT_ONCE + SOME * self.world.plan.latency, lambda: self._is_explained(copy))
 
     def _is_explained(self, copy: Copy) -> None:
         """Check that another message has left its line since it began."""
-        if (said := self._for_nothing.pop(copy, None)) is not None:
-            self.run.fail(said)
+        seconds = self._for_nothing.pop(copy, None)
+        what = copy.key, copy.request.id, seconds
+        self.run.must(seconds is None, "{}: message {} begins, and nothing was freed for {:.1f} s", *what)
 
     def _is_said_to_run(self, key: str, since: float) -> bool:
         """Whether a message without this lock has said since then, for its followers, which run it is: it wakes one of
@@ -418,22 +412,23 @@ class Parked:
         """
         (server,) = self.world.servers
         late = self.run.now - server.clock()
-        records = [(value, end) for name, value, end in server.living() if name.startswith(f"{key}:done:runs:")]
-        return any(end / 1000 + late - json.loads(value.partition(b"\n")[0])[1] >= since for value, end in records)
+        says = inside.names_run(key)
+        records = [(value, end) for name, value, end in server.living() if name.startswith(says)]
+        return any(end / 1000 + late - inside.record_of(value).seconds >= since for value, end in records)
 
     def _has_room(self, worker: Any) -> bool:
-        return bool(worker.process.package("worker.bootstep").has_free_slot(worker))
+        return inside.has_free_slot(worker.process.package, worker)
 
 
 def _looks_first(request: Any) -> bool:
     """Whether the copy has joined or follows another message."""
-    header = of_message(request.message.headers).get("put_back") or {}
-    return "joins" in header or "leader" in header
+    put_back = inside.put_back_of(request.message.headers)
+    return put_back.joins is not None or put_back.leader is not None
 
 
 def _is_one_of_many(request: Any) -> bool:
     """Whether the copy is in line with others that end without the lock."""
-    return _looks_first(request) or "arrived" in (of_message(request.message.headers).get("put_back") or {})
+    return _looks_first(request) or inside.put_back_of(request.message.headers).arrived is not None
 
 
 def _number_of(request: Any) -> int | str:
@@ -445,8 +440,8 @@ def _number_of(request: Any) -> int | str:
 def _place_of(request: Any) -> tuple[str, float, int]:
     """The lock that a copy waits for, its place, and the limit of holders, according to its message."""
     headers = request.message.headers
-    header = of_message(headers).get("put_back") or {}
-    if header.get("retries") != headers.get("retries") or not header.get("waits"):
+    put_back = inside.put_back_of(headers)
+    if put_back.retries != headers.get("retries") or put_back.waits is None:
         return "", 0.0, 1
-    key, limit = header["waits"]
-    return key, header["since"], limit
+    assert put_back.since is not None
+    return put_back.waits.key, put_back.since, put_back.waits.limit

@@ -79,6 +79,7 @@ class Plan:
         replicas: how many must have a lock; None if the server has none.
         queue_ttl: seconds for which a waiting message may keep others out; None: a day.
         in_turns: whether the workers get messages in turn, or the first one as many as it takes.
+        shape: the name of what is rare in it, if it was drawn as such; otherwise its kind.
     """
 
     seed: int
@@ -103,6 +104,7 @@ class Plan:
     replicas: int | None = None
     queue_ttl: float | None = None
     in_turns: bool = False
+    shape: str = ""
 
     @property
     def calm_at(self) -> float:
@@ -140,6 +142,9 @@ OF_SHARED = 0.18
 
 #: Share of the plans in which workers get messages in turn, which others get before the first one is full.
 IN_TURNS = 0.5
+
+#: Makes another plan of one, in which certain things come together.
+Shape = Callable[["Plan", random.Random], "Plan"]
 
 #: Draws the plan of a seed, with a given number of servers, or with any number.
 Drawing = Callable[[int, "int | None"], Plan]
@@ -210,7 +215,14 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
     draws |= {"joined": draw_joined, "newest": draw_newest, "follows": draw_follows}
     plan = draws[kind](seed, nodes)
     plan = plan if nodes is not None else perhaps_rare(plan)
-    return replace(plan, in_turns=plan.in_turns or random.Random(f"in turns of {seed}").random() < IN_TURNS)
+    in_turns = plan.in_turns or random.Random(f"in turns of {seed}").random() < IN_TURNS
+    return replace(plan, in_turns=in_turns, shape=plan.shape or kind)
+
+
+def one_of(shapes: Sequence[Shape], plan: Plan, rng: random.Random, by: random.Random | None = None) -> Plan:
+    """The plan in one of these shapes, chosen with `by`."""
+    shape = (by or rng).choice(shapes)
+    return replace(shape(plan, rng), shape=shape.__name__)
 
 
 def _may_be_shaped(draws: Drawing) -> Drawing:

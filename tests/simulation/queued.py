@@ -5,16 +5,13 @@ The checker follows each lock on the server by its owner, which the message name
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery import states
 
-from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
-from celery_singleton_lock.task.header import of_message
-from celery_singleton_lock.task.queued import SOON
-from tests.simulation import apps, holds, trouble
+from tests.simulation import apps, holds, inside, trouble
+from tests.simulation.inside import UNCONFIRMED_TTL
 from tests.simulation.plan import Message
 from tests.simulation.scheduler import Process
 from tests.simulation.world import Running
@@ -32,7 +29,7 @@ SOON_SAID = 0.5
 NEARLY = 0.6
 
 #: Seconds of a body after which the lock of a message acknowledged early ends with its process.
-BEGUN = SOON + 0.6
+BEGUN = inside.SOON + 0.6
 
 #: Number of network messages to a lock server and back that this takes, if these are slow.
 SOME = 10
@@ -70,7 +67,7 @@ class Claim:
     stem: str
     seconds: float
     scope: str
-    lock: list[Any]
+    lock: inside.QueueLock
     sender: Process
     sent_at: float
     is_sure: bool = False
@@ -89,11 +86,6 @@ class Claim:
     @property
     def is_late(self) -> bool:
         return bool(apps.TASKS[self.task].get("acks_late"))
-
-
-def follows(lock: Sequence[Any]) -> bool:
-    """Whether the message whose header names this lock follows another one, which has the lock."""
-    return len(lock) > 7 and lock[7] is not None
 
 
 @dataclass(eq=False)
@@ -160,60 +152,62 @@ class Queued:
         self.calls[f"m{message.number}"] = call = Call(message, self.run.current.process, self.run.now, frozenset())
         call.is_sent = True
 
-    def lock_of(self, task_id: str) -> list[Any] | None:
+    def lock_of(self, task_id: str) -> inside.QueueLock | None:
         """The lock of a message that was sent, as its header names it."""
-        return next((claim.lock for claim in self.claims.values() if claim.task_id == task_id), None)
+        return claim.lock if (claim := self._claim_of(task_id)) is not None else None
 
     def returns(self, call: Call) -> None:
         """The message was sent, as far as its sender knows."""
-        if not call.is_sent:
-            self.run.fail(f"message {call.message.number} is sent, as its caller is told, and the broker has nothing")
+        must, number = self.run.must, call.message.number
+        must(call.is_sent, "message {} is sent, as its caller is told, and the broker has nothing", number)
         claim = self._claim_of(call.task_id)
         if claim is not None:
             claim.is_sure = True
             if claim.scope != "until_expired":
                 self._to_confirm(call.process, claim)
-        elif not call.message.chained and not self._is_excused(call.began):
-            self.run.fail(f"message {call.message.number} is sent without a lock")
+        if not (call.message.chained or self._is_excused(call.began)):
+            must(claim is not None, "message {} is sent without a lock", number)
 
     def fails(self, call: Call, error: Exception) -> None:
         """Nothing was sent, as far as the caller knows."""
         self.run.note("is not sent", f"{call.task_id}: {error!r}")
         call.failed_at = self.run.now
-        if call.message.task != "shop.strict" and type(error).__name__ == "LockUnavailable":
-            self.run.fail(f"message {call.message.number} is not sent, and its task says to send it")
+        if call.message.task != "shop.strict":
+            is_other = type(error).__name__ != "LockUnavailable"
+            self.run.must(is_other, "message {} is not sent, and its task says to send it", call.message.number)
         if (claim := self._claim_of(call.task_id)) is not None:
             claim.over_at = claim.over_at or self.run.now
 
     def is_skipped(self, call: Call, result: Any) -> None:
         """The call is a duplicate with its own result."""
         self.run.note("is a duplicate", call.task_id)
-        if result.state != states.REVOKED:
-            self.run.fail(f"message {call.message.number} is skipped, and its result is {result.state}")
+        must, number = self.run.must, call.message.number
+        must(result.state == states.REVOKED, "message {} is skipped, and its result is {}", number, result.state)
         self._is_not_sent(call)
-        if not any(it.task == call.message.task for it in self._others(call)):
-            self.run.fail(f"message {call.message.number} is skipped, and no other one waits or runs")
+        is_there = any(it.task == call.message.task for it in self._others(call))
+        must(is_there, "message {} is skipped, and no other one waits or runs", number)
 
     def is_duplicate(self, call: Call, task_id: str, since: float) -> None:
         """The call is a duplicate of the message with this id."""
         self.run.note("is a duplicate", f"{call.task_id} of {task_id}")
         self._is_not_sent(call)
-        other = self.calls.get(task_id)
-        number = call.message.number
-        if other is None or other is call:
-            self.run.fail(f"message {number} is a duplicate of {task_id}, which nobody has sent")
-        elif (other.message.task, other.message.key) != (call.message.task, call.message.key):
-            self.run.fail(f"message {number} is a duplicate of {task_id}, which has another key")
-        elif task_id in call.over and not self._is_excused(call.began - AT_ONCE):
-            self.run.fail(f"message {number} is a duplicate of {task_id}, which is over")
-        elif other.failed_at is not None and self._is_late(other.failed_at, call.began):
-            self.run.fail(f"message {number} is a duplicate of {task_id}, whose caller was told that it is not sent")
+        must, number, other = self.run.must, call.message.number, self.calls.get(task_id)
+        is_sent = other is not None and other is not call
+        must(is_sent, "message {} is a duplicate of {}, which nobody has sent", number, task_id)
+        if other is None:
+            return
+        is_same = (other.message.task, other.message.key) == (call.message.task, call.message.key)
+        must(is_same, "message {} is a duplicate of {}, which has another key", number, task_id)
+        if not self._is_excused(call.began - AT_ONCE):
+            must(task_id not in call.over, "message {} is a duplicate of {}, which is over", number, task_id)
+        if other.failed_at is not None and not self._is_excused(other.failed_at - SOON_SAID):
+            is_open = self._may_last(other.failed_at, call.began)
+            must(is_open, "message {} is a duplicate of {}, whose caller was told that it is not sent", number, task_id)
 
     def _is_not_sent(self, call: Call) -> None:
-        if call.is_sent:
-            self.run.fail(f"message {call.message.number} is a duplicate, and is sent")
-        if call.message.chained:
-            self.run.fail(f"message {call.message.number} is not sent, and something follows on it")
+        number = call.message.number
+        self.run.must(not call.is_sent, "message {} is a duplicate, and is sent", number)
+        self.run.must(not call.message.chained, "message {} is not sent, and something follows on it", number)
 
     def _others(self, call: Call) -> list[Message]:
         """The messages of calls with the same key that may have the lock."""
@@ -224,6 +218,7 @@ class Queued:
             if task_id not in call.over or self._may_be_retried(task_id)
         ]
 
+    @trouble.excuse
     def _may_be_retried(self, task_id: str) -> bool:
         """Whether it is not over: its next attempt takes a lock anew."""
         return "retries=" in self.calls[task_id].message.words and not self.world.ends.get(task_id)
@@ -253,47 +248,51 @@ class Queued:
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         headers = message.get("headers") or {}
-        task_id, lock, call = headers.get("id"), of_message(headers).get("queue"), self.calls.get(headers.get("id", ""))
+        task_id, call = headers.get("id"), self.calls.get(headers.get("id", ""))
         if not is_taken or call is None:
             return
         process = self.run.current.process
         is_first = process is call.process and not call.is_sent
         call.is_sent = True
         self.world.sent[call.message.number] = (task_id, call.message)
-        if lock is None or lock[0] != headers.get("task"):
+        lock = inside.lock_in(headers)
+        if lock is None or lock.task != headers.get("task"):
             return
-        task, key, owner, seconds, _, scope = lock[:6]
-        if follows(lock):
-            self._follows(headers, process)
-        claim = self.claims.get(owner[:28])
-        if claim is None and owner[:28] in self.followers:
+        if lock.follows is not None:
+            self._follows(headers, lock, process)
+        claim = self.claims.get(stem := inside.stem(lock.owner))
+        if claim is None and stem in self.followers:
             return
         if claim is None:
-            claim = Claim(task_id, task, f"{key}:run", owner[:28], seconds, scope, list(lock), process, self.run.now)
-            self.claims[owner[:28]] = claim
+            claim = self.claims[stem] = self._claim(task_id, lock, process)
             claim.taken_at = call.began if is_first else self.run.now
             self._counts_its_countdown(claim, call.message, is_first)
             self._is_only_one(claim, call.began if is_first else self.run.now)
-        claim.sent_at, claim.seconds = self.run.now, max(seconds, claim.seconds)
-        # A retry may need it for less than the attempt before.
-        claim.least = min(seconds, claim.least or seconds)
+        self._is_sent_again(claim, lock)
         # A message that a worker sends is certain as soon as the broker has it.
         claim.is_sure = claim.is_sure or not is_first
 
-    def _follows(self, headers: dict[str, Any], process: Process) -> None:
+    def _claim(self, task_id: str, lock: inside.QueueLock, process: Process) -> Claim:
+        key, stem = inside.of_lock(lock.key), inside.stem(lock.owner)
+        return Claim(task_id, lock.task, key, stem, lock.seconds, lock.scope, lock, process, self.run.now)
+
+    def _is_sent_again(self, claim: Claim, lock: inside.QueueLock) -> None:
+        claim.sent_at, claim.seconds = self.run.now, max(lock.seconds, claim.seconds)
+        # A retry may need it for less than the attempt before.
+        claim.least = min(lock.seconds, claim.least or lock.seconds)
+
+    def _follows(self, headers: dict[str, Any], lock: inside.QueueLock, process: Process) -> None:
         """A follower is sent, or its copy after another look in vain: it does not have its lock."""
-        task_id, carried = headers["id"], of_message(headers)
-        task, key, owner, seconds, _, scope = carried["queue"][:6]
-        stem, looked = owner[:28], (carried.get("put_back") or {}).get("follows", 0)
+        task_id, stem, put_back = headers["id"], inside.stem(lock.owner), inside.header_of(headers).put_back
+        looked = put_back.follows if put_back is not None else 0
         claim = self.claims.get(stem) or self.followers.get(stem)
         if claim is None:
-            lock = list(carried["queue"])
-            claim = Claim(task_id, task, f"{key}:run", stem, seconds, scope, lock, process, self.run.now, True)
-            self.followers[stem] = claim
+            claim = self.followers[stem] = self._claim(task_id, lock, process)
+            claim.is_sure = True
         elif looked > claim.looked and self.claims.pop(stem, None):
             self.followers[stem] = claim
-        claim.sent_at, claim.seconds, claim.looked = self.run.now, max(seconds, claim.seconds), looked
-        claim.least = min(seconds, claim.least or seconds)
+        claim.looked = looked
+        self._is_sent_again(claim, lock)
 
     def _leads(self, stem: str) -> Claim | None:
         """A follower has got its lock: its leader is gone."""
@@ -308,10 +307,9 @@ class Queued:
         longest, words = self.world.plan.queue_ttl, dict(word.partition("=")[::2] for word in message.sent.split())
         if not is_first or longest is None or claim.scope == "until_expired":
             return
-        if abs(claim.seconds - longest - float(words.get("countdown", 0))) > NEARLY:
-            self.run.fail(
-                f"the lock of {claim.task_id} is to last for {claim.seconds:g} s: {message.sent or 'at once'}"
-            )
+        is_right = abs(claim.seconds - longest - float(words.get("countdown", 0))) <= NEARLY
+        what = claim.task_id, claim.seconds, message.sent or "at once"
+        self.run.must(is_right, "the lock of {} is to last for {:g} s: {}", *what)
 
     def _is_only_one(self, claim: Claim, began: float) -> None:
         """Check that the message has its lock when the broker gets it, so that no other message waits.
@@ -320,17 +318,18 @@ class Queued:
         """
         stem, _ = self._hold(claim.key)
         is_in_time = self.run.now - began < min(UNCONFIRMED_TTL, claim.seconds) - NEARLY
-        if stem == claim.stem or not is_in_time or self._forgot_at >= began:
+        if not is_in_time or self._forgot_at >= began:
             return
         if not self._is_excused(self.run.now - NEARLY):
-            self.run.fail(f"message {claim.task_id} is sent, and its lock is not its")
+            self.run.must(stem == claim.stem, "message {} is sent, and its lock is not its", claim.task_id)
         for other in self.claims.values():
-            if other.key == claim.key and other.stem == stem and self._waits(other):
-                self.run.fail(f"message {claim.task_id} is sent, while {other.task_id} waits")
+            if other.key == claim.key and other is not claim:
+                is_free = other.stem != stem or not self._waits(other)
+                self.run.must(is_free, "message {} is sent, while {} waits", claim.task_id, other.task_id)
 
     def _received(self, process: Process, headers: Any) -> None:
-        lock = of_message(headers).get("queue")
-        claim = self.claims.get(lock[2][:28]) if lock is not None else None
+        lock = inside.lock_in(headers)
+        claim = self.claims.get(inside.stem(lock.owner)) if lock is not None else None
         if claim is not None and claim.task_id == headers.get("id") and claim.scope != "until_expired":
             self._to_confirm(process, claim)
 
@@ -357,6 +356,7 @@ class Queued:
         worker = next((it for it in self.world.workers if it.process in (process, process.parent)), None)
         if worker is None:
             return  # It has been killed by something else, and another worker is there by now.
+        self.run.strikes(f"{of} killed at a start")
         if of == "child" and process.parent is not None:
             self.run.kill(process)
             return
@@ -393,16 +393,21 @@ class Queued:
             else:
                 self._look_at(claim, ends_at if stem == claim.stem else None)
         self._are_confirmed(found)
+        self._are_given_up(found)
 
     def _look_at(self, claim: Claim, ends_at: float | None) -> None:
-        now, was = self.run.now, claim.ends_at
+        now, was, must = self.run.now, claim.ends_at, self.run.must
+        if self._is_kept(claim):
+            is_there = ends_at is not None or not was or now < was - NEARLY
+            must(is_there, "the lock of {} has ended, and its body runs", claim.task_id)
         if ends_at is not None:
             claim.ends_at = ends_at
             if not was and self._leads_again(claim):
                 claim.taken_at, claim.over_at = now, None
             over = claim.over_at
-            if over is not None and self._is_late(over, now) and not self._goes_on(claim):
-                self.run.fail(f"for {now - over:.1f} s: the lock of {claim.task_id} is held, which is over")
+            if over is not None and not self._is_excused(over - SOON_SAID) and not self._goes_on(claim):
+                may_last, seconds = self._may_last(over, now), now - over
+                must(may_last, "for {:.1f} s: the lock of {} is held, which is over", seconds, claim.task_id)
             self._ends_with_its_process(claim, ends_at)
             return
         claim.ends_at = 0.0
@@ -410,32 +415,33 @@ class Queued:
             claim.gone_at = None
         elif was and now < was - NEARLY:
             claim.gone_at = now
-        if claim.gone_at is not None and now - claim.gone_at > SOON_SAID + self._more and not self._may_be(claim):
-            self.run.fail(f"for {now - claim.gone_at:.1f} s: the lock of {claim.task_id} is gone; the message is not")
-        if was and now >= was - NEARLY and self._is_kept(claim):
-            self.run.fail(f"the lock of {claim.task_id} has ended, and its body runs")
+        if claim.gone_at is not None and not self._may_be(claim):
+            seconds = now - claim.gone_at
+            is_soon = seconds <= SOON_SAID + self._more
+            must(is_soon, "for {:.1f} s: the lock of {} is gone; the message is not", seconds, claim.task_id)
 
     def _leads_again(self, claim: Claim) -> bool:
         """Whether it is a copy of a follower that has run in its leader's place, and whose process died: it takes the
         lock once more as it runs.
         """
-        is_there = claim.task_id in self.world.broker.ids() or self._runs(claim.task_id)
-        return follows(claim.lock) and claim.died_at is not None and is_there and not self.world.ends[claim.task_id]
+        if claim.lock.follows is None or claim.died_at is None or self.world.ends[claim.task_id]:
+            return False
+        return claim.task_id in self.world.broker.ids() or self._runs(claim.task_id)
 
     def _lasts_as_long(self, claim: Claim, ends_at: float) -> None:
-        if ends_at - self.run.now > claim.seconds + NEARLY:
-            self.run.fail(f"the lock of {claim.task_id} lasts for {ends_at - self.run.now:.1f} s, of {claim.seconds:g}")
+        left = ends_at - self.run.now
+        what = claim.task_id, left, claim.seconds
+        self.run.must(left <= claim.seconds + NEARLY, "the lock of {} lasts for {:.1f} s, of {:g}", *what)
 
     def _lasts_for_its_time(self, claim: Claim, stem: str) -> None:
-        if claim.over_at is not None and stem == claim.stem and self._is_late(claim.over_at, self.run.now):
-            self.run.fail(f"the lock of {claim.task_id} is held, whose caller was told that it is not sent")
+        must, task_id = self.run.must, claim.task_id
         is_open = claim.is_sure and not claim.is_void and self.run.now < claim.taken_at + claim.seconds / 2
         # Whoever is told that sending failed gives the lock up, even if the broker has the message, and it runs.
-        is_open = is_open and claim.task_id not in self.entrance.unheard
-        if self.world.ends.get(claim.task_id) and int(claim.task_id[1:]) not in self.world.answers.ended_as:
+        is_open = is_open and task_id not in self.entrance.unheard
+        if self.world.ends.get(task_id) and int(task_id[1:]) not in self.world.answers.ended_as:
             return  # It is over without its own end: a follower may have taken the lock.
-        if is_open and stem != claim.stem and not self._forgot(claim.taken_at):
-            self.run.fail(f"the lock of {claim.task_id} is gone, which was to last for {claim.seconds:g} s")
+        if is_open and not self._forgot(claim.taken_at):
+            must(stem == claim.stem, "the lock of {} is gone, which was to last for {:g} s", task_id, claim.seconds)
 
     def _is_provisional(self, key: str, stem: str, ends_at: float, value: bytes) -> None:
         """Check that the lock of a message that was never sent ends soon, or at once if its sender knows that."""
@@ -443,22 +449,36 @@ class Queued:
         if (key, stem) not in self._unsent:
             self._unsent[key, stem] = self.run.now
             self.run.at(ends_at + NEARLY, lambda: None)  # This triggers a check at that time.
-        call, since = self.calls.get(task_id), self._unsent[key, stem]
+        since = self._unsent[key, stem]
         # A sender without an answer asks again.
         longest = UNCONFIRMED_TTL + (trouble.GIVEN_UP if self._is_excused(since - 1.0) else 0.0)
-        if ends_at > since + longest + NEARLY:
-            self.run.fail(f"{key} is held for {ends_at - since:.1f} s for {task_id}, which was never sent")
-        if call is not None and call.failed_at is not None and self._is_late(call.failed_at, self.run.now):
-            self.run.fail(f"{key} is held for {task_id}, whose caller was told that it is not sent")
+        is_soon, what = ends_at <= since + longest + NEARLY, (key, ends_at - since, task_id)
+        self.run.must(is_soon, "{} is held for {:.1f} s for {}, which was never sent", *what)
+
+    def _are_given_up(self, found: dict[str, tuple[str, float, bytes]]) -> None:
+        """Check that nobody has a lock for a message whose caller was told that it is not sent."""
+        stems, ids = (
+            {stem for stem, _, _ in found.values()},
+            {holds.task_id_in(value) for _, _, value in found.values()},
+        )
+        for task_id, call in self.calls.items():
+            if call.failed_at is None or self._may_last(call.failed_at, self.run.now):
+                continue
+            # The broker may have the message all the same, and its other locks end with it.
+            claim = self._claim_of(task_id)
+            is_open = claim is not None and claim.scope != "until_expired"
+            if not (is_open or self._is_excused(call.failed_at - SOON_SAID)):
+                is_held = task_id in ids if claim is None else claim.stem in stems
+                self.run.must(not is_held, "the lock of {} is held, whose caller was told that it is not sent", task_id)
 
     def _ends_with_its_process(self, claim: Claim, ends_at: float) -> None:
         """Check a message acknowledged early whose process died in its body: nobody else renews its lock."""
         if claim.is_late or claim.died_at is None or claim.begun_at is None or claim.task_id in self.world.broker.ids():
             return
-        ttl = self.world.plan.ttl
-        is_known = claim.died_at - claim.begun_at > BEGUN + self._more and not self._is_excused(claim.begun_at)
-        if is_known and ends_at > claim.died_at + ttl + NEARLY:
-            self.run.fail(f"the lock of {claim.task_id} outlives its process by {ends_at - claim.died_at:.1f} s")
+        if claim.died_at - claim.begun_at > BEGUN + self._more and not self._is_excused(claim.begun_at):
+            by = ends_at - claim.died_at
+            may_last = by <= self.world.plan.ttl + NEARLY
+            self.run.must(may_last, "the lock of {} outlives its process by {:.1f} s", claim.task_id, by)
 
     def _is_kept(self, claim: Claim) -> bool:
         """Whether its body runs in a process that is well and could renew."""
@@ -479,15 +499,17 @@ class Queued:
             waits = claim.task_id in self.world.broker.ids() and self._waits(claim)
             if not (is_well and waits) or self._forgot(claim.sent_at) or self._is_begun(claim):
                 continue
-            if stem == claim.stem and ends_at < since + seconds - NEARLY - 1.0:
-                left = ends_at - self.run.now
-                self.run.fail(f"the lock of {claim.task_id} is not confirmed by {process.name}: {left:.1f} s left")
+            if stem == claim.stem:
+                what = claim.task_id, process.name, ends_at - self.run.now
+                is_long = ends_at >= since + seconds - NEARLY - 1.0
+                self.run.must(is_long, "the lock of {} is not confirmed by {}: {:.1f} s left", *what)
 
     def _to_confirm(self, process: Process, claim: Claim) -> None:
         due = self.run.now + CONFIRMED + self._more
         self._confirmed.append((due, self.run.now, claim.least, process, claim))
         self.run.at(due, lambda: None)
 
+    @trouble.excuse
     def _is_begun(self, claim: Claim) -> bool:
         """Whether a process may have turned the hold into a lease."""
         return not claim.is_late and (claim.begun_at is not None or claim.task_id not in self.world.broker.ids())
@@ -499,14 +521,17 @@ class Queued:
         has_place = claim.task_id in self.world.broker.ids() or self._runs(claim.task_id)
         return is_open and is_sent and has_place and not self._may_have_ended(claim)
 
+    @trouble.excuse
     def _may_have_ended(self, claim: Claim) -> bool:
         """Whether Celery may have ended it: acknowledged early, and its process lost, even if it was retried."""
         return not claim.is_late and claim.died_at is not None
 
+    @trouble.excuse
     def _goes_on(self, claim: Claim) -> bool:
         """Whether it has started again since, with the same lock: another attempt or copy."""
         return claim.over_at is not None and claim.sent_at > claim.over_at and claim.scope == "until_executed"
 
+    @trouble.excuse
     def _may_be(self, claim: Claim) -> bool:
         """Whether the lock may be gone: the server forgot it, or its process died between the release and the body."""
         kills = any("killed" in fault.kind for fault in self.world.plan.faults)
@@ -523,13 +548,16 @@ class Queued:
 
     def look_at_the_end(self) -> None:
         """Check, when everything is over, that each lock still held belongs to a lost message."""
-        for key, (stem, ends_at, _) in self._found().items():
+        held, must = {stem: ends_at - self.run.now for stem, ends_at, _ in self._found().values()}, self.run.must
+        for stem, seconds in held.items():
             claim = self.claims.get(stem) or self._leads(stem)
-            if claim is None:
-                self.run.fail(f"{key} is held for {ends_at - self.run.now:.1f} s, and was never sent")
-            elif not (claim.scope == "until_expired" or self._is_nowhere(claim)):
-                self.run.fail(f"the lock of {claim.task_id} is held for {ends_at - self.run.now:.1f} s, which is over")
+            must(claim is not None, "the lock of {}… is held for {:.1f} s, and was never sent", stem, seconds)
+        for stem, claim in self.claims.items():
+            if not (claim.scope == "until_expired" or self._is_nowhere(claim)):
+                is_held, what = stem in held, (claim.task_id, held.get(stem, 0.0))
+                must(not is_held, "the lock of {} is held for {:.1f} s, which is over", *what)
 
+    @trouble.excuse
     def _is_nowhere(self, claim: Claim) -> bool:
         """Whether nobody could know that the message has ended: the broker lost it, or its worker died with it."""
         died = any("killed" in fault.kind for fault in self.world.plan.faults) and not claim.is_late
@@ -546,7 +574,7 @@ class Queued:
         return {
             key: (holds.stem(value), ends_at / 1000 + late, value)
             for key, value, ends_at in server.living()
-            if ":queue:run" in key and ends_at is not None
+            if inside.OF_QUEUE in key and inside.part_of(key) == "run" and ends_at is not None
         }
 
     def _hold(self, key: str) -> tuple[str, float]:
@@ -554,10 +582,11 @@ class Queued:
         return stem, ends_at
 
     def _brought_by(self, request: Any) -> Claim | None:
-        lock = of_message(vars(request)).get("queue")
-        claim = self.claims.get(lock[2][:28]) if lock is not None else None
-        if claim is None and lock is not None and self._hold(f"{lock[1]}:run")[0] == lock[2][:28]:
-            claim = self._leads(lock[2][:28])
+        if (lock := inside.lock_in(vars(request))) is None:
+            return None
+        claim = self.claims.get(stem := inside.stem(lock.owner))
+        if claim is None and self._hold(inside.of_lock(lock.key))[0] == stem:
+            claim = self._leads(stem)
         return claim if claim is not None and claim.task_id == request.id else None
 
     def _claims_of(self, task_id: str) -> list[Claim]:
@@ -566,12 +595,14 @@ class Queued:
     def _claim_of(self, task_id: str) -> Claim | None:
         return next((claim for claim in self.claims.values() if claim.task_id == task_id), None)
 
-    def _is_late(self, over: float, at: float) -> bool:
-        """Whether the lock of a message that ended then must be free by now."""
-        return at - over > AT_ONCE + self._more and not self._is_excused(over - SOON_SAID)
+    def _may_last(self, over: float, at: float) -> bool:
+        """Whether the lock of a message that ended then may still be held."""
+        return at - over <= AT_ONCE + self._more
 
+    @trouble.excuse
     def _is_excused(self, since: float) -> bool:
         return trouble.was_there(self.world, since, but=HARMLESS)
 
+    @trouble.excuse
     def _forgot(self, since: float) -> bool:
         return self._forgot_at >= since or self._is_excused(self.run.now - NEARLY)

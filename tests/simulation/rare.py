@@ -3,21 +3,91 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
-from tests.simulation.plan import Fault, Message, Plan
-
-Shape = Callable[[Plan, random.Random], Plan]
+from tests.simulation.plan import Fault, Message, Plan, Shape, one_of
 
 #: By kind of plan, the share that has such a shape.
-SHARES = {"beats": 0.3, "tasks": 0.2, "sent": 0.1}
+SHARES = {"joined": 0.2, "tasks": 0.2, "sent": 0.1, "beats": 0.3}
 
 
 def perhaps_rare(plan: Plan) -> Plan:
     """The plan, or another plan instead; its seed decides."""
     rng = random.Random(f"rare of {plan.seed}")
-    return rng.choice(BY_KIND[plan.kind])(plan, rng) if rng.random() < SHARES.get(plan.kind, 0.0) else plan
+    return one_of(BY_KIND[plan.kind], plan, rng) if rng.random() < SHARES.get(plan.kind, 0.0) else plan
+
+
+def dies_in_its_retry(plan: Plan, rng: random.Random) -> Plan:
+    """The holder retries, and dies then; some have joined its first attempt, and others the one in which it dies. If
+    each message to the lock server takes long, one of them may get the lock between the two.
+    """
+    task = rng.choice(("shop.joins", "shop.joins", "shop.joins_keeps", "shop.joins_early"))
+    takes, countdown, latency = 1.2, rng.choice((0.3, 1.0)), rng.choice((0.0, 0.02, 0.02)) * plan.ttl
+    begins = 0.05 + takes + countdown + 10 * latency
+    first = Message(0.05, task, "a", 0, f"takes={takes} retries=1 countdown={countdown}")
+    times = [rng.uniform(0.2, 0.5) for _ in "1234"] + [begins + rng.uniform(0.2, 0.5) * takes for _ in "12"]
+    if task == "shop.joins_keeps":
+        times.append(0.05 + takes + rng.uniform(0.2, 0.9) * countdown)
+    rest = (
+        Message(round(at, 3), task, "a", number, "takes=0.3", chained=rng.random() < 0.3)
+        for number, at in enumerate(times, 1)
+    )
+    kills = Fault(round(begins + rng.uniform(0.5, 0.9) * takes, 3), "child killed", rng.randrange(9))
+    plan = replace(plan, messages=(first, *rest), faults=(kills,), latency=latency)
+    return replace(plan, pool="prefork", workers=rng.choice((1, 2)), concurrency=3, visibility=60.0)
+
+
+def pids_come_again(plan: Plan, rng: random.Random) -> Plan:
+    """Children die, and their successors have their pids; the main process is stopped as one dies, or cannot free its
+    lock.
+    """
+    task, takes = rng.choice(("shop.late", "shop.again", "shop.retries")), rng.choice((0.5, 1.5))
+    messages = tuple(
+        Message(round(0.05 + rng.uniform(0.1, 0.5) * number, 3), task, key, number, f"takes={takes}")
+        for number, key in enumerate(rng.choices("abcd", k=6))
+    )
+    faults = [Fault(0.0, "pids come again")]
+    for number in range(3):
+        at = round(0.1 + number + rng.uniform(0.1, 0.9), 3)
+        faults.append(Fault(at, "child killed", rng.randrange(99)))
+        slow = rng.choice(("worker stopped", "cut", "cut"))
+        faults.append(Fault(round(at - 0.01, 3), slow, 0, round(rng.uniform(0.3, 1.5), 2)))
+    faults.sort(key=lambda fault: fault.at)
+    plan = replace(plan, messages=messages, faults=tuple(faults), nodes=1, workers=1, visibility=60.0)
+    return replace(plan, pool="prefork", concurrency=rng.choice((1, 2, 2)), latency=rng.choice((0.0, 0.01)) * plan.ttl)
+
+
+def one_id_for_all(plan: Plan, rng: random.Random) -> Plan:
+    """Messages of one task with other arguments, and of another task, have one id."""
+    task, other = rng.choice((("shop.again", "shop.patient"), ("shop.retries", "shop.again")))
+    retries = rng.choice(("", " retries=1 countdown=0.3")) if task == "shop.retries" else ""
+    times = (0.05, *(round(rng.uniform(0.1, 4.0), 3) for _ in "123"))
+    messages = tuple(
+        Message(
+            at, task if number < 3 else other, "a", number, f"takes={rng.choice((0.1, 0.8))}{retries}", sent="id=m0"
+        )
+        for number, at in enumerate(times)
+    )
+    kinds = ("delivered again", "acknowledgement lost", "woken in vain", "connections closed")
+    faults = sorted((round(rng.uniform(0.1, 4.0), 3), rng.choice(kinds), rng.randrange(99)) for _ in "12")
+    plan = replace(plan, messages=messages, faults=tuple(Fault(*fault) for fault in faults), nodes=1, concurrency=2)
+    return replace(plan, workers=rng.choice((1, 2)), visibility=60.0)
+
+
+def lost_as_it_is_renewed(plan: Plan, rng: random.Random) -> Plan:
+    """A host sleeps while the answer to a renewal is on its way, until the lease is over; others wait for the lock."""
+    ttl, latency = plan.ttl, rng.choice((0.02, 0.03)) * plan.ttl
+    checks = rng.choice(("", " checks=1"))
+    messages = tuple(
+        Message(round(0.1 + 0.3 * number, 3), "shop.again", "a", number, f"takes={takes * ttl:g}{checks}")
+        for number, takes in enumerate((2.5, 0.5, 0.5))
+    )
+    renews = 0.1 + 4 * latency + ttl / 3 * rng.uniform(0.9, 1.0) * rng.randint(1, 3)
+    sleeps = Fault(
+        round(renews + rng.uniform(-1.0, 3.0) * latency, 3), "host suspended", 0, round(rng.uniform(0.9, 1.4) * ttl, 3)
+    )
+    plan = replace(plan, messages=messages, faults=(sleeps,), latency=latency, in_turns=True, visibility=60.0)
+    return replace(plan, nodes=1, workers=2, concurrency=rng.choice((1, 2)))
 
 
 def race_for_ticks(plan: Plan, rng: random.Random) -> Plan:
@@ -84,7 +154,8 @@ def expires_in_line(plan: Plan, rng: random.Random) -> Plan:
 
 
 BY_KIND: dict[str, tuple[Shape, ...]] = {
-    "beats": (race_for_ticks,),
-    "tasks": (stubborn, bounded),
+    "joined": (dies_in_its_retry,),
+    "tasks": (pids_come_again, one_id_for_all, lost_as_it_is_renewed, stubborn, bounded),
     "sent": (expires_in_line,),
+    "beats": (race_for_ticks,),
 }

@@ -67,12 +67,17 @@ EPOCH = 1_700_000_000.0
 
 @dataclass(eq=False)
 class Process:
-    """A process of a host, with a copy of the package that no other living process has."""
+    """A process of a host, with a copy of the package that no other living process has.
+
+    Attributes:
+        pid: its own; `os_pid` may be that of a process of the host that is dead by now.
+    """
 
     host: Host
     pid: int
     name: str
     package: Any
+    os_pid: int
     #: Whether it is a process of a pool.
     is_child: bool = False
     parent: Process | None = None
@@ -157,9 +162,8 @@ class Simulation:
         self.hub = getcurrent()
         self.failure: str | None = None
         self.is_finished = False
-        #: How often each rule was judged, and each excuse held.
-        self.judged: Counter[str] = Counter()
-        self.excused: Counter[str] = Counter()
+        #: How often each rule was judged, each kind of fault struck, and each excuse held.
+        self.judged, self.struck, self.excused = Counter[str](), Counter[str](), Counter[str]()
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -181,14 +185,18 @@ class Simulation:
         if not holds:
             self.fail(rule.format(*found))
 
+    def strikes(self, fault: str) -> None:
+        """A fault of this kind has struck something."""
+        self.struck[fault] += 1
+
     def fail(self, what: str) -> None:
         """A promise is broken; the first one counts."""
         if self.failure is None:
             self.failure = what
             self.note("BROKEN", what, by="checker")
 
-    def broke(self, task: Task, error: BaseException) -> None:
-        """A thread ended with an uncaught error."""
+    def broke(self, task: object, error: BaseException) -> None:
+        """A thread, or the checker, ended with an uncaught error."""
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1]

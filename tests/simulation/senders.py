@@ -9,10 +9,10 @@ from typing import Any
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock.task.header import HEADER, of_message
-from tests.simulation import apps, fakes
+from tests.simulation import apps, fakes, inside
 from tests.simulation.plan import Fault, Message
 from tests.simulation.program import Program
+from tests.simulation.putbacks import given_to_messages
 from tests.simulation.queued import Queued
 from tests.simulation.scheduler import Process
 
@@ -51,20 +51,21 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
     if (copied := words.pop("copies", "")) and (lock := queued.lock_of(copied)):
         # Like a program that copies all headers of a message to another one.
         queued.is_foreign(message)
-        app.send_task(message.task, args, task_id=task_id, headers={HEADER: {"id": copied, "queue": lock}})
+        app.send_task(message.task, args, task_id=task_id, headers=inside.header_with(copied, lock))
         return
-    signature = task.si(*args).set(task_id=task_id, **{name: float(value) for name, value in words.items()})
+    given = given_to_messages(program.world.plan)
+    signature = task.si(*args).set(task_id=task_id, **{**given, **{it: float(value) for it, value in words.items()}})
     if message.chained:
         signature.link(app.tasks["shop.after"].s(message.number).set(task_id=f"{task_id}-after"))
     call = queued.begins(message, program.process)
     try:
         result = signature.apply_async()
-    except package("errors").DuplicateTask as duplicate:
+    except inside.public(package, "DuplicateTask") as duplicate:
         queued.is_duplicate(call, duplicate.task_id, duplicate.since)
-    except (package("errors").LockUnavailable, OperationalError, OSError) as error:
+    except (inside.public(package, "LockUnavailable"), OperationalError, OSError) as error:
         queued.fails(call, error)
     else:
-        if isinstance(result, package("task.sending").DuplicateResult):
+        if isinstance(result, inside.public(package, "DuplicateResult")):
             queued.is_duplicate(call, result.id, result.since)
         elif result.id == task_id:
             queued.returns(call)
@@ -98,17 +99,22 @@ class Entrance:
             broker.put(queue, message)
             return
         is_after, seconds = self.doomed.pop(0) if self.doomed else (None, 0.0)
+        if is_after is not None:
+            run.strikes("sender dies as it has sent" if is_after else "sender dies before it sends")
         if is_after is False:
             self._dies(process, sender, seconds)
         if run.now < self.slow_until:
+            run.strikes("sending slow")
             # The delay comes before it has the message, or before it confirms that.
             before = run.rng.choice((0.0, 1.0))
             run.park(before * self.slow_for)
             broker.put(queue, message)
             run.park((1.0 - before) * self.slow_for)
         elif run.now < self.refuses_until:
+            run.strikes("sending refused")
             raise ConnectionRefusedError("the broker takes nothing")
         elif run.now < self.unheard_until:
+            run.strikes("sending unheard")
             if run.rng.random() < 0.7:
                 self.unheard.add(str(message["headers"].get("id")))
                 broker.put(queue, message)
@@ -128,30 +134,35 @@ def _sender(world: Any, fault: Fault) -> Program:
     return sender
 
 
-def _dies(world: Any, fault: Fault) -> None:
+def _dies(world: Any, fault: Fault) -> bool:
     sender = _sender(world, fault)
+    is_there = sender.process is not None and sender.process.alive
     sender.kill()
     world.run.after(fault.seconds, sender.start)
+    return is_there
 
 
-def _dies_as_it_sends(is_after: bool) -> Callable[[Any, Fault], None]:
-    def befalls(world: Any, fault: Fault) -> None:
+def _dies_as_it_sends(is_after: bool) -> Callable[[Any, Fault], object]:
+    def befalls(world: Any, fault: Fault) -> bool:
         world.broker.entrance.doomed.append((is_after, fault.seconds))
+        return False
 
     return befalls
 
 
-def _answers_until(name: str) -> Callable[[Any, Fault], None]:
-    def befalls(world: Any, fault: Fault) -> None:
+def _answers_until(name: str) -> Callable[[Any, Fault], object]:
+    def befalls(world: Any, fault: Fault) -> bool:
         setattr(world.broker.entrance, name, world.run.now + fault.seconds)
+        return False
 
     return befalls
 
 
-def _broker_slow(world: Any, fault: Fault) -> None:
+def _broker_slow(world: Any, fault: Fault) -> bool:
     """Be slow for a moment; messages that are sent in it take longer."""
     entrance = world.broker.entrance
     entrance.slow_until, entrance.slow_for = world.run.now + 1.0, fault.seconds
+    return False
 
 
 def _way(world: Any, fault: Fault, **how: Any) -> None:
@@ -167,38 +178,42 @@ def _way(world: Any, fault: Fault, **how: Any) -> None:
     world.run.after(fault.seconds, well)
 
 
-def _lost(world: Any, fault: Fault, number: int | None) -> None:
-    for message in world.broker.lose(number):
+def _lost(world: Any, fault: Fault, number: int | None) -> bool:
+    lost = world.broker.lose(number)
+    for message in lost:
         headers = message["headers"]
-        goes_on = bool(headers.get("retries")) or "put_back" in of_message(headers)
+        goes_on = bool(headers.get("retries")) or inside.header_of(headers).put_back is not None
         world.senders_queue.is_lost(str(headers.get("id")), goes_on=goes_on)
+    return bool(lost)
 
 
-def _revoked(world: Any, fault: Fault) -> None:
+def _revoked(world: Any, fault: Fault) -> bool:
     """Revoke a waiting or running message by `app.control.revoke`, which reaches each worker."""
     if ids := sorted(world.broker.ids()):
         chosen = ids[fault.target % len(ids)]
         world.run.note("is revoked", chosen, by="operator")
         world.revoked.add(chosen)
         state.revoked.add(chosen)
+    return bool(ids)
 
 
 def _forgotten(world: Any, fault: Fault) -> None:
     """The locks of waiting messages are gone, as if somebody had cleared them."""
-    world.servers[0].clear(":queue:")
+    world.servers[0].clear(inside.OF_QUEUE)
     world.senders_queue.forget()
 
 
-def _killed_at_a_start(of: str) -> Callable[[Any, Fault], None]:
+def _killed_at_a_start(of: str) -> Callable[[Any, Fault], object]:
     """Kill the process in which a body begins next, or its whole worker, soon after that."""
 
-    def befalls(world: Any, fault: Fault) -> None:
+    def befalls(world: Any, fault: Fault) -> bool:
         world.senders_queue.doomed.append((of, fault.seconds))
+        return False
 
     return befalls
 
 
-BY_KIND: dict[str, Callable[[Any, Fault], None]] = {
+BY_KIND: dict[str, Callable[[Any, Fault], object]] = {
     "sender dies": _dies,
     "sender dies before it sends": _dies_as_it_sends(False),
     "sender dies as it has sent": _dies_as_it_sends(True),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.simulation.apps import SENT
-from tests.simulation.plan import KINDS, Fault, Message, Plan
+from tests.simulation.plan import KINDS, Fault, Message, Plan, Shape, one_of
 
 #: Faults of messages, their senders and the workers that start them, with weights and longest durations in seconds.
 OF_SENDING: dict[str, tuple[float, float]] = {
@@ -44,7 +44,7 @@ def draw_sent(seed: int, _: int | None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"sent by {seed}")
     plan = bare(seed, rng, "sent", (3.0, 6.0))
-    plan = rng.choice(SHAPES)(plan, rng)
+    plan = one_of(SHAPES, plan, rng)
     return _and_again(plan, rng)
 
 
@@ -270,7 +270,7 @@ def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
 FOLLOWED = ("shop.once", "shop.once", "shop.once_early", "shop.waits", "shop.waits_early", "shop.behind", "shop.each")
 FOLLOWED = (*FOLLOWED, "shop.behind_early")
 
-IN_CANVAS: tuple[Callable[[Plan, random.Random], Plan], ...] = (
+IN_CANVAS: tuple[Shape, ...] = (
     *(parts_of_canvas, parts_of_canvas, leader_is_gone, leader_waits, leader_begins_meanwhile, leader_ends_meanwhile),
 )
 
@@ -278,10 +278,10 @@ IN_CANVAS: tuple[Callable[[Plan, random.Random], Plan], ...] = (
 def in_canvas(plan: Plan, rng: random.Random) -> Plan:
     """A plan of canvas parts that find the lock of another message when they are sent."""
     # A follower of a lost message waits for the expiry of its lock.
-    return _and_again(replace(rng.choice(IN_CANVAS)(plan, rng), queue_ttl=20.0), rng)
+    return _and_again(replace(one_of(IN_CANVAS, plan, rng), queue_ttl=20.0), rng)
 
 
-SHAPES: tuple[Callable[[Plan, random.Random], Plan], ...] = (
+SHAPES: tuple[Shape, ...] = (
     *(anything, anything, anything, sender_is_gone, begins_and_dies, begins_and_dies, tries_again, waits_for_its_turn),
     *(ends_without_a_body, not_as_far_as_it_knows, copied_headers, answered_unheard),
 )

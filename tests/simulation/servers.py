@@ -14,7 +14,6 @@ import hiredis
 import redis.utils
 from redis.connection import Connection
 
-from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
 from tests.simulation import inside
 from tests.simulation.network import Network, Socket, Way
 from tests.simulation.redis import RedisModel
@@ -115,12 +114,13 @@ class Server:
         if self.model is None:
             self.start({"all": self._data, "saved": self._saved, "nothing": None}[having])
 
-    def flush(self) -> None:
-        """FLUSHALL: it forgets everything, but its connections stay."""
+    def flush(self) -> bool:
+        """FLUSHALL, if it is there: it forgets everything, but its connections stay."""
         if self.model is not None:
             self.model.flush(list(self.model.dataset.databases.values()))
             self.empty_since, self._seen = self.run.now, None
             self.run.note("is flushed", by=self.host.name)
+        return self.model is not None
 
     def clear(self, part: str) -> None:
         """Forget the keys with this in their names, as if somebody had deleted them."""
@@ -159,20 +159,24 @@ class Server:
         if self.model is not None:
             self.model.scripts.clear()
 
-    def close_connections(self) -> None:
-        """CLIENT KILL."""
+    def close_connections(self) -> bool:
+        """CLIENT KILL, if there are any."""
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.session.close()
             peer.way.server_is_gone()
+        return bool(peers)
 
-    def wake_all(self) -> None:
-        """Wake waiters as if each lock for which somebody waits were freed."""
-        if self.model is not None:
-            nobody = self.model.connect(lambda _: None, address="nobody:1")
-            for key in [key for _, key in self.model._waiting if key.endswith(b":wake")]:
-                nobody.receive(hiredis.pack_command((b"RPUSH", key, b"1")))
-            nobody.close()
+    def wake_all(self) -> bool:
+        """Wake waiters, if there are any, as if each lock for which somebody waits were freed."""
+        if self.model is None:
+            return False
+        nobody = self.model.connect(lambda _: None, address="nobody:1")
+        keys = [key for _, key in self.model._waiting if key.endswith(inside.WAKE)]
+        for key in keys:
+            nobody.receive(hiredis.pack_command((b"RPUSH", key, b"1")))
+        nobody.close()
+        return bool(keys)
 
     # For the checker
 
@@ -194,8 +198,8 @@ class Server:
         """Seconds since it was first asked for a lock of a Redlock, as it counts them itself: it has a vote one ttl
         after that. None if nobody has asked since it was last empty.
         """
-        ends_at = next((ends_at for key, _, ends_at in self.living() if key.endswith(":memory")), None)
-        return None if ends_at is None else self.clock() - (ends_at / 1000 - MEMORY_TTL)
+        ends_at = next((ends_at for key, _, ends_at in self.living() if inside.part_of(key) == "memory"), None)
+        return None if ends_at is None else self.clock() - (ends_at / 1000 - inside.MEMORY_TTL)
 
     def living(self) -> list[Entry]:
         """Its living keys; the same list while nothing changes."""
@@ -209,9 +213,9 @@ class Server:
             seen = self._seen = _Seen.of_data(data, version, now)
         return seen
 
-    def without_end(self, part: str = "") -> str | None:
-        """A key with this in its name that has no time to live."""
-        return next((key for key in self._see().endless if part in key), None)
+    def without_end(self, part: str | None = None) -> str | None:
+        """A key that has no time to live; with this part, if it is given."""
+        return next((key for key in self._see().endless if part in (None, inside.part_of(key))), None)
 
     def living_values(self) -> list[tuple[str, bytes]]:
         """Its string values, with their keys; the same list while nothing changes."""
@@ -226,8 +230,8 @@ class Server:
 
     def held(self, names: frozenset[str] = frozenset()) -> str | None:
         """A held lock that is not of a waiting message; locks outside of tasks have these names."""
-        keys = (key for key, _, _ in self.living() if ":queue:" not in key)
-        return next((key for key in keys if key.endswith(":run") or ":run:" in key or key in names), None)
+        keys = (key for key, _, _ in self.living() if inside.OF_QUEUE not in key)
+        return next((key for key in keys if inside.part_of(key) == "run" or key in names), None)
 
     def do(self, action: Callable[[], None]) -> None:
         """Do it now, or when the server goes on."""
@@ -276,9 +280,10 @@ class _Peer:
         self._server.do(partial(self.session.receive, data))
 
     def _answer(self, data: bytes) -> None:
-        server, wakes = self._server, data.startswith(b"*2\r\n") and b":wake\r\n" in data
+        server, wakes = self._server, data.startswith(b"*2\r\n") and inside.WAKE + b"\r\n" in data
         if wakes and server.run.now < server.wakes_nobody_until:
             server.run.note("wakes nobody", by=server.host.name)
+            server.run.strikes("wake-ups lost")
             server.forget(self)
             self.session.close()
             self.way.server_is_gone()

@@ -7,18 +7,15 @@ that sleeps right after it got a lock: each is drawn often enough here that it c
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
-from tests.simulation.plan import Fault, Message, Plan, Use
+from tests.simulation.plan import Fault, Message, Plan, Shape, Use, one_of
 
 #: Share of the plans of a kind that have such a shape.
 SHARE = 0.5
 
 #: Seconds after which a client that asked in vain has given up: three tries of a second each, and pauses.
 UNANSWERED = 3.3
-
-Shape = Callable[[Plan, random.Random], Plan]
 
 
 def shaped(plan: Plan) -> Plan:
@@ -27,7 +24,7 @@ def shaped(plan: Plan) -> Plan:
     shapes = BY_KIND.get(plan.kind, ())
     if not shapes or rng.random() >= SHARE:
         return plan
-    return rng.choice(shapes)(plan, rng)
+    return one_of(shapes, plan, rng)
 
 
 # Tasks

@@ -5,14 +5,12 @@ by which, and what goes wrong meanwhile.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.simulation.apps import JOINS, NEWEST
-from tests.simulation.plan import Fault, Message, Plan
+from tests.simulation.plan import Fault, Message, Plan, Shape, one_of
 from tests.simulation.sendings import bare, in_canvas
-
-Shape = Callable[[Plan, random.Random], Plan]
 
 #: The ttls to choose from, in seconds.
 _TTLS = (3.0, 3.0, 6.0)
@@ -47,14 +45,14 @@ def draw_joined(seed: int, _: int | None) -> Plan:
     """The plan of a seed, of tasks that end as the task that has their lock."""
     rng = random.Random(f"joined by {seed}")
     plan = bare(seed, rng, "joined", _TTLS)
-    return rng.choice(OF_JOINED)(plan, rng)
+    return one_of(OF_JOINED, plan, rng)
 
 
 def draw_newest(seed: int, _: int | None) -> Plan:
     """The plan of a seed, of tasks of which only the newest runs."""
     rng = random.Random(f"newest of {seed}")
     plan = bare(seed, rng, "newest", _TTLS)
-    return rng.choice(OF_NEWEST)(plan, rng)
+    return one_of(OF_NEWEST, plan, rng)
 
 
 def draw_follows(seed: int, _: int | None) -> Plan:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -14,15 +14,17 @@ from typing import Any
 from celery import states
 from celery.worker import state as worker_state
 
-from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers
+from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers, trouble
 from tests.simulation.answers import Answers
-from tests.simulation.inside import UnknownInside
+from tests.simulation.heirs import Heirs
 from tests.simulation.invariants import Invariants
 from tests.simulation.newest import Newest
 from tests.simulation.plan import Plan, draw
+from tests.simulation.putbacks import PutBacks, given_to_messages
 from tests.simulation.queued import Queued
 from tests.simulation.refusals import Refusals
 from tests.simulation.replicas import Replica
+from tests.simulation.reserved import Reserved
 from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
 from tests.simulation.world import NOTICES, World, must_be_kept
@@ -56,6 +58,8 @@ class Result:
     seconds: float
     switches: int
     bodies: int
+    #: How often each rule was judged, each fault struck, each excuse held, and each shape was there.
+    counts: dict[str, Counter[str]]
 
 
 def prepare(*, processes: int = PROCESSES, rounds: int = 3) -> None:
@@ -109,11 +113,15 @@ def simulate(plan: Plan) -> Result:
     for fault in plan.faults:
         run.at(fault.at, partial(faults.befall, world, fault))
     run.watch.append(checker.look)
-    with suppress(UnknownInside):  # It has failed by then.
+    try:
         run.run(plan.calm_at + CALM)
         if run.failure is None:
             checker.look_at_the_end()
-    result = Result(plan, run.failure, tuple(run.trace), run.now, run.switches, sum(world.bodies.begun.values()))
+    except Exception as error:  # noqa: BLE001 - a checker that does not know the package's inside any more, for example
+        run.broke("the checker", error)
+    counts = {"rules": run.judged, "faults": run.struck, "excuses": run.excused, "shapes": Counter([plan.shape])}
+    bodies = sum(world.bodies.begun.values())
+    result = Result(plan, run.failure, tuple(run.trace), run.now, run.switches, bodies, counts)
     run.close()
     del run, world, checker
     if (number := next(_simulations)) % TOGETHER == 0:
@@ -157,9 +165,13 @@ class Checker:
         self.answers = world.answers = Answers(world)
         self.newest = world.newest = Newest(world)
         self.invariants = Invariants(world)
-        self.refusals = Refusals(world)
+        PutBacks(world)
+        Heirs(world)
+        self.refusals, self.reserved = Refusals(world), Reserved(world)
         #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
+        #: Ids that the plan gives to several messages; the other checkers know a message by its id.
+        self._shared = {message.sent.removeprefix("id=") for message in world.plan.messages if "id=" in message.sent}
         self._calm_at = world.plan.calm_at
         self._nothing_left_since: float | None = None
         # The last held-back requests arrive when it is calm, and their locks end after that, if nothing else happens.
@@ -167,7 +179,9 @@ class Checker:
         world.run.on_result = [self._stored]  # type: ignore[attr-defined]
 
     def _stored(self, task_id: str, state: str, result: Any) -> None:
-        if state in states.READY_STATES:
+        if task_id in self._shared:
+            self.world.ends[task_id] += [state] * (state in states.READY_STATES)
+        elif state in states.READY_STATES:
             ends = self.world.ends[task_id]
             if task_id in self.world.revoked and states.REVOKED in (state, *ends):
                 # Celery ends a revoked message when a worker gets it, whatever happens to another copy.
@@ -175,8 +189,9 @@ class Checker:
             else:
                 ends.append(state)
             is_large = any("large=1" in message.words for message in self.world.plan.messages)
-            if isinstance(result, dict) and result.get("exc_type") == "ResultLost" and not is_large:
-                self.run.fail(f"{task_id} ends with ResultLost, and each value is short enough to be kept")
+            if not is_large:
+                is_known = not isinstance(result, dict) or result.get("exc_type") != "ResultLost"
+                self.run.must(is_known, "{} ends with ResultLost, and each value is short enough to be kept", task_id)
             self.world.bodies.note_end(task_id, state)
             self.answers.note_end(task_id, state, result)
             self.newest.note_end(task_id, state, result)
@@ -199,6 +214,7 @@ class Checker:
         world.parked.look()
         self.answers.look()
         self.newest.look()
+        self.reserved.look()
         if self.queued is not None:
             self.queued.look()
         left = run.now < self._calm_at or not world.broker.is_empty() or any(world.bodies.running.values())
@@ -219,44 +235,42 @@ class Checker:
         """Check that a body whose lease is nearly over has been stopped, unless its process was frozen."""
         process, lease = body.process, body.lease
         left = lease.trusted_until - process.host.clock(self.run.now)
-        if left < SPARE * lease.ttl and self.run.now > process.frozen_until + NOTICES + lease.ttl / 3:
-            self.run.fail(f"{body.key}: message {body.number} runs on, {left:.3f} s before the end of its lease")
+        if self.run.now > process.frozen_until + NOTICES + lease.ttl / 3:
+            is_early, what = left >= SPARE * lease.ttl, (body.key, body.number, left)
+            self.run.must(is_early, "{}: message {} runs on, {:.3f} s before the end of its lease", *what)
 
     def look_at_the_end(self) -> None:
         """Check, when everything should be over."""
-        world, run = self.world, self.run
-        if not (run.is_finished or (world.broker.is_empty() and not any(world.bodies.running.values()))):
-            left = {name: len(queue) for name, queue in world.broker.queues.items() if queue}
-            run.fail(f"stuck: queues {left}, bodies {[b.number for r in world.bodies.running.values() for b in r]}")
+        world, run, must = self.world, self.run, self.run.must
+        bodies = [body.number for running in world.bodies.running.values() for body in running]
+        queues = {name: len(queue) for name, queue in world.broker.queues.items() if queue}
+        is_over = run.is_finished or (world.broker.is_empty() and not bodies)
+        must(is_over, "stuck: queues {}, bodies {}", queues, bodies)
+        if not is_over:
             return
-        for server in world.servers:
-            if (stays := server.without_end()) is not None:
-                run.fail(f"{stays} on {server.host.name} has no time to live")
-            if (held := server.held()) is not None:
-                run.fail(f"{held} on {server.host.name} is held by nobody")
+        for server in (server for server in world.servers if server.living()):
+            must((stays := server.without_end()) is None, "{} on {} has no time to live", stays, server.host.name)
+            must((held := server.held()) is None, "{} on {} is held by nobody", held, server.host.name)
         for number, (task_id, message) in world.sent.items():
-            ends = world.ends.get(task_id, [])
-            if not ends and not self._may_be_lost(message):
-                run.fail(f"message {number} ({message.task}) is lost: it has no end")
+            if task_id in self._shared and number not in world.bodies.run_again:
+                times = world.bodies.succeeded[number]
+                must(times == 1, "message {} has the id of another one, and is carried out {} times", number, times)
+            ends, follows = world.ends.get(task_id, []), f"{task_id}-after"
+            if not self._may_be_lost(message):
+                must(ends, "message {} ({}) is lost: it has no end", number, message.task)
             # Nobody knows of the end of a body whose process was gone by then: a copy may be superseded.
             is_unknown = any(of == number for of, _ in world.bodies.unknown) or number in world.bodies.ended_elsewhere
-            if states.SUCCESS in ends and ends[-1] != states.SUCCESS and not is_unknown:
-                run.fail(f"message {number} ends as {ends}")
-            if (
-                message.chained
-                and ends
-                and ends[-1] == states.SUCCESS
-                and not world.bodies.followed[f"{task_id}-after"]
-                and states.REVOKED not in world.ends.get(f"{task_id}-after", ())
-                and not self._has_lost(f"{task_id}-after")
-            ):
-                run.fail(f"message {number} has ended well, and what follows on it was not sent")
-
+            if states.SUCCESS in ends and not is_unknown:
+                must(ends[-1] == states.SUCCESS, "message {} ends as {}", number, ends)
+            if message.chained and ends[-1:] == [states.SUCCESS] and not self._has_lost(follows):
+                is_sent = world.bodies.followed[follows] or states.REVOKED in world.ends.get(follows, ())
+                must(is_sent, "message {} has ended well, and what follows on it was not sent", number)
         self.invariants.look_at_the_end()
         self.newest.look_at_the_end()
         if self.queued is not None:
             self.queued.look_at_the_end()
 
+    @trouble.excuse
     def _may_be_lost(self, message: Any) -> bool:
         """Whether Celery may lose it with its process, since it is acknowledged early, or the broker has lost it."""
         if self._has_lost(f"m{message.number}"):
@@ -264,6 +278,7 @@ class Checker:
         late = apps.TASKS[message.task].get("acks_late")
         return not late and any("killed" in fault.kind for fault in self.world.plan.faults)
 
+    @trouble.excuse
     def _has_lost(self, task_id: str) -> bool:
         """Whether the broker has lost this message."""
         return self.queued is not None and task_id in self.queued.lost
@@ -272,12 +287,13 @@ class Checker:
 def _send(world: World, client: Any) -> None:
     client.package.begin()
     app = apps.app_of(client.package, world.settings)
-    run = world.run
+    run, given = world.run, given_to_messages(world.plan)
     for message in sorted(world.plan.messages, key=lambda message: message.at):
         run.park(max(message.at - run.now, 0.0) / client.host.rate)
-        task_id = f"m{message.number}"
+        task_id = message.sent.removeprefix("id=") or f"m{message.number}"
         world.sent[message.number] = (task_id, message)
-        signature = app.tasks[message.task].si(message.key, message.number, message.words).set(task_id=task_id)
+        signature = app.tasks[message.task].si(message.key, message.number, message.words)
+        signature.set(task_id=task_id, **given)
         if message.chained:
             signature.link(app.tasks["shop.after"].s(message.number).set(task_id=f"{task_id}-after"))
         world.asked_at[message.number] = run.now

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import campaign, found, table
+from tests.simulation import campaign, counts, found, table
 from tests.simulation.figures import Figures, Outcome, kind_of
 from tests.simulation.plan import draw
 
@@ -100,7 +100,8 @@ def test_seeds_are_distributed_over_processes(monkeypatch: pytest.MonkeyPatch) -
     assert {outcome.seed for outcome in seen} == set(range(6))
     assert (figures.seeds, figures.failed) == (6, 0)
     assert figures.messages == sum(len(draw(seed).messages) for seed in range(6))
-    assert figures.faults.total() == sum(len(draw(seed).faults) for seed in range(6))
+    assert 0 < figures.faults.total() <= sum(len(draw(seed).faults) for seed in range(6))
+    assert figures.counts.seeds["shapes"].total() == 6
     assert figures.seconds > 0 < figures.bodies
 
 
@@ -132,16 +133,33 @@ def _answer(pipe: Any, fails: Callable[[], None]) -> None:
 
 def test_failures_are_counted_by_kind() -> None:
     figures = Figures(minutes=1)
-    figures.add(Outcome(4, "shop.late:a: message 3 runs beside [1, 2]", faults=("cut", "cut")))
-    figures.add(Outcome(2, "shop.again:b: message 12 runs beside [4]", faults=("slow",)))
+    figures.add(Outcome(4, "shop.late:a: message 3 runs beside [1, 2]", counts={"faults": {"cut": 2}}))
+    figures.add(Outcome(2, "shop.again:b: message 12 runs beside [4]", counts={"faults": {"slow": 1, "cut back": 0}}))
     figures.add(Outcome(3, None))
     assert dict(figures.failures) == {"shop: message # runs beside […]": [4, 2]}
-    assert json.loads(figures.as_json())["failures"] == {
-        "shop: message # runs beside […]": {"count": 2, "seeds": [2, 4]}
-    }
-    assert "| shop: message # runs beside […] | 2 | 2, 4 |" in figures.markdown()
-    assert "| cut | 2 |" in figures.markdown()
-    assert "FAILED 2×" in figures.text()
+    assert "FAILED 2×: shop: message # runs beside […]\n    seeds 2, 4" in figures.text()
+    assert f"{2:>14} {1:>8}  cut" in figures.text()
+    assert f"{'never':>14} {0:>8}  cut back" in figures.text()
+
+
+def test_a_campaign_misses_what_never_was_and_what_has_fallen_by_half(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counts, "FILE", tmp_path / "counts.json")
+    monkeypatch.setattr(counts, "known", lambda: {"rules": {"steady", "falls", "rare", "blind"}})
+    before, now = counts.Counts(), counts.Counts()
+    for seed in range(300):
+        before.add({"rules": {"steady": 2, "falls": 4, "rare": seed < 9}})
+        now.add({"rules": {"steady": 2, "falls": 2, "rare": seed < 1}})
+    before.keep(10_000)
+    assert [*now.missed(9_999)] == []
+    assert [*now.missed(10_000)] == ["rules: never: blind", "rules: fell from 1,200 to 600: falls"]
+
+
+def test_rules_are_known_by_what_they_say() -> None:
+    rules = counts.known()["rules"]
+    assert "{}: message {} runs beside itself" in rules
+    assert "for {:.1f} s: {} is free, and its waiter was not woken" in rules
 
 
 def test_a_table_has_a_column_for_each_process() -> None:

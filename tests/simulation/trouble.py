@@ -22,7 +22,7 @@ GIVEN_UP = 4.0
 
 #: Faults that delay nothing once they have happened.
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
-HARMLESS = (*HARMLESS, "near", "far")  # The plan's latency allows for these.
+HARMLESS = (*HARMLESS, "pids come again", "near", "far")  # The plan's latency allows for these.
 HARMLESS = (*HARMLESS, "cut at an end", "cut there at an end", "cut back at an end")  # These begin when a body ends.
 BRIEF = (
     *HARMLESS,
@@ -55,17 +55,20 @@ def excuse(function: Callable[Asked, object]) -> Callable[Asked, bool]:
     return is_excused
 
 
+@excuse
 def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
     """Whether a fault, or its aftermath, is an excuse now; faults of some kinds do not count."""
     return was_there(world, world.run.now, but=but)
 
 
+@excuse
 def is_held_back(world: Any) -> bool:
     """Whether a server may not know yet that a client is gone."""
     faults = [fault for fault in world.plan.faults if fault.kind == "requests held back"]
     return any(fault.at <= world.run.now < fault.at + fault.seconds + AFTERMATH for fault in faults)
 
 
+@excuse
 def cut_off(world: Any, host: Any, since: float) -> bool:
     """Whether something kept this host from a lock server at some time since then."""
     ways = [world.network.link(host.name, server.host.name) for server in world.servers]
@@ -73,6 +76,7 @@ def cut_off(world: Any, host: Any, since: float) -> bool:
     return any(way.troubled_until > since for way in ways) or was_there(world, since, but=others)
 
 
+@excuse
 def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> bool:
     """Whether there was an excuse at some time since then."""
     return last_end(world, but=but) > since

@@ -46,26 +46,33 @@ def _slow(share: float) -> Callable[[Any, Fault], None]:
     return befalls
 
 
-def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
-    def befalls(world: Any, fault: Fault) -> None:
+def _held_back(breaks: bool) -> Callable[[Any, Fault], object]:
+    def befalls(world: Any, fault: Fault) -> bool:
         # If it breaks, another connection soon carries the end; otherwise the end waits behind the held-back data.
         link = _of(world, fault, HOLDS_BACK + (0.0 if breaks else fault.seconds))
         link.holds_back.extend([fault.seconds] * IN_A_ROW)
-        link.passes, link.on_held_back = fault.target // 100, _break if breaks else None
+
+        def held(way: Way) -> None:
+            world.run.strikes(fault.kind)
+            if breaks:
+                _break(way)
+
+        link.passes, link.on_held_back = fault.target // 100, held
 
         def over() -> None:
             link.holds_back.clear()
             link.passes, link.on_held_back = 0, None
 
         world.run.after(HOLDS_BACK, over)
+        return False
 
     return befalls
 
 
-def _put_back_late(dies: bool) -> Callable[[Any, Fault], None]:
+def _put_back_late(dies: bool) -> Callable[[Any, Fault], object]:
     """A node forgets the hold of the next holder of a lock, and gets it back late: the owner may be dead by then."""
 
-    def befalls(world: Any, fault: Fault) -> None:
+    def befalls(world: Any, fault: Fault) -> bool:
         run, servers = world.run, world.servers
         node = servers[fault.target % 10 % len(servers)]
 
@@ -73,6 +80,7 @@ def _put_back_late(dies: bool) -> Callable[[Any, Fault], None]:
             run.after(run.rng.uniform(0.0, 0.3) * world.plan.ttl, lambda: lose(process))
 
         def lose(process: Process) -> None:
+            run.strikes(fault.kind)
             node.flush()
             link = world.network.link(process.host.name, node.host.name)
             link.troubled_until = max(link.troubled_until, run.now + HOLDS_BACK + fault.seconds)
@@ -86,6 +94,7 @@ def _put_back_late(dies: bool) -> Callable[[Any, Fault], None]:
                     run.after(fault.seconds, program.start)
 
         world.at_holds.append(begin)
+        return False
 
     return befalls
 
@@ -99,7 +108,7 @@ def _break(way: Way) -> None:
 #: Faults by which a node loses data.
 FORGETS = ("server restarted empty", "server flushed", "put back late", "put back late by the dead")
 
-BY_KIND: dict[str, Callable[[Any, Fault], None]] = {
+BY_KIND: dict[str, Callable[[Any, Fault], object]] = {
     "way cut": _cut(True, True),
     "way cut there": _cut(True, False),
     "way cut back": _cut(False, True),

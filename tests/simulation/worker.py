@@ -21,13 +21,16 @@ from celery.concurrency import prefork
 from celery.worker import state, strategy
 from kombu.transport import virtual
 
-from tests.simulation import apps, fakes, loading
+from tests.simulation import apps, fakes, inside, loading
 from tests.simulation.broker import Consumer, Delivery
 from tests.simulation.loop import Loop
 from tests.simulation.scheduler import Host, Process, Task, simulation
 
 #: Least and most seconds until the pool notices that a child is gone.
 NOTICED = (0.05, 1.0)
+
+#: Most seconds after that until it reports that a job is lost, if the child's successor has the pid.
+LOST = 2.0
 
 
 @dataclass(eq=False)
@@ -114,10 +117,7 @@ class Worker:
         #: As for a consumer of this pool.
         self.num_processes = self.concurrency
         self.options = {"initargs": (app, self.node)}
-        runtime = package("runtime").Runtime.of(app)
-        bootstep, loop = package("worker.bootstep"), self.loop
-        package("_celery").worker_state = _State(app)
-        consumer = self._consumer(app)
+        loop, consumer = self.loop, self._consumer(app)
         parent = SimpleNamespace(
             app=app,
             concurrency=self.concurrency,
@@ -126,16 +126,14 @@ class Worker:
             consumer=consumer,
             use_eventloop=True,
         )
-        if self.pool == "prefork":
-            bootstep._look_after_processes(parent, runtime)
-        bootstep._have_copies_wait(parent, runtime)
+        has_processes = self.pool == "prefork"
+        free_left_behind = inside.begin_worker(package, app, _State(app), parent, has_processes=has_processes)
         #: Its waiting copies; None if they wait only for their time.
-        self.line = package("worker.line").line_of.get(app)
+        self.line = inside.line_of(package, app)
         self.world.parked.watch(self)
-        fakes.Thread(target=bootstep.free_left_behind, args=(runtime, self.node), name="start").start()
-        if self.pool == "prefork":
-            for _ in range(self.concurrency):
-                self._add_child()
+        fakes.Thread(target=free_left_behind, args=(self.node,), name="start").start()
+        for _ in range(self.concurrency if has_processes else 0):
+            self._add_child()
         self._free_threads = self.concurrency
         channel = app.connection_for_read().channel()
         strategies = _Made(lambda name: strategy.default(app.tasks[name], app, consumer))
@@ -303,7 +301,7 @@ class Worker:
     def _in_thread(self, job: Job) -> None:
         process = self.process
         assert process is not None
-        job.accepted(process.pid, 0.0)
+        job.accepted(process.os_pid, 0.0)
         failed, value = _trace(process, job)
         self._report(process, job, failed, value)
         self._free_threads += 1
@@ -323,8 +321,16 @@ class Worker:
     def _lost(self, parent: Process, child: Child) -> None:
         if self.process is not parent or not parent.alive:
             return
+        loop = self.loop
 
         def notice() -> None:
+            if self.world.pids_come_again:  # As billiard does, long before it reports what the child has not ended.
+                self._succeed()
+                self.run.after(self.run.rng.uniform(0.0, LOST), lambda: loop.post(lambda: report(replaced=True)))
+            else:
+                report(replaced=False)
+
+        def report(*, replaced: bool) -> None:
             job = child.job
             if job is not None and not job.is_accepted:
                 self._put_back(parent, job)
@@ -332,11 +338,15 @@ class Worker:
                 job.is_over = True
                 self.world.parked.is_lost(job.failed.__self__)
                 job.failed(_reported(WorkerLostError("Worker exited prematurely")))
-            if not self.is_ending:
-                self._add_child()
-            self._dispatch()
+            if not replaced:
+                self._succeed()
 
-        self.loop.post(notice)
+        loop.post(notice)
+
+    def _succeed(self) -> None:
+        if not self.is_ending:
+            self._add_child()
+        self._dispatch()
 
     def _put_back(self, parent: Process, job: Job) -> None:
         """Find another child for a job that this one had not begun with; if it was revoked, end it, as Celery does."""
@@ -344,7 +354,7 @@ class Worker:
             self._jobs.appendleft(job)
             return
         job.is_over = True
-        job.accepted(parent.pid, 0.0)
+        job.accepted(parent.os_pid, 0.0)
         job.failed(_reported(Terminated(0)))
 
     def _until_it_ends(self, parent: Process, child: Child) -> None:
@@ -357,18 +367,18 @@ class Worker:
         """The main function of a process of the pool."""
         package = child.process.package
         package.begin()
-        package("task.key_report")._channel = parent.package("task.key_report")._channel
+        inside.inherit_channel(package, parent.package)
         apps.app_of(package, self.settings)
         while parent.alive:
             if child.is_to_end:
-                signals.worker_process_shutdown.send(sender=None, pid=child.process.pid, exitcode=0)
+                signals.worker_process_shutdown.send(sender=None, pid=child.process.os_pid, exitcode=0)
                 raise SystemExit
             if not child.inbox:
                 child.idle = self.run.current
                 self.run.park(1.0)
                 continue
             job = child.inbox.popleft()
-            pid = child.process.pid
+            pid = child.process.os_pid
             self._tell(parent, lambda job=job, pid=pid: job.accepted(pid, 0.0) if not job.is_over else None)
             job.is_accepted = True
             failed, value = _trace(child.process, job)

@@ -10,9 +10,7 @@ from typing import Any
 
 from celery import states
 
-from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.task.execution import holder_of
-from tests.simulation import apps, holds, loading, trouble
+from tests.simulation import apps, holds, inside, loading, trouble
 from tests.simulation.broker import Broker
 from tests.simulation.network import Network
 from tests.simulation.parked import Parked
@@ -100,6 +98,8 @@ class World:
         #: Called when the task after a message runs: with the message's return value and its number.
         self.on_followed: list[Callable[[Any, int], None]] = []
         self._pids = 100
+        #: Whether a new process has the pid of the last one of its host that has died.
+        self.pids_come_again = False
 
     def host(self, name: str) -> Host:
         """Make a machine."""
@@ -112,7 +112,11 @@ class World:
     def process(self, host: Host, name: str) -> Process:
         """Make a process that has not started yet."""
         self._pids += 1
-        return Process(host, self._pids, name, loading.take())
+        dead = (it.os_pid for it in reversed(self.run.processes) if it.host is host and not it.alive)
+        os_pid = next(dead, self._pids) if self.pids_come_again else self._pids
+        if any(it.os_pid == os_pid and it.alive for it in self.run.processes):
+            os_pid = self._pids
+        return Process(host, self._pids, name, loading.take(), os_pid)
 
     def leases(self) -> list[tuple[Process, Any]]:
         """The leases of running bodies, with their processes."""
@@ -195,7 +199,7 @@ class Bodies:
         words = dict(word.partition("=")[::2] for word in plan.split())
         is_shared = apps.TASKS.get(name, {}).get("lock_scope") not in apps.OF_EACH_MESSAGE
         lock = f"{name}:{key}" if is_shared else f"{name}:{key}:{number}"
-        ended_name = keyspace.ended_name(lease.key, holder_of(task, task.request).message)
+        ended_name = inside.ended_name(task, lease.key)
         mine = Running(
             name,
             lock,
@@ -219,7 +223,7 @@ class Bodies:
             while left > 0:
                 step = min(left, 0.2)
                 left -= step
-                self._go_on(step, words)
+                self._go_on(process, step, words)
                 if words.get("checks"):
                     lease.check()
                     self._is_told_right(mine)
@@ -250,54 +254,56 @@ class Bodies:
         self.ended_names[number] = ended_name
         run.note("body ends well", f"{lock} message={number}")
 
-    def _go_on(self, step: float, words: dict[str, str]) -> None:
+    def _go_on(self, process: Process, step: float, words: dict[str, str]) -> None:
         """Go on for a step; a stubborn body ignores what interrupts it, that many times."""
         try:
             self.world.run.park(step)
-        except BaseException as error:
-            stubborn = int(words.get("stubborn", "0"))
-            if not stubborn or not isinstance(error, self.world.run.current.process.package("errors").Aborted):
+        except inside.public(process.package, "Aborted"):
+            words["stubborn"] = str(int(words.get("stubborn", "0")) - 1)
+            if int(words["stubborn"]) < 0:
                 raise
-            words["stubborn"] = str(stubborn - 1)
-            self.world.run.note("is stubborn")
 
     def _begins(self, mine: Running) -> None:
         run = self.world.run
         run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
         self.begun[mine.number] += 1
         is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine) or self._is_just_told(mine)
-        if self.succeeded[mine.number]:
-            self.run_again.add(mine.number)
+        must, of, number = run.must, mine.key, mine.number
+        if self.succeeded[number]:
+            self.run_again.add(number)
+        others = [other for other in self.running[of] if not self._is_excused(other)]
+        if self.begun[number] > 1:
             if not is_unknown:
-                run.fail(f"message {mine.number} runs again after its success")
-        others = [other for other in self.running[mine.key] if not self._is_excused(other)]
-        if any(other.number == mine.number for other in others):
-            run.fail(f"{mine.key}: message {mine.number} runs beside itself")
+                must(not self.succeeded[number], "message {} runs again after its success", number)
+            is_alone = not any(other.number == number for other in others)
+            must(is_alone, "{}: message {} runs beside itself", of, number)
         self._takes_what_is_kept(mine)
-        if len(others) >= mine.limit:
-            run.fail(f"{mine.key}: message {mine.number} runs beside {[other.number for other in others]}")
+        must(len(others) < mine.limit, "{}: message {} runs beside {}", of, number, [other.number for other in others])
         # Of several holders at once, the one that got the lock first may be the second to begin.
-        if mine.limit == 1 and mine.fence <= self.fences.get(mine.key, 0):
-            run.fail(f"{mine.key}: fence {mine.fence} after {self.fences[mine.key]}")
-        if mine.fence in self.given[mine.key]:
-            run.fail(f"{mine.key}: fence {mine.fence} is given out twice")
+        if mine.limit == 1 and of in self.fences:
+            must(mine.fence > self.fences[of], "{}: fence {} after {}", of, mine.fence, self.fences[of])
+        must(mine.fence not in self.given[of], "{}: fence {} is given out twice", of, mine.fence)
         self.given[mine.key].add(mine.fence)
         self.fences[mine.key] = max(mine.fence, self.fences.get(mine.key, 0))
         self.running[mine.key].append(mine)
 
     def _takes_what_is_kept(self, mine: Running) -> None:
-        last, rests_until = self.rests.get(mine.key, (mine.number, 0.0))
         if any("killed" in fault.kind for fault in self.world.plan.faults):
             return
-        if self.world.run.now < rests_until - NOTICES / 5:
-            self.world.run.fail(f"{mine.key}: message {mine.number} runs too soon after message {last}")
-        before, until = self.kept.get(mine.key, (mine, 0.0))
-        is_next = mine.number == before.number and mine.attempt > before.attempt
-        if is_next or f"m{before.number}" in self.world.revoked:
-            self.kept.pop(mine.key, None)
-        elif self.world.run.now < until and not self._may_be_lost(before):
-            self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {before.number}")
+        must, now, of, number = self.world.run.must, self.world.run.now, mine.key, mine.number
+        if of in self.rests:
+            last, rests_until = self.rests[of]
+            must(now >= rests_until - NOTICES / 5, "{}: message {} runs too soon after message {}", of, number, last)
+        before, until = self.kept.get(of, (mine, 0.0))
+        is_next = number == before.number and mine.attempt > before.attempt
+        is_revoked = f"m{before.number}" in self.world.revoked
+        if not (before is mine or is_revoked or self._may_be_lost(before)):
+            is_free, what = is_next or now >= until, (of, number, before.number)
+            must(is_free, "{}: message {} takes what is kept for message {}", *what)
+        if is_next or is_revoked:
+            self.kept.pop(of, None)
 
+    @trouble.excuse
     def _may_be_lost(self, before: Running) -> bool:
         """Whether the request to keep the lock may have come after the lease was over; or the next attempt may have got
         the lock without hearing of it, and so has freed it.
@@ -307,13 +313,14 @@ class Bodies:
     def _ends(self, process: Process, lease: Any) -> None:
         """A body ends in this process, which may now be killed."""
         run = self.world.run
-        self.owners_ended[lease.owner[:28]] = process
+        self.owners_ended[inside.stem(lease.owner)] = process
         process.at_end.append(partial(self._dies, process, lease, run.now))
         if self.befalls and process.alive:
             befall, seconds = self.befalls.pop(0)
             run.after(seconds, befall(process.host))
         if self.doomed and process.alive:
             self.doomed -= 1
+            run.strikes("child killed at an end")
             worker = next(worker for worker in self.world.workers if worker.process in (process, process.parent))
             run.after(run.rng.uniform(0.0, 0.01), lambda: run.kill(process))
             if process.parent is None:
@@ -322,7 +329,7 @@ class Bodies:
     def _dies(self, process: Process, lease: Any, ended_at: float) -> None:
         servers = self.world.servers
         if len(servers) > 1:
-            key, owner = _run_key(process.package, lease.key, lease.slot), lease.owner[:28].encode()
+            key, owner = _run_key(process.package, lease.key, lease.slot), inside.stem(lease.owner).encode()
             if sum(server.keeps(key, owner) for server in servers) * 2 <= len(servers):
                 last = self.freed_by_the_dead.get(lease.key, (0.0, 0.0))
                 self.freed_by_the_dead[lease.key] = max(last, (ended_at, self.world.run.now))
@@ -344,6 +351,7 @@ class Bodies:
             if f"m{number}" == task_id and is_other and is_elsewhere and self.is_heard_of_late(number, attempt):
                 self.ended_elsewhere.add(number)
 
+    @trouble.excuse
     def is_heard_of_late(self, number: int | str, attempt: int) -> bool:
         """Whether the lock servers could not hear of the end of this attempt until its lease was over, and hear of it
         about now.
@@ -357,15 +365,16 @@ class Bodies:
 
     def has_record(self, ended: Running) -> bool:
         """Whether most lock servers know of the end of this attempt."""
-        servers, record = self.world.servers, f":done:m{ended.number}:"
+        servers, attempt = self.world.servers, (f"m{ended.number}", ended.attempt)
         known = [
             server
             for server in servers
             if holds.is_noted(server, ended.ended_name)
-            or any(record in key and key.endswith(f".{ended.attempt}") for key, _ in server.living_values())
+            or any(inside.attempt_of(key) == attempt for key, _ in server.living_values())
         ]
         return len(known) * 2 > len(servers)
 
+    @trouble.excuse
     def _was_silent(self, mine: Running) -> bool:
         """Whether no lock server could learn of the end of this attempt before its hold had expired."""
         now = self.world.run.now
@@ -395,6 +404,7 @@ class Bodies:
         frozen = [fault for fault in faults if fault.kind in trouble.OF_WORKERS and at <= fault.at <= heard_at]
         return [fault.at + fault.seconds for fault in frozen]
 
+    @trouble.excuse
     def _is_just_told(self, mine: Running) -> bool:
         """Whether the attempt has just ended, with its lease over: the record may come after the grant."""
         ended, at = self.ended.get((mine.number, mine.attempt), (mine, 0.0))
@@ -402,8 +412,9 @@ class Bodies:
 
     def _is_told_right(self, mine: Running) -> None:
         """Check: `check()` has just reported that the lease is held."""
-        if mine.lease.reason is not None or mine.lease.trusted_until <= mine.process.host.clock(self.world.run.now):
-            self.world.run.fail(f"{mine.key}: message {mine.number} is told that its lease is held, which is over")
+        lease, now = mine.lease, mine.process.host.clock(self.world.run.now)
+        is_held, what = lease.reason is None and lease.trusted_until > now, (mine.key, mine.number)
+        self.world.run.must(is_held, "{}: message {} is told that its lease is held, which is over", *what)
         must_be_kept(self.world, mine.process, mine.lease, f"{mine.key}: message {mine.number}, which has asked,")
 
     def _ends_with(self, mine: Running) -> Any:
@@ -414,6 +425,7 @@ class Bodies:
         mine.process.at_end.append(leave)
         return leave
 
+    @trouble.excuse
     def _is_excused(self, other: Running) -> bool:
         """Whether nothing could have notified it: it is or was just frozen, and nobody could renew for it."""
         process = other.process
@@ -453,15 +465,19 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
     left = lease.trusted_until - process.host.clock(world.run.now)
     if lease.reason is not None or left <= 0 or lease.slot is None:
         return
-    key, servers, owner = _run_key(process.package, lease.key, lease.slot), world.servers, lease.owner[:28].encode()
+    key, servers = _run_key(process.package, lease.key, lease.slot), world.servers
+    owner = inside.stem(lease.owner).encode()
     others = [server for server in servers if not server.keeps(key, owner)]
-    if len(others) * 2 <= len(servers) or _is_renewal_missed(world, process, lease):
-        return
-    if len([server for server in others if len(servers) == 1 or server.remembers(lease.ttl)]) * 2 > len(servers):
-        keeping = len(servers) - len(others)
-        world.run.fail(f"{of} trusts its lease for {left:.3f} s, which {keeping} of {len(servers)} servers keep")
+    keeping, many = len(servers) - len(others), len(servers)
+    if keeping * 2 <= many:
+        if _is_renewal_missed(world, process, lease):
+            return
+        others = [server for server in others if many == 1 or server.remembers(lease.ttl)]
+    is_kept = len(others) * 2 < many
+    world.run.must(is_kept, "{} trusts its lease for {:.3f} s, which {} of {} servers keep", of, left, keeping, many)
 
 
+@trouble.excuse
 def _is_renewal_missed(world: World, process: Process, lease: Any) -> bool:
     """Whether a replica has taken over that may have missed the last renewal: only for a new lock, and the end of a
     message, the package waits until replicas have it.
@@ -477,4 +493,4 @@ def _is_renewal_missed(world: World, process: Process, lease: Any) -> bool:
 @lru_cache(maxsize=256)
 def _run_key(package: Any, key: str, slot: int) -> bytes:
     with loading.uninterrupted():
-        return str(package("stores.redis.keyspace").run_key(key, slot)).encode()
+        return inside.run_key(package, key, slot)

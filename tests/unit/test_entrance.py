@@ -14,7 +14,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_singleton_lock import InvalidOption, LockConflict, SingletonTask
-from tests.unit.deliveries import hold
+from tests.inside import hold
 
 _numbers = itertools.count()
 

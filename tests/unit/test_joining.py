@@ -3,626 +3,352 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject
 
-from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask, clock
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.options.task import options_for
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.task import joining, message_identity, outcome, redelivery, requeue
-from celery_singleton_lock.task.header import HEADER
-from celery_singleton_lock.task.joined import Joined
-from celery_singleton_lock.task.outcome import Outcome
-from tests.unit.deliveries import deliver, make
+from celery_singleton_lock import LockConflict
+from celery_singleton_lock.testing import hold_lock
+from tests.bench import Bench, Sent, raises
 
-pytestmark = pytest.mark.usefixtures("settled_at_once")
+#: A value that no record keeps.
+LARGE = "x" * 10_000
 
-
-class Sent(list[dict[str, Any]]):
-    """The headers of the messages that were put back, and the latest delay."""
-
-    delay: float | None = None
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    found = Sent()
-
-    def send(task: Any, reason: str, delay: float, header: dict[str, Any]) -> None:
-        found.append(header)
-        found.delay = delay
-
-    monkeypatch.setattr(requeue, "_send", send)
-    return found
+#: How a task dies whose message then comes again.
+DIES = {"acks_late": True, "reject_on_worker_lost": True}
 
 
 class Pair:
-    """A task, and copies that meet its first execution."""
+    """A task, and copies that meet its first run, which then ends as told; later ones return "ran"."""
 
-    def __init__(self, app: Celery, sent: Sent, end: Callable[[], Any], copies: int = 1, **options: Any) -> None:
-        self.app, self.sent = app, sent
-        self.headers: list[dict[str, Any]] = []
+    def __init__(self, bench: Bench, end: Callable[[], Any], copies: int = 1, **options: Any) -> None:
+        self.bench, self.then = bench, list[Callable[[], Any]]()
 
         def body() -> Any:
-            if len(self.runs) > 1:
-                return "ran"
-            for number in range(copies):
-                with pytest.raises(requeue.GoesOn):
-                    deliver(self.task, id=f"copy-{number}-{app.main}")
-                self.headers.append(sent[-1])
+            if len(bench.runs) > 1:
+                return self.then.pop(0)() if self.then else "ran"
+            self.copies = [self.look(copy) for copy in self.copies]
             return end()
 
-        self.task, self.runs = make(app, body, on_conflict="join", **options)
-        self.first = f"first-{app.main}"
+        self.task = bench.task(body, **{"on_conflict": "join", **options})
+        self.first = bench.send(self.task)
+        self.copies = [bench.send(self.task) for _ in range(copies)]
 
-    def run_first(self) -> None:
-        with suppress(Exception):
-            deliver(self.task, id=self.first)
+    def look(self, copy: Sent) -> Sent:
+        """Deliver a copy that does not end yet; returns what is put back."""
+        assert self.bench.deliver(copy) == "PENDING"
+        return self.bench.put_back()
 
-    def copy(self, number: int = 0, **request: Any) -> Any:
-        carries = {"put_back": request.pop("header", None) or self.headers[number]}
-        return deliver(self.task, id=f"copy-{number}-{self.app.main}", carries=carries, **request)
+    def run_first(self) -> Any:
+        return self.bench.deliver(self.first)
 
-    def begin_retry(self, *, pid: int) -> Lease:
-        """Take the lock as the first message's second attempt does; or, without a process, keep it for that attempt."""
-        joined = Joined.read(self.headers[0]["joins"])
-        assert joined is not None
-        holder = Holder(self.first, retries=1, pid=pid, since=clock.wall(), sending=joined.sending)
-        lease = self.store.acquire(LockRequest(self.task.lock_key_of(), new_owner(), ttl=60.0, holder=holder))
-        assert isinstance(lease, Lease)
-        return lease
+    def copy(self, number: int = 0) -> Any:
+        return self.bench.deliver(self.copies[number])
+
+    def retry(self) -> None:
+        """Look from the body, as it retries."""
+        self.task.retry(countdown=0)
+
+    def retried(self) -> Sent:
+        """Run the first attempt; returns the message of the next one."""
+        assert self.run_first() == "RETRY"
+        return self.bench.put_back()
 
     @property
-    def store(self) -> Any:
-        return Runtime.of(self.app).store
-
-
-def one() -> int:
-    return 1
-
-
-def fail(error: BaseException) -> Callable[[], Any]:
-    def end() -> None:
-        raise error
-
-    return end
-
-
-def fail_to_free(*_: Any, **__: Any) -> None:
-    raise LockUnavailable("here", "as if the process had died")
+    def count(self) -> int:
+        return len(self.bench.runs)
 
 
 class TestEnded:
-    def test_copy_names_the_task_that_it_has_joined(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, lambda: 1)
-        pair.run_first()
-        (header,) = pair.headers
-        joined = Joined.read(header["joins"])
-        assert joined is not None
-        assert (joined.task_id, joined.retries, joined.goes_on) == (pair.first, 0, False)
-        assert header["waits"] == [pair.task.lock_key_of(), 1]
-
-    @pytest.mark.parametrize("value", [None, 0, "text", {"a": [1]}])
-    def test_copy_ends_with_the_value(self, app: Celery, sent: Sent, value: object) -> None:
-        pair = Pair(app, sent, lambda: value)
+    @pytest.mark.parametrize("value", [None, 0, "text", {"a": [1]}, LARGE])
+    def test_copy_ends_with_the_value(self, bench: Bench, value: object) -> None:
+        pair = Pair(bench, lambda: value)
         pair.run_first()
         assert pair.copy() == value
-        assert pair.runs == [pair.first]
+        assert bench.runs == [pair.first.id]
+        assert bench.queued() == []
 
-    def test_copy_ends_with_the_error(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(KeyError("as told")))
+    def test_copy_ends_with_the_error(self, bench: Bench) -> None:
+        pair = Pair(bench, raises(KeyError("as told")))
         pair.run_first()
-        with pytest.raises(KeyError, match="as told"):
-            pair.copy()
-        assert pair.runs == [pair.first]
+        assert repr(pair.copy()) == "KeyError('as told')"
+        assert bench.runs == [pair.first.id]
 
-    def test_task_that_has_lost_its_lock_wakes_its_copies_behind_the_next_message(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        woken: list[str] = []
-
-        def lose() -> int:
-            key = pair.task.lock_key_of()
-            (held,) = pair.store.held(key)
-            pair.store.free(held.hold(key, ttl=1.0))
-            pair.store.acquire(LockRequest(key, new_owner(), ttl=60.0, holder=Holder("next")))
-            return 1
-
-        pair = Pair(app, sent, lose, on_lock_lost="warn")
-        with monkeypatch.context() as patch:
-            patch.setattr(pair.store, "wake", woken.append)
-            pair.run_first()
-        assert woken == [pair.task.lock_key_of()]
+    def test_value_is_known_when_the_result_backend_has_dropped_it(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: 1)
+        pair.run_first()
+        bench.forget(pair.first)
+        bench.later(60.0)
         assert pair.copy() == 1
-        assert pair.runs == [pair.first]
+        assert pair.count == 1
 
-    def test_second_copy_of_the_same_message_ends_silently(self, app: Celery, sent: Sent) -> None:
-        """The first copy sends the callbacks and next steps."""
-        pair = Pair(app, sent, lambda: 1)
+    def test_what_follows_is_sent_once(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: 1, copies=0)
+        pair.copies = [bench.send(pair.task, link=bench.task().s())]
         pair.run_first()
-        assert pair.copy() == 1
-        pair.app.backend.store_result(f"copy-0-{app.main}", 1, "SUCCESS")
-        with pytest.raises(Ignore):
-            pair.copy()
-        assert pair.runs == [pair.first]
+        for sent in (1, 0):
+            assert pair.copy() == 1
+            assert len(bench.queued()) == sent
+            bench.later(11.0)
+        assert pair.count == 1
 
-    @pytest.mark.parametrize("why", [{}, {"untold": 1}])
-    def test_copy_of_a_joined_message_that_could_not_store_its_end_stores_it(
-        self, app: Celery, sent: Sent, why: Any
-    ) -> None:
-        """Its worker died first, or the backend was not available: the joined task still has the value."""
-        pair = Pair(app, sent, lambda: "x" * 10_000)
+    @pytest.mark.parametrize("value", [1, LARGE])
+    def test_copy_that_could_not_store_its_end_stores_it(self, bench: Bench, value: object) -> None:
+        """Its worker died first: the joined task still has the value."""
+        pair = Pair(bench, lambda: value)
         pair.run_first()
-        app.backend.store_result(pair.first, "x" * 10_000, "SUCCESS")
-        assert pair.copy() == "x" * 10_000
-        assert pair.copy(header=pair.headers[0] | why) == "x" * 10_000
-        assert pair.runs == [pair.first]
+        for _ in range(2):
+            assert pair.copy() == value
+            bench.forget(pair.copies[0])
+            bench.later(11.0)
+        assert pair.count == 1
 
-    def test_copy_waits_for_a_value_that_is_stored_later(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, lambda: "x" * 10_000)
+    def test_copy_waits_for_a_value_that_is_stored_later(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: LARGE)
         pair.run_first()
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        assert "waits" not in sent[-1], "its lock is free, so it would be begun at once, over and over"
-        app.backend.store_result(pair.first, "x" * 10_000, "SUCCESS")
-        assert pair.copy(header=sent[-1]) == "x" * 10_000
-        assert pair.runs == [pair.first]
+        bench.forget(pair.first)
+        copy = pair.look(pair.copies[0])
+        bench.app.backend.store_result(pair.first.id, LARGE, "SUCCESS")
+        assert bench.deliver(copy) == LARGE
+        assert pair.count == 1
 
-    def test_copy_runs_if_the_value_is_never_stored(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pair = Pair(app, sent, lambda: "x" * 10_000)
+    def test_copy_runs_if_the_value_is_never_stored(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: LARGE)
         pair.run_first()
-        monkeypatch.setattr(joining, "SETTLING", 0.0)
+        bench.forget(pair.first)
+        bench.later(11.0)
         assert pair.copy() == "ran"
 
-    def test_record_without_content_is_enough_with_a_stored_result(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, lambda: 1)
+    def test_result_of_an_earlier_task_with_this_id_does_not_count(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: LARGE)
         pair.run_first()
-        app.backend.store_result(pair.first, 1, "SUCCESS")
-        joined = Joined.read(pair.headers[0]["joins"])
-        assert joined is not None
-        key, message = pair.task.lock_key_of(), joined.message(pair.task.name)
-        pair.store.remember(key, Record(message, b"over", 3000.0))
-        assert pair.copy() == 1
-        assert pair.runs == [pair.first]
-
-    def test_result_of_an_earlier_task_with_this_id_does_not_count(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, lambda: "x" * 10_000)
-        app.backend.store_result(pair.first, "old", "SUCCESS")
-        stored = app.backend.get_task_meta(pair.first)
-        assert stored["date_done"]
-        old = {**stored, "date_done": "2001-01-01T00:00:00+00:00"}
-        app.backend.get_task_meta = lambda *_, **__: old
-        pair.run_first()
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
+        meta = bench.app.backend.get_task_meta(pair.first.id)
+        bench.stored(pair.first, {**meta, "date_done": "2001-01-01T00:00:00+00:00"})
+        pair.look(pair.copies[0])
 
     def test_copy_waits_while_the_result_backend_does_not_answer(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        pair = Pair(app, sent, lambda: "x" * 10_000)
+        pair = Pair(bench, lambda: LARGE)
         pair.run_first()
-        monkeypatch.setattr(app.backend, "get_state", lambda *_: 1 / 0)
-        with pytest.raises(requeue.GoesOn):
+        with monkeypatch.context() as away:
+            away.setattr(bench.app.backend, "get", raises(OSError("away")))
+            away.setattr(bench, "end", lambda _: None)
             pair.copy()
-        assert sent[-1]["joins"] == pair.headers[0]["joins"]
-        assert pair.runs == [pair.first]
+        assert bench.deliver(bench.put_back()) == LARGE
+        assert pair.count == 1
+
+    def test_another_task_with_the_same_lock_has_another_result(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: 1, copies=0, lock_name="shared")
+        other = bench.task(lambda: "other", on_conflict="join", lock_name="shared")
+        pair.copies = [bench.send(other)]
+        pair.run_first()
+        assert pair.copy() == "other"
 
 
-class TestWaits:
-    def test_limit_of_retries_does_not_limit_the_looks(self, app: Celery, sent: Sent) -> None:
-        """`lock_conflict_retries` may be set for the whole app."""
-        task, runs = make(app, one, on_conflict="join", lock_conflict_retries=1)
-        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
-        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
+def test_limit_of_retries_does_not_limit_the_looks(bench: Bench) -> None:
+    """`lock_conflict_retries` may be set for the whole app."""
+    task = bench.task(on_conflict="join", lock_conflict_retries=1)
+    copy = bench.send(task)
+    with hold_lock(task):
         for _ in range(3):
-            carries = {"put_back": sent[-1]} if sent else {}
-            with pytest.raises(requeue.GoesOn):
-                deliver(task, carries=carries)
-        assert runs == []
+            assert bench.deliver(copy) == "PENDING"
+            copy = bench.put_back()
+    assert bench.deliver(copy) == "ran"
 
 
 class TestDied:
+    @pytest.mark.parametrize("options", [{}, DIES], ids=["early", "late"])
     @pytest.mark.parametrize("end", [SystemExit(), Reject("as told"), Ignore()])
     def test_one_copy_runs_and_the_others_end_in_the_same_way(
-        self, app: Celery, sent: Sent, end: BaseException
+        self, bench: Bench, end: BaseException, options: dict[str, Any]
     ) -> None:
-        pair = Pair(app, sent, fail(end), copies=3)
-        with suppress(BaseException):
-            deliver(pair.task, id=pair.first)
-        assert [pair.copy(number) for number in range(3)] == ["ran"] * 3
-        assert len(pair.runs) == 2
-
-    def test_heir_that_died_has_an_heir(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(SystemExit()), copies=3)
-        ends = iter([fail(SystemExit()), lambda: "third"])
-        run = pair.task.run
-
-        def body(*args: Any) -> Any:
-            run(*args) if not pair.runs else pair.runs.append("again")
-            return next(ends)()
-
-        with pytest.raises(SystemExit):
-            deliver(pair.task, id=pair.first)
-        pair.task.run = body
-        with pytest.raises(SystemExit):
-            pair.copy(0)
-        assert pair.copy(1) == "third"
-        assert pair.copy(2) == "third"
-        assert len(pair.runs) == 3
-
-    def test_copy_that_died_while_it_ran_runs_again(self, app: Celery, sent: Sent) -> None:
-        """It is its own heir."""
-        pair = Pair(app, sent, fail(SystemExit()))
-        with pytest.raises(SystemExit):
-            deliver(pair.task, id=pair.first)
-        run, pair.task.run = pair.task.run, fail(SystemExit())
-        with pytest.raises(SystemExit):
-            pair.copy()
-        pair.task.run = run
-        assert pair.copy() == "ran"
-
-    def test_heir_of_an_earlier_delivery_does_not_count(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(SystemExit()))
-        with pytest.raises(SystemExit):
-            deliver(pair.task, id=pair.first)
-        assert pair.copy() == "ran"
-        joined = Joined.read(pair.headers[0]["joins"])
-        assert joined is not None
-        later = {"retries": 0, "joins": list(joined._replace(since=joined.since + 1))}
-        assert deliver(pair.task, id="new", carries={"put_back": later}) == "ran"
-        assert len(pair.runs) == 3
-
-    def test_circular_heirs_do_not_wait_forever(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(SystemExit()))
-        with pytest.raises(SystemExit):
-            deliver(pair.task, id=pair.first)
-        joined = Joined.read(pair.headers[0]["joins"])
-        assert joined is not None
-        other = joined._replace(task_id="other", sending="other")
-        for one, heir in ((joined, other), (other, joined)):
-            name = f"heir:{one.message(pair.task.name)}:{one.since:.6f}"
-            head = Outcome("JOINED").record_of(Holder("x"), 60.0).content
-            content = head + str(list(heir)).replace("'", '"').replace("False", "false").encode()
-            pair.store.remember(pair.task.lock_key_of(), Record(name, content, 60.0))
-        assert pair.copy() == "ran"
-
-    def test_another_task_with_the_same_lock_has_another_result(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, lambda: 1, lock_name="shared")
+        pair = Pair(bench, raises(end), copies=3, **options)
         pair.run_first()
-        other, runs = make(app, lambda: "other", on_conflict="join", lock_name="shared")
-        header = {"retries": 0, "joins": pair.headers[0]["joins"]}
-        assert deliver(other, id="new", carries={"put_back": header}) == "other"
-        assert runs == ["new"]
+        assert [pair.copy(number) for number in range(3)] == ["ran"] * 3
+        assert pair.count == 2
+
+    def test_heir_that_died_has_an_heir(self, bench: Bench) -> None:
+        pair = Pair(bench, raises(SystemExit()), copies=3, **DIES)
+        pair.then = [raises(SystemExit()), lambda: "third"]
+        pair.run_first()
+        pair.copy(0)
+        assert [pair.copy(number) for number in (1, 2)] == ["third"] * 2
+        assert pair.count == 3
+
+    def test_copy_that_died_while_it_ran_runs_again(self, bench: Bench) -> None:
+        """It is its own heir."""
+        pair = Pair(bench, raises(SystemExit()), **DIES)
+        pair.then = [raises(SystemExit())]
+        pair.run_first()
+        pair.copy()
+        assert pair.copy() == "ran"
+
+    def test_heir_of_an_earlier_delivery_does_not_count(self, bench: Bench) -> None:
+        """The message comes again, and dies again, when the first heir has ended long ago."""
+
+        def die_again() -> None:
+            met.append(pair.look(new))
+            raise SystemExit
+
+        met: list[Sent] = []
+        pair = Pair(bench, raises(SystemExit()), **DIES)
+        pair.then = [lambda: "old", die_again]
+        new = bench.send(pair.task)
+        pair.run_first()
+        assert pair.copy() == "old"
+        bench.deliver(pair.first, redelivered=True)
+        assert bench.deliver(met[0]) == "ran"
+        assert pair.count == 4
 
 
 class TestGoesOn:
-    def test_only_a_retry_leaves_more_than_the_record_of_its_end(self, app: Celery) -> None:
-        task, _ = make(app, lambda: 1, on_conflict="join")
-        store: Any = Runtime.of(app).store
+    def test_copy_waits_for_a_retry(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: pair.retry())
+        second = pair.retried()
+        copy = pair.look(pair.copies[0])
+        assert bench.deliver(second) == "ran"
+        assert bench.deliver(copy) == "ran"
+        assert pair.count == 2
 
-        def records() -> int:
-            return sum(key == task.lock_key_of() for key, _ in store._records)
-
-        deliver(task, id="it")
-        assert records() == 1
-        deliver(task, id="it", retries=1)
-        assert records() == 3, "that it has begun, and how it has ended"
-
-    def test_copy_waits_for_a_retry(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        joined = Joined.read(sent[-1]["joins"])
-        assert joined is not None
-        assert (joined.retries, joined.goes_on) == (1, True)
-        assert "waits" not in sent[-1]
-        deliver(pair.task, id=pair.first, retries=1)
-        assert pair.copy(header=sent[-1]) == "ran"
-        assert len(pair.runs) == 2
-
-    def test_wake_up_of_a_copy_that_waits_for_a_retry_is_passed_on(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The retry waits in its slot until the previous attempt has freed the lock."""
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        woken: list[str] = []
-        monkeypatch.setattr(pair.store, "wake", woken.append)
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        assert woken == [pair.task.lock_key_of()]
-        with pytest.raises(requeue.GoesOn):
-            pair.copy(header=sent[-1])  # Nothing has woken it.
-        assert len(woken) == 1
-
-    def test_wake_up_of_a_copy_that_has_just_ended_is_passed_on(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The end is on record, and not stored, since the worker has died. So the copy looks for it later."""
-        pair = Pair(app, sent, one)
-        pair.run_first()
-        pair.copy()
-        monkeypatch.setattr(redelivery, "SETTLING", 10.0)
-        woken: list[str] = []
-        monkeypatch.setattr(pair.store, "wake", woken.append)
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        assert woken == [pair.task.lock_key_of()]
-
-    def test_copy_waits_in_line_for_a_running_retry(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        hold = LockRequest(pair.task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder(pair.first, retries=1))
-        assert isinstance(pair.store.acquire(hold), Lease)
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        assert "waits" in sent[-1]
-
-    def test_copy_runs_in_the_place_of_a_retry_that_it_saw_running_and_that_died(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        lease = pair.begin_retry(pid=1)
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        pair.store.free(lease)
-        assert pair.copy(header=sent[-1]) == "ran"
-
-    def test_copy_runs_in_the_place_of_a_retry_that_died_before_anybody_looked(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        with monkeypatch.context() as patch:
-            patch.setattr(pair.store, "free", fail_to_free)
-            deliver(pair.task, id=pair.first, retries=1)
-        key = pair.task.lock_key_of()
-        (held,) = pair.store.held(key)
-        pair.store.free(held.hold(key, ttl=60.0))  # It expires.
+    def test_copy_that_comes_late_ends_as_the_retry(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: pair.retry())
+        assert bench.deliver(pair.retried()) == "ran"
         assert pair.copy() == "ran"
-        assert len(pair.runs) == 3
+        assert pair.count == 2
 
-    def test_copy_runs_in_the_place_of_a_retry_that_died_and_could_not_record_the_attempt_before(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The server was silent for a while as it began, and answered again."""
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        with monkeypatch.context() as patch:
-            for name in ("free", "refuse"):
-                patch.setattr(pair.store, name, fail_to_free)
-            deliver(pair.task, id=pair.first, retries=1)
-        key = pair.task.lock_key_of()
-        (held,) = pair.store.held(key)
-        pair.store.free(held.hold(key, ttl=60.0))  # It expires.
+    @pytest.mark.parametrize("is_seen", [True, False])
+    def test_copy_waits_for_a_running_retry(self, bench: Bench, is_seen: bool) -> None:
+        def runs() -> str:
+            met.append(pair.look(copy))
+            return "second"
+
+        met: list[Sent] = []
+        pair = Pair(bench, lambda: pair.retry())
+        pair.then = [runs]
+        second = pair.retried()
+        copy = pair.look(pair.copies[0]) if is_seen else pair.copies[0]
+        assert bench.deliver(second) == "second"
+        assert bench.deliver(met[0]) == "second"
+        assert pair.count == 2
+
+    @pytest.mark.parametrize("is_seen", [True, False])
+    def test_copy_runs_in_the_place_of_a_retry_that_died(self, bench: Bench, is_seen: bool) -> None:
+        def dies() -> None:
+            if is_seen:
+                pair.copies = [pair.look(pair.copies[0])]
+            raise SystemExit
+
+        pair = Pair(bench, lambda: pair.retry(), **DIES)
+        pair.then = [dies]
+        bench.deliver(pair.retried())
         assert pair.copy() == "ran"
+        assert pair.count == 3
 
-    def test_copy_that_joins_as_its_call_says_runs_in_the_place_of_a_retry_that_died(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_copy_that_joins_as_its_call_says_runs_in_the_place_of_a_retry_that_died(self, bench: Bench) -> None:
         """The messages of the task that it joins do not know that anybody joins them."""
-
-        def body() -> None:
-            if len(runs) == 1:
-                with pytest.raises(requeue.GoesOn):
-                    deliver(task, id="copy", carries=joining)
-                raise Retry
-
-        joining = {"call": {"on_conflict": "join"}}
-        task, runs = make(app, body, on_conflict="skip")
-        with suppress(Retry):
-            deliver(task, id="first")
-        store: Any = Runtime.of(app).store
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "free", fail_to_free)
-            deliver(task, id="first", retries=1)
-        key = task.lock_key_of()
-        (held,) = store.held(key)
-        store.free(held.hold(key, ttl=60.0))  # It expires.
-        deliver(task, id="copy", carries={"put_back": sent[-1], **joining})
-        assert runs == ["first", "first", "copy"]
+        bench.app.conf.singleton_lock_accept = ["on_conflict"]
+        pair = Pair(bench, lambda: pair.retry(), copies=0, on_conflict="skip", **DIES)
+        pair.copies = [bench.send(pair.task, singleton_lock={"on_conflict": "join"})]
+        pair.then = [raises(SystemExit())]
+        bench.deliver(pair.retried())
+        assert pair.copy() == "ran"
 
     def test_copy_finds_the_end_of_a_retry_that_began_and_ended_as_it_looked(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        stored_end = outcome.stored_end
+        pair = Pair(bench, lambda: pair.retry())
+        second = pair.retried()
+        get = bench.app.backend.get_task_meta
 
-        def stored_later(*args: Any) -> Any:
-            monkeypatch.setattr(outcome, "stored_end", stored_end)
-            found = stored_end(*args)
-            deliver(pair.task, id=pair.first, retries=1)
+        def ends_meanwhile(task_id: str, **options: Any) -> Any:
+            found = get(task_id, **options)
+            if pair.count == 1:
+                monkeypatch.setattr(bench.app.backend, "get_task_meta", get)
+                bench.deliver(second)
             return found
 
-        monkeypatch.setattr(outcome, "stored_end", stored_later)
-        assert pair.copy() == "ran"
-        assert len(pair.runs) == 2
+        monkeypatch.setattr(bench.app.backend, "get_task_meta", ends_meanwhile)
+        if pair.copy() == "PENDING":
+            bench.deliver(bench.put_back())
+        assert bench.end(pair.copies[0]) == "ran"
+        assert pair.count == 2
 
-    def test_copy_that_has_not_seen_a_retry_begin_finds_the_heir_that_has(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(Retry()), copies=2)
-        pair.run_first()
-        with pytest.raises(requeue.GoesOn):
-            pair.copy(1)
-        unseen = sent[-1]
-        lease = pair.begin_retry(pid=1)
-        with pytest.raises(requeue.GoesOn):
-            pair.copy(0)
-        pair.store.free(lease)
-        assert pair.copy(0, header=sent[-1]) == "ran"
-        name = Joined.read(unseen["joins"])
-        assert name is not None
-        before = name.attempt_before().message(pair.task.name)
-        del pair.store._records[pair.task.lock_key_of(), before]  # It expires.
-        assert pair.copy(1, header=unseen) == "ran"
-        assert len(pair.runs) == 2
+    def test_copy_that_has_not_seen_a_retry_begin_finds_the_heir_that_has(self, bench: Bench) -> None:
+        def dies() -> None:
+            pair.copies[0] = pair.look(pair.copies[0])
+            raise SystemExit
 
-    def test_copy_waits_for_a_retry_for_which_the_lock_was_only_kept(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        lease = pair.begin_retry(pid=0)
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        pair.store.free(lease)
-        with pytest.raises(requeue.GoesOn):
-            pair.copy(header=sent[-1])
-        assert len(pair.runs) == 1
+        pair = Pair(bench, lambda: pair.retry(), copies=2, **DIES)
+        pair.then = [dies, lambda: "of the heir"]
+        second = pair.retried()
+        pair.copies[1] = pair.look(pair.copies[1])
+        bench.deliver(second)
+        assert [pair.copy(number) for number in range(2)] == ["of the heir"] * 2
+        assert pair.count == 3
 
-    def test_copy_runs_if_nothing_is_known_about_the_retry_any_more(self, app: Celery, sent: Sent) -> None:
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        pair.store._records.clear()
-        assert pair.copy(header=sent[-1]) == "ran"
+    def test_copy_waits_for_a_retry_for_which_the_lock_was_kept(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: pair.retry(), lock_retain_on_retry=True)
+        second = pair.retried()
+        copy = pair.look(pair.look(pair.copies[0]))
+        assert bench.deliver(second) == "ran"
+        assert bench.deliver(copy) == "ran"
+        assert pair.count == 2
 
-    @pytest.mark.parametrize(("state", "ends"), [("REVOKED", "ran"), ("SUCCESS", "of the retry")])
-    def test_retry_without_a_record_is_found_in_the_result_backend(
-        self, app: Celery, sent: Sent, state: str, ends: str
-    ) -> None:
+    def test_copy_runs_if_nothing_is_known_about_the_retry_any_more(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: pair.retry())
+        pair.retried()
+        copy = pair.look(pair.copies[0])
+        bench.forget(pair.first)
+        bench.later(4000.0)
+        assert bench.deliver(copy) == "ran"
+
+    @pytest.mark.parametrize(("state", "end"), [("REVOKED", "ran"), ("SUCCESS", "of the retry")])
+    def test_retry_without_a_record_is_found_in_the_result_backend(self, bench: Bench, state: str, end: str) -> None:
         """It is revoked before it starts, or has other arguments, and with them another lock."""
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        with pytest.raises(requeue.GoesOn):
-            pair.copy()
-        app.backend.store_result(pair.first, "of the retry" if state == "SUCCESS" else ValueError("revoked"), state)
-        assert pair.copy(header=sent[-1]) == ends
-        assert len(pair.runs) == (2 if state == "REVOKED" else 1)
+        pair = Pair(bench, lambda: pair.retry())
+        pair.retried()
+        copy = pair.look(pair.copies[0])
+        result = "of the retry" if state == "SUCCESS" else ValueError("revoked")
+        bench.app.backend.store_result(pair.first.id, result, state)
+        assert bench.deliver(copy) == end
+        assert pair.count == (2 if state == "REVOKED" else 1)
 
     def test_silent_result_backend_does_not_end_the_wait_for_a_retry(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        monkeypatch.setattr(app.backend, "get_state", lambda *_: 1 / 0)
-        with pytest.raises(requeue.GoesOn):
+        pair = Pair(bench, lambda: pair.retry())
+        second = pair.retried()
+        with monkeypatch.context() as away:
+            away.setattr(bench.app.backend, "get", raises(OSError("away")))
+            away.setattr(bench, "end", lambda _: None)
             pair.copy()
-        joined = Joined.read(sent[-1]["joins"])
-        assert joined is not None
-        assert (joined.retries, joined.goes_on) == (1, True)
-
-    def test_copy_runs_if_the_retry_may_have_joined_it(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Otherwise they would wait for each other."""
-        pair = Pair(app, sent, fail(Retry()))
-        pair.run_first()
-        monkeypatch.setattr(joining.Joining, "before_lock", lambda _: None)
-        assert pair.copy() == "ran"
+        copy = bench.put_back()
+        assert bench.deliver(second) == "ran"
+        assert bench.deliver(copy) == "ran"
+        assert pair.count == 2
 
 
 class TestNotJoined:
-    @pytest.mark.parametrize("ancestor", ["root_id", "parent_id"])
-    def test_ancestor_is_not_joined(self, app: Celery, sent: Sent, ancestor: str) -> None:
-        task, runs = make(app, lambda: 1, on_conflict="join")
-        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("ancestor"))
-        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
-        with pytest.raises(LockConflict):
-            deliver(task, **{ancestor: "ancestor"})
-        assert (runs, sent) == ([], [])
+    def test_task_that_may_wait_for_this_one_is_not_joined(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: type(bench.deliver(bench.send(pair.task))).__name__, copies=0)
+        assert pair.run_first() == LockConflict.__name__
+        assert bench.queued() == []
 
-    def test_holder_that_is_not_a_task_is_not_joined(self, app: Celery, sent: Sent) -> None:
-        task, _ = make(app, lambda: 1, on_conflict="join")
-        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder())
-        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
-        with pytest.raises(LockConflict):
-            deliver(task)
-
-    @pytest.mark.parametrize("replaced", [0, 1, 7])
-    def test_task_from_which_an_operator_has_taken_the_lock_is_joined(
-        self, app: Celery, sent: Sent, replaced: int
-    ) -> None:
-        task, _ = make(app, lambda: 1, on_conflict="join")
-        holder = Holder("stopped", retries=2, pid=5, since=1e9, replaced=replaced, process="p", order="o")
-        kept = Holder.loads(holder.taken_away("here").dumps())
-        assert kept is not None
-        assert (kept.is_nobody, holder.is_nobody, kept.pid, kept.process, kept.order) == (True, False, 0, "", "")
-        assert kept.reserved_as != holder.reserved_as
-        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=kept)
-        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
-        with pytest.raises(requeue.GoesOn):
-            deliver(task)
-        assert sent[0]["joins"] == list(Joined.of(holder) or ())
-
-    def test_eager_call_does_not_join(self, app: Celery, sent: Sent) -> None:
-        task, _ = make(app, lambda: 1, on_conflict="join")
-        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
-        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
-        with pytest.raises(LockConflict):
+    def test_eager_call_does_not_join(self, bench: Bench) -> None:
+        task = bench.task(on_conflict="join")
+        with hold_lock(task), pytest.raises(LockConflict):
             task.apply(throw=True)
 
-    @pytest.mark.parametrize(
-        "forged", [None, 1, "text", [], ["x"] * 6, [1, 2, 3, 4, 5, 6], ["", "", 0, 0, 0, 0], {"a": 1}]
-    )
-    def test_forged_header_is_ignored(self, app: Celery, sent: Sent, forged: object) -> None:
-        task, runs = make(app, lambda: 1, on_conflict="join")
-        assert deliver(task, carries={"put_back": {"retries": 0, "joins": forged}}) == 1
-        assert len(runs) == 1
-
-    def test_headers_that_a_body_passes_on_are_ignored(self, app: Celery, sent: Sent) -> None:
+    def test_headers_that_a_body_passes_on_are_ignored(self, bench: Bench) -> None:
         """The other message was sent after the first had ended, and must run."""
-        pair = Pair(app, sent, lambda: 1)
+        pair = Pair(bench, lambda: 1)
         pair.run_first()
-        copied = {"id": f"copy-0-{app.main}", "put_back": pair.headers[0]}
-        assert deliver(pair.task, id="new", **{HEADER: copied}) == "ran"
-        assert pair.runs == [pair.first, "new"]
-
-    def test_copy_waits_while_the_lock_server_does_not_answer(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pair = Pair(app, sent, lambda: 1)
-        pair.run_first()
-
-        def silent(*_: object, **__: object) -> Any:
-            raise LockUnavailable("the server", "silent")
-
-        with monkeypatch.context() as away:
-            away.setattr(pair.store, "recorded", silent)
-            away.setattr(pair.store, "acquire", silent)
-            with pytest.raises(requeue.GoesOn):
-                pair.copy()
-        assert sent[-1]["unavailable"] == 1
-        assert sent[-1]["joins"] == pair.headers[0]["joins"]
-        with monkeypatch.context() as away:  # It answers again before the acquire.
-            away.setattr(pair.store, "recorded", silent)
-            with pytest.raises(requeue.GoesOn):
-                pair.copy(header=sent[-1])
-        assert pair.store.held(pair.task.lock_key_of()) != [] or sent[-1]["given_up"]
-        assert pair.copy(header=sent[-1]) == 1
-        assert pair.runs == [pair.first]
-
-    def test_copy_whose_lease_ended_during_its_look_is_put_back(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Somebody else may have the lock by now, so the copy does not run, and comes again."""
-        pair = Pair(app, sent, fail(SystemExit()), on_lock_lost="warn")
-        with pytest.raises(SystemExit):
-            deliver(pair.task, id=pair.first)
-        later = [0.0]
-        recorded, now = pair.store.recorded, clock.now
-
-        def slow(*args: Any) -> Any:
-            later[0] += 100.0
-            return recorded(*args)
-
-        with monkeypatch.context() as busy:
-            busy.setattr(clock, "now", lambda: now() + later[0])
-            busy.setattr(joining.Joining, "before_lock", lambda _: None)
-            busy.setattr(pair.store, "recorded", slow)
-            with pytest.raises(requeue.GoesOn):
-                pair.copy()
-        assert pair.runs == [pair.first]
-        assert sent[-1]["joins"] == pair.headers[0]["joins"]
+        copied = {"singleton_lock": pair.copies[0].headers["singleton_lock"]}
+        assert bench.deliver(bench.send(pair.task, headers=copied)) == "ran"
 
 
 class TestSettings:
@@ -637,33 +363,29 @@ class TestSettings:
         ],
     )
     @pytest.mark.parametrize("at", ["task", "call"])
-    def test_missing_requirements_are_errors(self, sent: Sent, options: Any, conf: Any, says: str, at: str) -> None:
-        app = Celery("shop", set_as_current=False, broker="memory://")
-        app.conf.update({"result_backend": "cache+memory://", "singleton_lock_prefix": new_owner()})
-        app.conf.update(conf)
-        policy = {"on_conflict": "join"} if at == "task" else {}
-        task = app.task(base=SingletonTask, shared=False, name="job", **options, **policy)(one)
-        if at == "task":
-            with pytest.raises(InvalidOption, match=says):
-                options_for(task, Settings.from_app(app))
-            return
-        limit = options.get("lock_limit", 1)
-        for number in range(limit):
-            hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder(f"other-{number}"), limit=limit)
-            assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
-        with pytest.raises(InvalidOption, match=says):
-            deliver(task, carries={"call": {"on_conflict": "join"}})
+    def test_missing_requirements_are_errors(
+        self,
+        app: Celery,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        options: Any,
+        conf: Any,
+        says: str,
+        at: str,
+    ) -> None:
+        app.conf.update(singleton_lock_accept=["on_conflict"], **conf)
+        bench, policy = Bench(app, monkeypatch), {"on_conflict": "join"}
+        monkeypatch.setattr(bench, "end", lambda _: None)
+        task = bench.task(**options, **(policy if at == "task" else {}))
+        message = bench.send(task, **({} if at == "task" else {"singleton_lock": policy}))
+        with ExitStack() as stack:
+            for _ in range(options.get("lock_limit", 1) if at == "call" else 0):
+                stack.enter_context(hold_lock(task))
+            bench.deliver(message)
+        assert "InvalidOption" in caplog.text
+        assert says in caplog.text
+        assert bench.runs == []
 
-    def test_eager_app_has_no_requirements(self) -> None:
-        app = Celery("shop", set_as_current=False, broker="memory://", task_always_eager=True)
-        task = app.task(base=SingletonTask, shared=False, name="job", on_conflict="join")(one)
-        assert task.delay().get() == 1
-
-
-def test_names_of_joined_messages_are_those_of_their_records() -> None:
-    sending = "5" * 32
-    record = message_identity.record_name("shop.job", "id", sending)
-    holder = Holder("id", 3, replaced=2, sending=sending, record=record)
-    joined = Joined.of(holder)
-    assert joined is not None
-    assert joined.message("shop.job") == holder.message
+    def test_eager_app_has_no_requirements(self, app: Celery, bench: Bench) -> None:
+        app.conf.update(task_always_eager=True, result_backend=None)
+        assert bench.task(on_conflict="join").delay().get() == "ran"

@@ -22,8 +22,8 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import requeue
+from tests.inside import hold
 from tests.patience import LIMIT, in_this_thread, sleepless
-from tests.unit.deliveries import hold
 
 _numbers = itertools.count()
 

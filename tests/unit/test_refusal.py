@@ -1,648 +1,413 @@
-"""A message whose body does not run here has exactly one end, and leaves no lock behind."""
+"""A message whose body does not run here, or is cut short, has exactly one end, and leaves no lock behind."""
 
 from __future__ import annotations
 
-import itertools
-import time
-from contextlib import nullcontext, suppress
-from pkgutil import resolve_name
+import sys
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.app.trace import build_tracer
-from celery.exceptions import Ignore, Reject, Retry
 from kombu import Queue
 
-from celery_singleton_lock import Aborted, LockConflict, LockLost, LockUnavailable
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys.key import key_of_queue
-from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.task import refusal, requeue
-from celery_singleton_lock.task.abort import Body
-from celery_singleton_lock.task.execution import holder_of
-from celery_singleton_lock.task.running import progress_of
-from celery_singleton_lock.watched import GONE
-from tests.unit.deliveries import deliver, id_for, make, request_of
+from celery_singleton_lock import LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock.testing import hold_lock
+from tests.bench import Bench, Sent, raises
+from tests.inside import at_question, raise_at_call
 
-pytestmark = pytest.mark.usefixtures("settled_at_once")
-
-
-def hold(task: Any) -> Lease:
-    """Hold the lock as another task."""
-    asked = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
-    other = Runtime.of(task.app).store.acquire(asked)
-    assert isinstance(other, Lease)
-    return other
-
-
-def lose(task: Any) -> None:
-    """Lose the lock within a body."""
-    Runtime.of(task.app).store.free(task.lock)
-    task.lock.lose("could not be renewed")
-    task.lock.check()
-
-
-def does_not_answer(*_: object, **__: object) -> Any:
-    raise LockUnavailable("the server", "silent")
-
-
-def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The headers of the messages that are put back from now on."""
-    sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: sent.append(header))
-    return sent
-
-
-class TestHasBegun:
-    """A message that has begun waits, whatever the policy."""
-
-    @pytest.mark.parametrize(
-        "request_",
-        [
-            {"retries": 1},
-            {"delivery_info": {"redelivered": True}},
-            {"carries": {"put_back": {"retries": 0, "conflict": 3, "redelivered": True}}},
-        ],
-    )
-    def test_message_that_may_have_begun_waits(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
-    ) -> None:
-        sent = sends(monkeypatch)
-        task, runs = make(app, lambda: 1, acks_late=True, on_conflict="raise", lock_conflict_retries=0)
-        hold(task)
-        with pytest.raises(requeue.GoesOn):
-            deliver(task, **request_)
-        assert (len(sent), runs) == (1, [])
-        assert "waits" in sent[0]
-
-    @pytest.mark.parametrize("request_", [{"retries": "1"}, {"retries": -1}, {"delivery_info": {"redelivered": True}}])
-    def test_message_that_has_not_begun_is_refused(self, app: Celery, request_: dict[str, Any]) -> None:
-        """It is acknowledged before it begins: if it is delivered again, it has not begun."""
-        task, runs = make(app, lambda: 1, acks_late=False, on_conflict="raise")
-        hold(task)
-        with pytest.raises(LockConflict):
-            deliver(task, **request_)
-        assert runs == []
-
-    def test_copy_that_comes_again_joins_as_the_others_do(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Otherwise it would run, and the other copies end as the task that they have joined (seed 7242)."""
-        sent = sends(monkeypatch)
-        task, _ = make(app, lambda: 1, acks_late=True, on_conflict="join")
-        hold(task)
-        for request in ({"delivery_info": {"redelivered": True}}, {"retries": 1}):
-            with pytest.raises(requeue.GoesOn):
-                deliver(task, **request)
-        assert ["joins" in known for known in sent] == [True, False]
-
-    def test_call_that_cannot_wait_fails(self, app: Celery) -> None:
-        task, _ = make(app, lambda: 1, on_conflict="skip")
-        hold(task)
-        with pytest.raises(LockConflict):
-            task.apply(retries=1, throw=True)
-
-
-class TestEndWithoutABody:
-    """This is the message's end: a copy that is delivered while the first one waits does not run afterwards."""
-
-    def test_failure_of_a_conflict_policy_is_the_end(self, app: Celery) -> None:
-        def decide(task: Any, conflict: object) -> str:
-            raise RuntimeError("a fault of the policy")
-
-        task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
-        other = hold(task)
-        with pytest.raises(RuntimeError, match="policy"):
-            deliver(task)
-        Runtime.of(app).store.free(other)
-        with pytest.raises(RuntimeError, match="policy"):
-            deliver(task)
-        assert runs == []
-
-    def test_conflict_that_a_policy_raises_is_the_end(self, app: Celery) -> None:
-        def decide(task: Any, conflict: LockConflict) -> str:
-            raise conflict
-
-        task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
-        other = hold(task)
-        with pytest.raises(LockConflict):
-            deliver(task)
-        Runtime.of(app).store.free(other)
-        with pytest.raises(LockConflict):
-            deliver(task)
-        assert runs == []
-
-    def test_body_that_turns_its_loss_into_another_error_leaves_the_end_to_its_copy(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A copy already runs: its end is the message's."""
-
-        def lose() -> None:
-            store = Runtime.of(app).store
-            store.free(task.lock)
-            task.lock.lose("deleted")
-            holder = holder_of(task, task.request)
-            assert isinstance(store.acquire(LockRequest(task.lock.key, "c" * 32, ttl=60.0, holder=holder)), Lease)
-            try:
-                task.lock.check()
-            except LockLost:
-                raise ValueError from None
-
-        task, runs = make(app, lose, acks_late=True)
-        with pytest.raises(Ignore):
-            deliver(task)
-        assert len(runs) == 1
-
-    def test_loss_of_the_lock_is_the_end(self, app: Celery) -> None:
-        task, runs = make(app, lambda: lose(task), acks_late=True)
-        for _ in range(2):
-            with pytest.raises(LockLost):
-                deliver(task)
-        assert len(runs) == 1
-
-    def test_body_that_is_struck_just_as_it_ends_is_not_struck_again(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """`Aborted` comes before the end of the body is noted. The next one would hit the question about the loss."""
-        wanted: list[bool] = []
-
-        def end_late() -> None:
-            progress_of(task.request).body.struck = True
-            task.lock.lose(GONE)
-
-        def interrupted(body: Body, *_: object) -> None:
-            raise Aborted
-
-        def held(*_: object, **__: object) -> list[Held]:
-            wanted.extend(body.wants_abort for body in bodies)
-            return []
-
-        task, runs = make(app, end_late, acks_late=True)
-        bodies: list[Body] = []
-        enter = Body.__enter__
-        monkeypatch.setattr(Body, "__enter__", lambda body: bodies.append(body) or enter(body))
-        monkeypatch.setattr(Body, "__exit__", interrupted)
-        monkeypatch.setattr(Runtime.of(app).store, "held", held)
-        with pytest.raises(LockLost):
-            deliver(task)
-        assert len(runs) == 1
-        assert wanted
-        assert not any(wanted)
-
-    def test_lost_lock_that_still_exists_is_not_a_copy(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It could be neither renewed nor freed: the lock is its own, and not held by a copy that runs."""
-
-        def lose() -> None:
-            task.lock.lose("could not be renewed")
-            task.lock.check()
-
-        task, runs = make(app, lose, acks_late=True)
-        monkeypatch.setattr(Runtime.of(app).store, "free", lambda *_, **__: False)
-        with pytest.raises(LockLost):
-            deliver(task)
-        assert len(runs) == 1
-
-    def test_loss_that_cannot_be_recorded_is_reported_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Otherwise a waiting copy would run, and report another end."""
-        task, runs = make(app, lambda: lose(task), acks_late=True)
-        store, sent = Runtime.of(app).store, sends(monkeypatch)
-        with monkeypatch.context() as silent:
-            silent.setattr(store, "refuse", does_not_answer)
-            with pytest.raises(Ignore):
-                deliver(task)
-            with pytest.raises(Ignore):
-                deliver(task, carries={"put_back": sent[-1]})
-        assert [header["lost"] for header in sent] == [1, 2]
-        for carries in ({"put_back": sent[-1]}, {}):
-            with pytest.raises(LockLost):
-                deliver(task, carries=carries)
-        assert len(runs) == 1
-
-    def test_loss_that_cannot_be_recorded_is_not_the_end_if_a_copy_runs(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        bodies = iter([lambda: lose(task), lambda: "done"])
-        task, runs = make(app, lambda: next(bodies)(), acks_late=True)
-        sent = sends(monkeypatch)
-        with monkeypatch.context() as silent, pytest.raises(Ignore):
-            silent.setattr(Runtime.of(app).store, "refuse", does_not_answer)
-            deliver(task)
-        assert deliver(task) == "done"
-        task.backend.store_result(id_for(task), "done", "SUCCESS")
-        with pytest.raises(Ignore):
-            deliver(task, carries={"put_back": sent[-1]})
-        assert len(runs) == 2
-
-    @pytest.mark.parametrize("request_", [{}, {"delivery_info": {"redelivered": True}}], ids=["first", "redelivered"])
-    def test_loss_of_a_message_without_copies_is_reported_at_once(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
-    ) -> None:
-        task, _ = make(app, lambda: lose(task))
-        sends(monkeypatch)
-        monkeypatch.setattr(Runtime.of(app).store, "refuse", does_not_answer)
-        with pytest.raises(Ignore if request_ else LockLost):
-            deliver(task, **request_)
-
-    @pytest.mark.parametrize("moment", ["sending", "sent"])
-    def test_run_that_is_stopped_while_it_retries_has_retried(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch, moment: str
-    ) -> None:
-        """Its next attempt runs: a LockLost as well would be another end."""
-
-        def retry() -> None:
-            try:
-                task.retry(countdown=100.0)
-            finally:
-                lose_and_strike(moment == "sent")
-
-        def lose_and_strike(is_now: bool) -> None:
-            if is_now:
-                Runtime.of(app).store.free(task.lock)
-                task.lock.lose("deleted")
-                progress_of(task.request).body.strike()
-                time.sleep(0)
-
-        task, _ = make(app, retry, acks_late=True)
-        signature = task.signature_from_request
-
-        def sign(*args: Any, **options: Any) -> Any:
-            lose_and_strike(moment == "sending")
-            return signature(*args, **options)
-
-        monkeypatch.setattr(task, "signature_from_request", sign)
-        with pytest.raises(Retry):
-            deliver(task)
-        with pytest.raises(Ignore, match="retried"):
-            deliver(task)
-
-    def test_next_attempt_of_a_lost_one_runs(self, app: Celery) -> None:
-        """A header about one attempt says nothing about another."""
-        task, runs = make(app, lambda: 1, acks_late=True)
-        assert deliver(task, retries=1, carries={"put_back": {"retries": 0, "lost": 1}}) == 1
-        assert len(runs) == 1
-
-    def test_rejected_message_may_come_again(self, app: Celery) -> None:
-        """For example by a dead-letter exchange, as after a failure of the body."""
-        task, runs = make(app, lambda: 1, on_conflict="raise", acks_late=True, acks_on_failure_or_timeout=False)
-        other = hold(task)
-        with pytest.raises(LockConflict):
-            deliver(task)
-        Runtime.of(app).store.free(other)
-        assert deliver(task) == 1
-        assert len(runs) == 1
+#: More questions than a message asks the lock server.
+QUESTIONS = 8
 
 
 class Interrupted(Exception):
     """Like a soft time limit, at any line."""
 
 
-def holds(app: Celery) -> list[str]:
-    return [held.owner for _, held in Runtime.of(app).store.all_held(app.main)]
+def is_free(task: Any) -> bool:
+    with hold_lock(task):
+        return True
 
 
-def interrupts(*_: object, **__: object) -> Any:
-    raise Interrupted
+def in_words(end: Any) -> str:
+    return end if isinstance(end, str) else repr(end)
 
 
-def interrupted_once(path: str) -> Any:
-    """What is found there, which the first call interrupts before it has done anything."""
-    found, times = resolve_name(path), itertools.count()
+class TestHasBegun:
+    """A message that has begun waits, whatever the policy."""
 
-    def once(*arguments: Any, **options: Any) -> Any:
-        return interrupts() if next(times) == 0 else found(*arguments, **options)
+    @pytest.mark.parametrize("policy", ["raise", "skip"])
+    def test_redelivered_message_waits(self, bench: Bench, policy: str) -> None:
+        task = bench.task(acks_late=True, on_conflict=policy, lock_conflict_retries=0)
+        message = bench.send(task)
+        with hold_lock(task):
+            assert bench.deliver(message, redelivered=True) == "PENDING"
+            copy = bench.put_back()
+            assert bench.deliver(copy) == "PENDING", "so does a copy of the copy"
+        assert bench.deliver(bench.put_back()) == "ran"
 
-    return once
+    @pytest.mark.parametrize("policy", ["raise", "skip"])
+    def test_retry_waits(self, bench: Bench, policy: str) -> None:
+        task = bench.task(lambda: task.retry(countdown=0) if len(bench.runs) == 1 else "ran", on_conflict=policy)
+        bench.deliver(bench.send(task))
+        second = bench.put_back()
+        with hold_lock(task):
+            bench.deliver(second)
+        assert bench.deliver(bench.put_back()) == "ran"
+
+    def test_message_that_has_not_begun_is_refused(self, bench: Bench) -> None:
+        """It is acknowledged before it begins: if it is delivered again, it has not begun."""
+        task = bench.task(acks_late=False, on_conflict="raise")
+        with hold_lock(task):
+            assert isinstance(bench.deliver(bench.send(task), redelivered=True), LockConflict)
+        assert bench.runs == []
+
+    def test_copy_that_comes_again_joins_as_the_others_do(self, bench: Bench) -> None:
+        """Otherwise it would run, and the other copies end as the task that they have joined (seed 7242)."""
+
+        def body() -> str:
+            if len(bench.runs) == 1:
+                bench.deliver(copy, redelivered=True)
+            return f"run {len(bench.runs)}"
+
+        task = bench.task(body, acks_late=True, on_conflict="join")
+        first, copy = bench.send(task), bench.send(task)
+        bench.deliver(first)
+        assert bench.deliver(bench.put_back()) == "run 1"
+        assert len(bench.runs) == 1
+
+    def test_call_that_cannot_wait_fails(self, bench: Bench) -> None:
+        task = bench.task(on_conflict="skip")
+        with hold_lock(task), pytest.raises(LockConflict):
+            task.apply(retries=1, throw=True)
+
+
+class TestEndWithoutABody:
+    """This is the message's end: a copy that is delivered while the first one waits does not run afterwards."""
+
+    @pytest.mark.parametrize("raises_conflict", [False, True])
+    @pytest.mark.parametrize("acks_late", [False, True])
+    def test_failure_of_a_policy_is_the_end(self, bench: Bench, raises_conflict: bool, acks_late: bool) -> None:
+        def decide(task: Any, conflict: LockConflict) -> str:
+            raise conflict if raises_conflict else RuntimeError("a fault of the policy")
+
+        task = bench.task(on_conflict=decide, acks_late=acks_late)
+        message = bench.send(task)
+        with hold_lock(task):
+            end = bench.deliver(message)
+        assert isinstance(end, LockConflict if raises_conflict else RuntimeError)
+        bench.forget(message)
+        bench.later(11.0)
+        assert repr(bench.deliver(message, redelivered=True)) == repr(end)
+        assert bench.runs == []
+
+    @pytest.mark.parametrize("policy", ["skip", "raise"])
+    @pytest.mark.parametrize("acks_late", [False, True])
+    def test_refusal_is_remembered_as_long_as_a_run(self, bench: Bench, policy: str, acks_late: bool) -> None:
+        """A broker may also deliver again what it should know to be acknowledged: if the acknowledgement was lost."""
+        task = bench.task(on_conflict=policy, acks_late=acks_late)
+        message = bench.send(task)
+        with hold_lock(task):
+            bench.deliver(message)
+        bench.later(3000.0)
+        bench.deliver(message, redelivered=True)
+        assert bench.runs == []
+        assert bench.queued() == []
+
+    def test_rejected_message_may_come_again(self, bench: Bench) -> None:
+        """For example by a dead-letter exchange, as after a failure of the body."""
+        task = bench.task(on_conflict="raise", acks_late=True, acks_on_failure_or_timeout=False)
+        message = bench.send(task)
+        with hold_lock(task):
+            bench.deliver(message)
+        bench.forget(message)
+        assert bench.deliver(message) == "ran"
+
+    def test_failure_of_a_policy_does_not_overwrite_the_result_of_the_holder(self, bench: Bench) -> None:
+        """Both have the same id, and the holder stores the result."""
+        states: list[str] = []
+
+        def body() -> str:
+            states.append(bench.deliver(other))
+            return "of the holder"
+
+        task = bench.task(body, on_conflict=raises(RuntimeError("a fault of the policy")))
+        first, other = (bench.send(task, task_id=bench.app.main) for _ in range(2))
+        assert bench.deliver(first) == "of the holder"
+        assert states == ["PENDING"]
+        assert len(bench.runs) == 1
+
+    def test_copy_stores_an_end_that_could_not_be_stored_before(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        task = bench.task(on_conflict="skip", acks_late=True)
+        message = bench.send(task)
+        with hold_lock(task), monkeypatch.context() as away:
+            for asked in ("mark_as_failure", "get_state"):
+                away.setattr(bench.app.backend, asked, raises(ConnectionError("away")))
+            away.setattr(bench, "end", lambda _: None)
+            bench.deliver(message)
+        bench.later(11.0)
+        assert bench.deliver(bench.put_back()) == "REVOKED"
+        assert bench.runs == []
+
+
+class TestLoss:
+    """A body that loses its lock fails, and that is the message's end, unless a copy runs by then."""
+
+    def lose(self, bench: Bench, task: Any) -> None:
+        """The lease ends while the process stands still."""
+        bench.later(100.0)
+        task.lock.check()
+
+    @pytest.mark.parametrize("acks_late", [False, True])
+    def test_loss_is_the_end(self, bench: Bench, acks_late: bool) -> None:
+        task = bench.task(lambda: self.lose(bench, task), acks_late=acks_late)
+        message = bench.send(task)
+        assert isinstance(bench.deliver(message), LockLost)
+        bench.forget(message)
+        bench.later(11.0)
+        assert isinstance(bench.deliver(message, redelivered=True), LockLost)
+        assert bench.runs == [message.id]
+        assert is_free(task)
+
+    @pytest.mark.parametrize("error", [None, ValueError("another")])
+    def test_copy_that_runs_by_then_has_the_end(self, bench: Bench, error: Exception | None) -> None:
+        def body() -> str:
+            if len(bench.runs) == 2:
+                return "of the copy"
+            try:
+                bench.later(100.0)
+                assert bench.deliver(message, redelivered=True) == "of the copy"
+                task.lock.check()
+            except LockLost:
+                if error is None:
+                    raise
+                raise error from None
+            return "unaware"
+
+        task = bench.task(body, acks_late=True, lock_ttl=30.0, on_lock_lost="warn")
+        message = bench.send(task)
+        assert bench.deliver(message) == "of the copy"
+        bench.later(11.0)
+        assert bench.deliver(message, redelivered=True) == "of the copy"
+        assert len(bench.runs) == 2
+        assert is_free(task)
+
+    def test_loss_of_another_lock_in_the_body_is_a_failure(self, bench: Bench) -> None:
+        """The failure is recorded with the release, so that a waiting copy finds it."""
+        message = bench.send(bench.task(raises(LockLost("inner", "deleted")), acks_late=True))
+        bench.deliver(message)
+        bench.forget(message)
+        bench.later(11.0)
+        assert isinstance(bench.deliver(message, redelivered=True), LockLost)
+        assert bench.runs == [message.id]
 
 
 class TestInterrupted:
     """Outside of the body: the message has one end, and no lock is left behind."""
 
-    def is_interrupted(self, task: Any) -> None:
-        with pytest.raises(Interrupted):
-            deliver(task)
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    @pytest.mark.parametrize("error", [None, ValueError("own")], ids=["returns", "fails"])
+    def test_interruption_at_any_question(self, bench: Bench, number: int, when: Any, error: Exception | None) -> None:
+        """If the body has run, it comes too late."""
+        task = bench.task((lambda: "ran") if error is None else raises(error), acks_late=True)
+        message = bench.send(task)
+        with at_question(bench.app, number, raises(Interrupted()), when):
+            end = bench.deliver(message)
+        assert is_free(task)
+        if bench.runs:
+            assert repr(end) == repr("ran" if error is None else error)
+        elif end != "PENDING":
+            assert isinstance(end, Interrupted)
+        runs = len(bench.runs)
+        bench.forget(message)
+        bench.later(11.0)
+        assert repr(bench.deliver(message, redelivered=True)) == repr(end)
+        assert len(bench.runs) == runs
 
-    def has_ended(self, task: Any, runs: list[str]) -> None:
-        """Nothing holds the lock, and a copy ends in the same way without a body."""
-        assert holds(task.app) == []
-        self.is_interrupted(task)
-        assert runs == []
+    @pytest.mark.parametrize("scope", ["while_executing", "until_executed"])
+    @pytest.mark.parametrize("own", ["ran", "ValueError('own')"], ids=["returns", "fails"])
+    def test_interruption_after_the_body(self, bench: Bench, own: str, scope: str) -> None:
+        """It may still be the body's; if it is not, it comes too late."""
+        number, where = 1, list[list[str]]()
 
-    def test_interrupted_retry_frees_the_kept_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        def again() -> None:
-            raise task.retry(countdown=30)
+        def body() -> str:
+            where[:] = [raise_at_call(number, Interrupted())]
+            if own != "ran":
+                raise ValueError("own")
+            return own
 
-        task, runs = make(app, again, lock_retain_on_retry=True)
-        with pytest.raises(Retry):
-            deliver(task)
-        assert len(holds(app)) == 1
-        with monkeypatch.context() as patched:
-            patched.setattr(Runtime.of(app).store, "acquire", interrupts)
-            with pytest.raises(Interrupted):
-                deliver(task, retries=1)
-        assert holds(app) == []
-        with pytest.raises(Interrupted):
-            deliver(task, retries=1)
-        assert len(runs) == 1
+        def has_ended(*_: Any) -> None:
+            sys.settrace(None)
 
-    def test_owner_that_an_earlier_delivery_gave_up_is_not_a_copy(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        task, runs = make(app, lambda: 1)
-        given_up = "a" * 32
-        carries = {"put_back": {"retries": 0, "given_up": [given_up]}}
-        task.push_request(**request_of(task, carries=carries))
-        holder = holder_of(task, task.request)
-        task.pop_request()
-        Runtime.of(app).store.acquire(LockRequest(task.lock_key_of(), given_up, ttl=60.0, holder=holder))
-        monkeypatch.setattr(Runtime.of(app).store, "acquire", interrupts)
-        with pytest.raises(Interrupted):
-            deliver(task, carries=carries)
-        assert holds(app) == []
-        assert runs == []
+        ends = set()
+        while number == 1 or where[0]:
+            task = bench.task(body, acks_late=True, lock_scope=scope, on_success=has_ended, on_failure=has_ended)
+            message = bench.send(task)
+            end = in_words(bench.deliver(message))
+            assert is_free(task), where
+            assert bench.send(task), where
+            ends.add(end)
+            assert in_words(bench.deliver(message, redelivered=True)) == end, where
+            assert bench.runs.count(message.id) == 1, where
+            number += 1 if number < 30 else 13
+        assert own in ends
+        assert len(ends) <= 2
 
-    @pytest.mark.parametrize("place", ["drop_if_expired", "acquire"])
-    def test_interruption_with_the_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-        """Between the answer and the first line that would clean up."""
-        task, runs = make(app, lambda: 1, acks_late=True)
-        acquire = Runtime.of(app).store.acquire
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    @pytest.mark.parametrize("policy", ["retry", "skip", "raise", "join", "rerun"])
+    def test_interruption_of_a_refusal(self, bench: Bench, policy: str, number: int) -> None:
+        task = bench.task(acks_late=True, on_conflict=policy)
+        message = bench.send(task)
+        with hold_lock(task), at_question(bench.app, number, raises(Interrupted())):
+            end = bench.deliver(message)
+        waiting = bench.queued()
+        assert len(waiting) == (end == "PENDING"), "it has an end, or comes again"
+        for copy in waiting:
+            assert bench.deliver(copy) == "ran"
+        bench.later(11.0)
+        bench.deliver(message, redelivered=True)
+        assert len(bench.runs) == len(waiting)
 
-        def granted(*arguments: Any, **options: Any) -> Any:
-            found = acquire(*arguments, **options)
-            if place == "acquire":
-                raise Interrupted
-            return found
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interrupted_copy_leaves_the_end_to_the_running_one(self, bench: Bench, number: int) -> None:
+        def body() -> str:
+            with at_question(bench.app, number, raises(Interrupted())):
+                bench.deliver(message, redelivered=True)
+            return "ran"
 
-        with monkeypatch.context() as patched:
-            patched.setattr(Runtime.of(app).store, "acquire", granted)
-            if place == "drop_if_expired":
-                patched.setattr(refusal, place, interrupts)
-            self.is_interrupted(task)
-        self.has_ended(task, runs)
+        task = bench.task(body, acks_late=True)
+        message = bench.send(task)
+        assert bench.deliver(message) == "ran"
+        bench.later(40.0)
+        for copy in bench.queued():
+            assert bench.deliver(copy) == "ran"
+        assert bench.runs == [message.id]
 
-    def test_interruption_right_before_the_body(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        task, runs = make(app, lambda: 1, acks_late=True)
-        with monkeypatch.context() as patched:
-            patched.setattr("celery_singleton_lock.task.run.Body", interrupts)
-            self.is_interrupted(task)
-        self.has_ended(task, runs)
-
-    @pytest.mark.parametrize("fails", [False, True], ids=["returns", "fails"])
-    @pytest.mark.parametrize(
-        "place",
-        [
-            "task.abort.Body.end",
-            "heartbeat.Heartbeat.stop",
-            "task.execution.Execution.record",
-            "task.run._for_nobody",
-            "task.run._for_next_attempt",
-            "task.outcome.ended_by",
-            "stores.memory.MemoryStore.free",
-        ],
-    )
-    @pytest.mark.usefixtures("settled_at_once")
-    def test_interruption_after_the_body_comes_too_late(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str, fails: bool
-    ) -> None:
-        """The message ends as the body has ended: here, and where a copy comes."""
-
-        def body() -> int:
-            if fails:
-                raise ZeroDivisionError
-            return 1
-
-        task, runs = make(app, body, acks_late=True)
-        with monkeypatch.context() as patched:
-            patched.setattr(f"celery_singleton_lock.{place}", interrupted_once(f"celery_singleton_lock.{place}"))
-            for _ in range(2):
-                with pytest.raises(ZeroDivisionError) if fails else nullcontext():
-                    assert deliver(task) == 1
-                assert holds(app) == []
-        assert len(runs) == 1
-
-    @pytest.mark.parametrize("is_silent", [False, True], ids=["answers", "silent"])
-    def test_interruption_as_the_loss_of_the_lock_is_recorded(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch, is_silent: bool
-    ) -> None:
-        """A lock is lost just when its server is slow to answer."""
-        task, runs = make(app, lambda: lose(task), acks_late=True)
-        store = Runtime.of(app).store
-        refuse, times = does_not_answer if is_silent else store.refuse, itertools.count()
-
-        def interrupted_once(*arguments: Any, **options: Any) -> Any:
-            return interrupts() if next(times) == 0 else refuse(*arguments, **options)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(store, "refuse", interrupted_once)
-            with pytest.raises(Ignore if is_silent else LockLost):
-                deliver(task)
-        with pytest.raises(LockLost):
-            deliver(task, carries={"put_back": {"retries": 0, "lost": int(is_silent)}})
-        assert len(runs) == 1
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interrupted_retry_frees_the_kept_lock(self, bench: Bench, number: int) -> None:
+        task = bench.task(
+            lambda: task.retry(countdown=30) if len(bench.runs) == 1 else "ran", lock_retain_on_retry=True
+        )
+        bench.deliver(bench.send(task))
+        second = bench.put_back()
+        with pytest.raises(LockConflict):
+            is_free(task)
+        with at_question(bench.app, number, raises(Interrupted())):
+            bench.deliver(second)
+        assert is_free(task)
 
     @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])
-    def test_interruption_as_the_lock_is_freed_that_a_message_brought(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch, scope: str
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interrupted_message_frees_the_lock_that_it_was_sent_with(
+        self, bench: Bench, scope: str, number: int
     ) -> None:
-        place = "celery_singleton_lock.task.queued.Queued._what_it_is"
-        monkeypatch.setattr(place, interrupted_once(place))
-        task, _ = make(app, lambda: 1, acks_late=True, lock_scope=scope)
-        key, owner = key_of_queue(task.lock_key_of()), new_owner()
-        Runtime.of(app).store.acquire(LockRequest(key, owner, ttl=600.0, holder=Holder()))
-        with pytest.raises(Interrupted) if scope == "until_executing" else nullcontext():
-            deliver(task, carries={"queue": [task.name, key, owner, 600.0, 1, scope]})
-        assert holds(app) == []
-
-    @pytest.mark.parametrize("policy", ["retry", "skip"])
-    def test_interruption_during_a_refusal(self, app: Celery, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
-        task, runs = make(app, lambda: 1, acks_late=True, on_conflict=policy)
-        other = Runtime.of(app).store.acquire(
-            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
-        )
-        assert isinstance(other, Lease)
-        with monkeypatch.context() as patched:
-            patched.setattr("celery_singleton_lock.task.on_conflict.end", interrupts)
-            with suppress(Interrupted, Ignore):
-                deliver(task)
-        Runtime.of(app).store.free(other)
-        with pytest.raises((Interrupted, Ignore)):
-            deliver(task)
-        assert runs == []
-
-    def test_interrupted_copy_leaves_the_end_to_the_running_one(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        task, _ = make(app, lambda: 1, acks_late=True)
-        task.push_request(id=id_for(task), headers={})
-        holder = holder_of(task, task.request)
-        task.pop_request()
-        running = Runtime.of(app).store.acquire(LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=holder))
-        assert isinstance(running, Lease)
-        put_back, times = requeue.put_back, itertools.count()
-
-        def interrupted_once(*arguments: Any, **options: Any) -> Any:
-            return interrupts() if next(times) == 0 else put_back(*arguments, **options)
-
-        monkeypatch.setattr(requeue, "put_back", interrupted_once)
-        with pytest.raises(Ignore):
-            deliver(task)
-        assert next(times) == 2
-        assert Runtime.of(app).store.renew([running], timeout=1.0) == [True]
+        task = bench.task(acks_late=True, lock_scope=scope)
+        message = bench.send(task)
+        with at_question(bench.app, number, raises(Interrupted())):
+            bench.deliver(message)
+        assert bench.send(task).id != message.id
 
 
-def test_loss_of_another_lock_in_the_body_is_a_failure(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure is recorded with the release, so that a waiting copy finds it."""
-
-    def lose_another() -> None:
-        raise LockLost("inner", "deleted")
-
-    task, runs = make(app, lose_another, acks_late=True)
-    marks: list[object] = []
-    release = Runtime.of(app).store.free
-
-    def noted(lease: Lease, **options: Any) -> bool:
-        marks.append(options["record"])
-        return release(lease, **options)
-
-    monkeypatch.setattr(Runtime.of(app).store, "free", noted)
-    for _ in range(2):
-        with pytest.raises(LockLost):
-            deliver(task)
-    assert len(runs) == 1
-    assert marks[0] is not None
+@pytest.mark.parametrize(
+    "when",
+    [
+        {"countdown": 500.0},
+        {"eta": datetime.now(timezone.utc) + timedelta(seconds=500)},
+        {"eta": datetime.now(timezone.utc).replace(tzinfo=None) + timedelta(seconds=500)},
+    ],
+    ids=["countdown", "with a zone", "without"],
+)
+def test_lock_is_kept_until_the_retry_may_have_begun(bench: Bench, when: dict[str, Any]) -> None:
+    """It may wait in its queue behind others when it is due; and not for ever."""
+    task = bench.task(lambda: task.retry(**when), lock_retain_on_retry=True, lock_ttl=10.0)
+    bench.deliver(bench.send(task))
+    bench.later(700.0)
+    with pytest.raises(LockConflict):
+        is_free(task)
+    bench.later(7000.0)
+    assert is_free(task)
 
 
-def test_failure_of_a_policy_does_not_overwrite_the_result_of_the_holder(app: Celery) -> None:
-    """Both have the same id, and the holder stores the result."""
-
-    def decide(task: Any, conflict: object) -> str:
-        raise RuntimeError("a fault of the policy")
-
-    task, runs = make(app, lambda: 1, on_conflict=decide)
-    store = Runtime.of(app).store
-    other = store.acquire(
-        LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder(id_for(task), sending="another"))
-    )
-    assert isinstance(other, Lease)
-    with pytest.raises(Ignore):
-        deliver(task)
-    assert task.backend.get_state(id_for(task)) == "PENDING"
-    assert runs == []
+def test_lock_is_not_kept_for_a_retry_with_other_arguments(bench: Bench) -> None:
+    task = bench.task(lambda _: task.retry(args=(2,), countdown=500), lock_key=None, lock_retain_on_retry=True)
+    bench.deliver(bench.send(task, 1))
+    for number in (1, 2):
+        with hold_lock(task, number):
+            pass
 
 
-def test_copy_stores_an_end_that_could_not_be_stored_before(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is recorded by then. While the result backend is away, the message is put back, which settles nothing."""
-    task, _ = make(app, lambda: 1, on_conflict="skip", acks_late=True)
-    runtime, put_back = Runtime.of(app), []
-    other = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
-    assert isinstance(runtime.store.acquire(other), Lease)
-    monkeypatch.setattr(requeue, "_send", lambda *message: put_back.append(message))
-
-    def away(*_: Any, **__: Any) -> None:
-        raise ConnectionError("away")
-
-    with monkeypatch.context() as patch:
-        for asked in ("mark_as_failure", "get_state"):
-            patch.setattr(task.backend, asked, away)
-        _trace(task)
-    assert len(put_back) == 1
-    runtime.record_writer.write()
-    _trace(task)
-    assert app.AsyncResult(id_for(task)).state == "REVOKED"
-
-
+@pytest.mark.parametrize("number", range(1, QUESTIONS))
 @pytest.mark.parametrize("acks_late", [False, True])
-def test_refusal_is_remembered_as_long_as_a_run(app: Celery, *, acks_late: bool) -> None:
-    """A broker may also deliver again what it should know to be acknowledged: if the acknowledgement was lost."""
-    task, runs = make(app, lambda: 1, on_conflict="skip", acks_late=acks_late)
-    store, held = Runtime.of(app).store, hold(task)
-    with pytest.raises(Ignore):
-        deliver(task)
-    store.free(held)
-    task.push_request(id=id_for(task), retries=0)
-    holder = holder_of(task, task.request)
-    task.pop_request()
-    found = store.acquire(LockRequest(task.lock_key_of(), "c" * 32, ttl=60.0, holder=holder, once=True))
-    assert isinstance(found, Record)
-    assert found.seconds == pytest.approx(Runtime.of(app).settings.done_ttl, abs=60.0)
-    assert runs == []
-
-
-def test_execution_that_waits_for_the_lock_server_asks_each_time_as_another(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the server did not answer may still be under way: under that owner nothing may be taken any more."""
-    monkeypatch.setattr(requeue, "try_to_put_back", lambda *_, **__: None)  # The broker does not answer, either.
-    task, runs = make(app, lambda: 1)
-    store, owners = Runtime.of(app).store, list[str]()
-    acquire = store.acquire
-
-    def answers_the_third(request: LockRequest) -> Any:
-        owners.append(request.owner)
-        assert request.owner not in request.given_up
-        assert {*owners[:-1]} <= {*request.given_up}
-        return acquire(request) if len(owners) == 3 else does_not_answer()
-
-    monkeypatch.setattr(store, "acquire", answers_the_third)
-    deliver(task)
-    assert len({*owners}) == len(owners) == 3
-    assert len(runs) == 1
-
-
-def _trace(task: Any) -> None:
-    """Carry out its message as a worker does."""
-    request = {"id": id_for(task), "called_directly": False, "is_eager": False, "delivery_info": {}, "retries": 0}
-    build_tracer(task.name, task, app=task.app)(id_for(task), (), {}, request)
+def test_any_answer_may_be_lost(bench: Bench, number: int, acks_late: bool) -> None:
+    """The message runs once, and its lock is free."""
+    task = bench.task(acks_late=acks_late)
+    message = bench.send(task)
+    with at_question(bench.app, number, raises(LockUnavailable("server", "silent")), "after"):
+        bench.deliver(message)
+    for copy in bench.queued():
+        bench.deliver(copy)
+    assert bench.end(message) == "ran"
+    bench.later(11.0)
+    bench.deliver(message, redelivered=True)
+    assert bench.runs == [message.id]
+    assert is_free(task)
 
 
 class TestReturnedTooOften:
     """A message is rejected instead of run if copies of it have hidden from the broker how many workers it has cost."""
 
-    def came(self, own: int, *, before: int) -> dict[str, Any]:
-        """A message that was returned so often by now, and as the copies before."""
-        headers = {"x-delivery-count": own}
-        message = (b"[[], {}, {}]", "application/json", "utf-8", headers, "", "celery", "celery", True)
-        carries = {"put_back": {"retries": 0, "returned": [before, 0]}}
-        return {"properties": {"singleton_lock_original": message}, "headers": headers, "carries": carries}
+    @pytest.fixture
+    def app(self, app: Celery) -> Celery:
+        app.conf.task_queues = [Queue(app.main, queue_arguments={"x-delivery-limit": 3})]
+        return app
 
-    def limited(self, app: Celery) -> None:
-        app.conf.task_queues = [Queue("celery", queue_arguments={"x-delivery-limit": 3})]
+    def came(self, bench: Bench, task: Any, *, before: int, now: int) -> Sent:
+        """A message that was returned so often by now, and as the copy before."""
+        message = bench.send(task).but(**{"x-delivery-count": before})
+        with hold_lock(task):
+            bench.deliver(message, redelivered=True)
+        return bench.put_back().but(**{"x-delivery-count": now})
 
-    def test_ends_without_a_run_and_frees_the_lock(self, app: Celery) -> None:
-        self.limited(app)
-        task, runs = make(app, lambda: 1, acks_late=True)
-        with pytest.raises(Reject, match="4 workers") as rejected:
-            deliver(task, **self.came(1, before=3))
-        assert not rejected.value.requeue
-        assert runs == []
-        assert Runtime.of(app).store.held(task.lock_key_of()) == []
+    def test_ends_without_a_run_and_frees_the_lock(self, bench: Bench) -> None:
+        task = bench.task(acks_late=True)
+        bench.deliver(self.came(bench, task, before=3, now=1))
+        assert bench.answers == ["ack", "reject"]
+        assert bench.runs == []
+        assert is_free(task)
 
-    def test_runs_up_to_the_limit(self, app: Celery) -> None:
-        self.limited(app)
-        task, _ = make(app, lambda: 1, acks_late=True)
-        assert deliver(task, **self.came(1, before=2)) == 1
+    def test_runs_up_to_the_limit(self, bench: Bench) -> None:
+        assert bench.deliver(self.came(bench, bench.task(acks_late=True), before=2, now=1)) == "ran"
 
-    def test_runs_if_the_broker_has_counted_itself(self, app: Celery) -> None:
+    def test_runs_if_the_broker_has_counted_itself(self, bench: Bench) -> None:
         """It knows the limit better."""
-        self.limited(app)
-        task, _ = make(app, lambda: 1, acks_late=True)
-        assert deliver(task, **self.came(9, before=0)) == 1
+        assert bench.deliver(bench.send(bench.task(acks_late=True)).but(**{"x-delivery-count": 9})) == "ran"
 
-    def test_runs_if_it_is_acknowledged_before_it_begins(self, app: Celery) -> None:
+    def test_runs_if_it_is_acknowledged_before_it_begins(self, bench: Bench) -> None:
         """It has cost no worker, and a message that was acknowledged cannot be dead-lettered."""
-        self.limited(app)
-        task, _ = make(app, lambda: 1)
-        assert deliver(task, **self.came(1, before=3)) == 1
+        task = bench.task(on_conflict="retry")
+        assert bench.deliver(self.came(bench, task, before=3, now=1)) == "ran"
 
-    def test_waits_while_an_earlier_delivery_may_be_running(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.limited(app)
-        sent = sends(monkeypatch)
-        task, runs = make(app, lambda: 1, acks_late=True)
-        task.push_request(id=id_for(task), headers={})
-        asked = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=holder_of(task, task.request))
-        task.pop_request()
-        assert isinstance(Runtime.of(app).store.acquire(asked), Lease)
-        with pytest.raises(requeue.GoesOn):
-            deliver(task, **self.came(1, before=3))
-        assert [known["returned"] for known in sent] == [[4, 0]]
-        assert runs == []
+    def test_waits_while_an_earlier_delivery_may_be_running(self, bench: Bench) -> None:
+        task = bench.task(acks_late=True)
+        came = self.came(bench, task, before=3, now=1)
+        with hold_lock(task):
+            bench.deliver(came, redelivered=True)
+        assert bench.answers == ["ack", "ack"]
+        assert len(bench.queued()) == 1
+        assert bench.runs == []
+
+    def test_counts_anew_after_a_dead_letter_exchange(self, bench: Bench) -> None:
+        """Somebody sends the message again on purpose: it would be rejected for ever."""
+        came = self.came(bench, bench.task(acks_late=True), before=9, now=0)
+        assert bench.deliver(came.but(**{"x-death": [{"queue": "celery", "count": 1}]})) == "ran"
+
+    @pytest.mark.parametrize("forged", [None, True, "x", [], [1], [-1, 0], [1, 0, 0], {"0": 1}, -1, 10**400])
+    @pytest.mark.parametrize("where", ["x-delivery-count", "x-death"])
+    def test_forged_returns_count_as_none(self, bench: Bench, forged: object, where: str) -> None:
+        task = bench.task(acks_late=True)
+        message = bench.send(task).but(**{where: forged})
+        with hold_lock(task):
+            bench.deliver(message, redelivered=True)
+        assert bench.deliver(bench.put_back()) == "ran"

@@ -8,6 +8,7 @@ from tests.simulation.mutants import (
     of_beat,
     of_line,
     of_lock,
+    of_message,
     of_protocol,
     of_redlock,
     of_scripts,
@@ -28,4 +29,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_beat.MUTANTS,
     *of_sending.MUTANTS,
     *of_sharing.MUTANTS,
+    *of_message.MUTANTS,
 )

@@ -1,0 +1,144 @@
+"""All that tests of messages know of the inside: that an app has one store, whose methods are its questions.
+
+Nothing is named that may be called otherwise one day: a moment is "before the third question", or "as the fortieth
+function is called".
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import CO_GENERATOR
+from types import FrameType
+from typing import Any, Literal
+
+import pytest
+from celery import Celery
+
+import celery_singleton_lock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.record_writer import RecordWriter
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
+
+#: The folder of the package, and that of the stores: no signal comes there, as far as a caller can tell.
+PACKAGE = os.path.dirname(celery_singleton_lock.__file__) + os.sep
+STORES = os.path.join(PACKAGE, "stores") + os.sep
+
+
+#: What a store is told, and says nothing about.
+NEVER_RAISES = {"abandon", "wake", "tell"}
+
+Ask = Callable[..., Any]
+
+
+@contextmanager
+def _every_question(app: Celery, asked_by: Callable[[str, Ask], Ask]) -> Iterator[None]:
+    store = Runtime.of(app).store
+    names = [name for name in dir(type(store)) if not name.startswith("_") and callable(getattr(type(store), name))]
+    assert {*names} >= NEVER_RAISES, f"a store has no {NEVER_RAISES - {*names}} any more"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            ask = getattr(store, name)
+            patch.setattr(store, name, wraps(ask)(asked_by(name, ask)))
+        yield
+
+
+@contextmanager
+def at_question(
+    app: Celery, number: int, do: Callable[[], Any], when: Literal["before", "after"] = "before"
+) -> Iterator[list[str]]:
+    """Do something, once, as this thread asks the lock server the question of this number; yields the questions so far.
+
+    If `do` raises, so does the question: before it was asked, or after it was answered, whose answer is then lost.
+    """
+    asked, inside, own = list[str](), [False], threading.get_ident()
+
+    def asked_by(name: str, ask: Ask) -> Ask:
+        def ask_and_do(*args: Any, **options: Any) -> Any:
+            if inside[0] or threading.get_ident() != own:
+                return ask(*args, **options)
+            asked.append(name)
+            is_now = len(asked) == number
+            if is_now and when == "before":
+                act()
+            answer = ask(*args, **options)
+            if is_now and when == "after":
+                act()
+            return answer
+
+        return ask_and_do
+
+    def act() -> None:
+        inside[0] = True
+        try:
+            do()
+        finally:
+            inside[0] = False
+
+    with _every_question(app, asked_by):
+        yield asked
+
+
+@contextmanager
+def silence(app: Celery, *, heard: int) -> Iterator[None]:
+    """The lock server answers nothing; it hears so many questions, and carries them out."""
+    asked = itertools.count()
+
+    def asked_by(name: str, ask: Ask) -> Ask:
+        def get_no_answer(*args: Any, **options: Any) -> Any:
+            if not (args or options):  # It asks nothing.
+                return ask()
+            if next(asked) < heard:
+                ask(*args, **options)
+            if name not in NEVER_RAISES:
+                raise LockUnavailable("the server", "silent")
+            return None
+
+        return get_no_answer
+
+    with _every_question(app, asked_by):
+        yield
+
+
+def raise_at_call(number: int, error: Exception) -> list[str]:
+    """Raise an error in this thread, once, as the package's function of this number is called, counted from now on:
+    there, Python has the handlers of signals called. Until `sys.settrace(None)`; returns where it was raised, then.
+    """
+    calls, where = [0], list[str]()
+
+    def count(frame: FrameType, _event: str, _argument: Any) -> None:
+        code = frame.f_code
+        is_ours = code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(STORES)
+        if is_ours and not code.co_flags & CO_GENERATOR:  # Which may only be collected as garbage.
+            calls[0] += 1
+            if calls[0] == number:
+                sys.settrace(None)
+                where.append(f"{code.co_filename}: {code.co_name}")
+                raise error
+
+    sys.settrace(count)
+    return where
+
+
+def settles_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second after the end of a message, its process notes beside the record that everything was sent. It would
+    depend on the speed of the machine whether a test comes before that; in the tests of messages, no process lives on
+    for so long.
+    """
+    monkeypatch.setattr(RecordWriter, "replace", lambda *_: None)
+
+
+def hold(task: Any, *args: Any, **kwargs: Any) -> Lease:
+    """Hold the lock of a call as another task does."""
+    asked = LockRequest(task.lock_key_of(*args, **kwargs), new_owner(), ttl=60, holder=Holder("other-task"))
+    lease = Runtime.of(task.app).store.acquire(asked)
+    assert isinstance(lease, Lease)
+    return lease

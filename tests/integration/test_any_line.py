@@ -1,0 +1,155 @@
+"""A signal's handler, or a fork, may come at any line of the package, and use a lock: it waits for no thread that will
+never go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from celery import Celery
+from redis import Redis
+
+import celery_singleton_lock
+from celery_singleton_lock import DuplicateTask, Lock, SingletonTask
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.testing import RedisServer
+from tests.patience import LIMIT
+
+PACKAGE = str(Path(celery_singleton_lock.__file__).parent)
+
+
+Body = Callable[[], object]
+Interrupt = Callable[..., None]
+
+
+def stopped_at(number: int, body: Body, act: Body) -> bool:
+    """Run `body`, and `act` before its line of that number in the package; whether there was such a line."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            lines += 1
+            if lines == number:
+                act()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        body()
+    finally:
+        sys.settrace(before)
+    return lines >= number
+
+
+def handled(number: int, body: Body, other: Body) -> bool:
+    """As a signal's handler: in the same thread."""
+    return stopped_at(number, body, other)
+
+
+def forked(number: int, body: Body, other: Body) -> bool:
+    """In a child of a fork, while the thread that is at that line is gone there."""
+    is_there, goes_on, found = threading.Event(), threading.Event(), list[bool]()
+
+    def stop() -> None:
+        is_there.set()
+        assert goes_on.wait(LIMIT)
+
+    def run() -> None:
+        found.append(stopped_at(number, body, stop))
+        is_there.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert is_there.wait(LIMIT)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with suppress(BaseException):
+            signal.alarm(30)  # Kills a child that hangs.
+            other()
+            status = 0
+        os._exit(status)
+    goes_on.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, f"at line {number}"
+    thread.join(LIMIT)
+    return found[0]
+
+
+@pytest.fixture(params=[handled, forked])
+def at_each_line(request: pytest.FixtureRequest) -> Interrupt:
+    """Interrupt what the first function makes with the second one, at one line after the other."""
+
+    def interrupt(of: Callable[[int], Body], other: Body, step: int = 1) -> None:
+        other()  # What a process does only once is done.
+        for number in count(1, step if request.param is handled else 7 * step):
+            if not request.param(number, of(number), other):
+                assert number > 50
+                return
+
+    return interrupt
+
+
+@pytest.mark.timeout(60)
+def test_lock_of_a_new_client(redis_server: RedisServer, at_each_line: Interrupt) -> None:
+    def use(client: Redis, name: str) -> None:
+        with Lock(client, name, timeout=60):
+            pass
+
+    def of(number: int) -> Body:
+        nonlocal client
+        client = Redis(port=redis_server.port)
+        return lambda: use(client, "its")
+
+    client = Redis(port=redis_server.port)
+    at_each_line(of, lambda: use(client, "the other's"))
+
+
+@pytest.mark.timeout(60)
+def test_ends_that_nobody_has_heard(at_each_line: Interrupt) -> None:
+    """They are to be repeated: both note that."""
+    with closing(open_url("redis://127.0.0.1:1")) as store:
+
+        def end(name: str) -> None:
+            assert store.abandon(Hold(name, new_owner(), ttl=0.1)) is None
+
+        at_each_line(lambda number: lambda: end("its"), lambda: end("the other's"))
+
+
+@pytest.mark.timeout(60)
+def test_first_task_of_an_app(redis_server: RedisServer, at_each_line: Interrupt) -> None:
+    def made() -> Any:
+        app = Celery(set_as_current=False, broker="memory://", backend="cache+memory://")
+        app.conf.singleton_lock_backend = redis_server.url_of(0)
+
+        @app.task(base=SingletonTask, lock_scope="until_executed", on_duplicate="raise")
+        def job(number: int) -> None: ...
+
+        return job
+
+    def of(number: int) -> Body:
+        nonlocal task
+        task = made()
+        return lambda: task.delay(number)
+
+    def send() -> None:
+        with suppress(DuplicateTask):
+            task.delay(0)
+
+    task = made()
+    at_each_line(of, send, step=7)

@@ -1,0 +1,224 @@
+"""A message that is put back is the same message, comes later each time, and is never lost."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from kombu.exceptions import EncodeError, OperationalError
+from kombu.transport.virtual import Channel
+
+from celery_singleton_lock import LockConflict, LockUnavailable, clock
+from celery_singleton_lock.testing import hold_lock
+from tests.bench import Bench, Sent, raises
+from tests.inside import at_question, silence
+from tests.patience import in_this_thread, sleepless
+
+#: Values that no part of a header has.
+NONSENSE = (None, True, "x", "\ud800", -1, 1.5, 10**400, [], {}, ["x"] * 6, {"retries": 0})
+
+
+def refused(bench: Bench, message: Sent, **delivery: Any) -> Sent:
+    """Deliver a message that meets a held lock; returns its copy."""
+    with hold_lock(bench.app.tasks[message.headers["task"]]):
+        assert bench.deliver(message, **delivery) == "PENDING"
+    return bench.put_back()
+
+
+class TestCopy:
+    def test_it_is_the_same_message(self, bench: Bench) -> None:
+        task = bench.task(on_conflict="retry")
+        options = {"priority": 7, "headers": {"traceparent": "00-1"}, "link": bench.task().s(), "reply_to": "answers"}
+        message = bench.send(task, **options)
+        copy = refused(bench, message)
+        assert (copy.id, copy.body, copy.content) == (message.id, message.body, message.content)
+        assert {**copy.properties} == {**message.properties}
+        changed = {
+            name for name in {*copy.headers, *message.headers} if copy.headers.get(name) != message.headers.get(name)
+        }
+        assert changed == {"eta", "singleton_lock"}
+
+    def test_what_belongs_to_one_delivery_stays_behind(self, bench: Bench) -> None:
+        task = bench.task(on_conflict="retry")
+        dead = [{"queue": "failed", "reason": "rejected", "count": 2}]
+        gone = {"CC": ["another queue"], "x-first-death-queue": "singleton_lock.delay.4", "x-delivery-count": 1}
+        copy = refused(bench, bench.send(task).but(**gone, **{"x-death": dead}))
+        assert copy.headers["x-death"] == dead
+        assert not {*gone} & {*copy.headers}
+
+    def test_message_that_has_not_begun_still_expires(self, bench: Bench) -> None:
+        task = bench.task(on_conflict="retry", acks_late=True)
+        message = bench.send(task, expires=100.0)
+        copy = refused(bench, message)
+        assert copy.headers["expires"] == message.headers["expires"]
+        bench.later(200.0)
+        assert bench.deliver(copy.but(expires="2020-01-01T00:00:00+00:00")) == "REVOKED"
+
+    def test_message_that_may_have_begun_is_asked_about_first(self, bench: Bench) -> None:
+        """It does not expire on its way: it may be running."""
+
+        def body() -> str:
+            bench.deliver(message, redelivered=True)
+            return "ran"
+
+        task = bench.task(body, acks_late=True)
+        message = bench.send(task, expires=100.0)
+        bench.deliver(message)
+        copy = bench.put_back()
+        assert copy.headers["expires"] is None
+        assert bench.deliver(copy) == "ran"
+        assert bench.runs == [message.id]
+
+    def test_sender_cannot_forge_what_is_put_back(self, bench: Bench) -> None:
+        task = bench.task(on_conflict="retry")
+        message = bench.send(task)
+        forged = {**message.properties, "singleton_lock_original": ["body", "", "", {}, "", "", "elsewhere", True]}
+        copy = refused(bench, Sent(message.id, message.body, message.headers, forged, message.content, message.route))
+        assert copy.body == message.body
+
+
+class TestDelay:
+    def test_it_grows_up_to_its_bound(self, bench: Bench) -> None:
+        message = bench.send(bench.task(on_conflict="retry"))
+        delays = []
+        for _ in range(10):
+            message = refused(bench, message)
+            delays.append(bench.seconds_until(message))
+        assert delays[0] <= 1.0
+        assert delays[6] > delays[0] * 4
+        assert max(delays) <= 61.0
+
+    def test_conflicts_are_counted_for_each_attempt(self, bench: Bench) -> None:
+        def body() -> str:
+            return task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
+
+        task = bench.task(body, on_conflict="retry", lock_conflict_retries=2)
+        message = bench.send(task)
+        for _ in range(2):
+            message = refused(bench, message)
+        bench.deliver(message)
+        message = bench.put_back()
+        for _ in range(2):
+            with hold_lock(task):
+                bench.deliver(message)
+            message = bench.put_back()
+        assert bench.deliver(message) == "ran"
+
+    def test_silence_of_the_lock_server_is_no_conflict(self, bench: Bench) -> None:
+        task = bench.task(on_conflict="retry", lock_conflict_retries=1)
+        message = bench.send(task)
+        for _ in range(3):
+            with at_question(bench.app, 1, raises(LockUnavailable("server", "silent"))):
+                bench.deliver(message)
+            message = bench.put_back()
+        message = refused(bench, message)
+        with hold_lock(task):
+            assert isinstance(bench.deliver(message), LockConflict)
+
+    def test_message_does_not_grow_with_each_try(self, bench: Bench) -> None:
+        message, sizes = bench.send(bench.task()), list[int]()
+        for _ in range(40):
+            with at_question(bench.app, 1, raises(LockUnavailable("server", "silent")), "after"):
+                bench.deliver(message)
+            message = bench.put_back()
+            sizes.append(len(str(message.headers)))
+        assert sizes[-1] < sizes[19] + 20
+        assert bench.deliver(message) == "ran"
+        assert bench.runs == [message.id]
+
+
+@pytest.mark.parametrize(
+    "error", [OperationalError("x"), ValueError("x"), EncodeError("x"), OSError("x"), SoftTimeLimitExceeded()], ids=repr
+)
+def test_message_is_sent_again_after_any_error(bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    message, publish, tries = bench.send(bench.task(on_conflict="retry")), Channel.basic_publish, list[int]()
+
+    def fail_twice(*args: Any, **options: Any) -> Any:
+        tries.append(1)
+        if len(tries) <= 2:
+            raise error
+        return publish(*args, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Channel, "basic_publish", fail_twice)
+        broken.setattr(clock, "sleep", sleepless())
+        copy = refused(bench, message)
+    assert len(tries) == 3
+    assert bench.deliver(copy) == "ran"
+
+
+class TestSilence:
+    """The lock server answers nothing, and may have heard what it was asked."""
+
+    @pytest.mark.parametrize("acks_late", [False, True])
+    @pytest.mark.parametrize("heard", range(3))
+    def test_lock_that_a_message_got_unheard_is_its_own(self, bench: Bench, heard: int, acks_late: bool) -> None:
+        """Nobody else runs under it; otherwise the message would wait for itself, or be dropped."""
+        message = bench.send(bench.task(acks_late=acks_late))
+        for _ in range(3):
+            with silence(bench.app, heard=heard):
+                bench.deliver(message)
+            message = bench.put_back()
+        assert bench.deliver(message) == "ran"
+        assert bench.queued() == []
+
+    def test_message_that_the_broker_does_not_take_back_waits_and_runs(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It asks as another: what was not answered may still be under way."""
+        message, sleeps = bench.send(bench.task()), list[float]()
+
+        def sleep(seconds: float) -> None:
+            sleeps.append(seconds)
+            assert len(sleeps) < 50
+
+        with (
+            monkeypatch.context() as away,
+            at_question(bench.app, 1, raises(LockUnavailable("server", "silent")), "after"),
+        ):
+            away.setattr(Channel, "basic_publish", raises(OperationalError("away")))
+            away.setattr(clock, "sleep", in_this_thread(sleep, clock.sleep))
+            assert bench.deliver(message) == "ran"
+
+    @pytest.mark.parametrize(("policy", "end"), [("raise", "LockUnavailable"), ("run", "ran")])
+    def test_task_may_say_what_to_do(self, bench: Bench, policy: str, end: str) -> None:
+        message = bench.send(bench.task(on_unavailable=policy))
+        with silence(bench.app, heard=0):
+            bench.deliver(message)
+        assert end in repr(bench.end(message))
+
+
+@pytest.mark.parametrize("policy", ["retry", "join", "rerun"])
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda value: str(value)[:20])
+def test_nonsense_in_any_part_of_the_header_harms_nobody(bench: Bench, policy: str, nonsense: object) -> None:
+    """Whatever part of it: the message has an end, its body has run once at most, and no lock is left."""
+    task = bench.task(on_conflict=policy, lock_scope="until_executed" if policy == "retry" else "while_executing")
+    message = bench.send(task)
+    copy = refused(bench, refused(bench, message, redelivered=True))
+    parts = list(parts_of(copy.headers["singleton_lock"]))
+    assert len(parts) > 5
+    for path in parts:
+        header = deepcopy(copy.headers["singleton_lock"])
+        place = header
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = nonsense
+        bench.runs.clear()
+        bench.forget(message)
+        bench.deliver(copy.but(singleton_lock=header))
+        assert len(bench.runs) <= 1, path
+        for waiting in bench.queued():
+            bench.deliver(waiting)
+        with hold_lock(task):
+            pass
+        bench.later(4000.0)
+
+
+def parts_of(header: Any, path: tuple[Any, ...] = ()) -> Any:
+    """The path of each part of a header, and of its parts."""
+    items = header.items() if isinstance(header, dict) else enumerate(header) if isinstance(header, list) else ()
+    for name, part in items:
+        yield (*path, name)
+        yield from parts_of(part, (*path, name))

@@ -1,0 +1,164 @@
+"""What belongs together: a message, its copies, its next attempts and what follows from it are one sending."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+from celery import chain
+
+from celery_singleton_lock import SingletonTask
+from tests.bench import Bench, Sent
+
+VALUES = (True, "x", ["x"], {"key": "k", "owner": "o" * 32, "held": True})
+
+
+def come_again(bench: Bench, message: Sent) -> None:
+    """A copy comes late; the worker of the message died before it stored a result."""
+    bench.forget(message)
+    bench.later(11.0)
+    bench.deliver(message, redelivered=True)
+
+
+def test_one_id_sent_twice_runs_twice(bench: Bench) -> None:
+    signature = bench.task().s()
+    signature.freeze()
+    for _ in range(2):
+        signature.apply_async()
+        (message,) = bench.queued()
+        bench.deliver(message)
+        come_again(bench, message)
+    assert bench.runs == [message.id] * 2
+
+
+def test_chain_that_is_sent_twice_runs_twice_and_each_step_once(bench: Bench) -> None:
+    first, last = bench.task(), bench.task()
+    nightly = chain(first.si(), last.si())
+    nightly.freeze()
+    for _ in range(2):
+        nightly.apply_async()
+        (one,) = bench.queued()
+        bench.deliver(one)
+        come_again(bench, one)
+        steps = bench.queued()
+        assert len({step.id for step in steps}) == 1
+        assert len(steps) == 2, "the copy cannot know whether the first one was sent"
+        for step in steps:
+            bench.deliver(step)
+        bench.forget(step)
+    assert bench.runs == [one.id, step.id] * 2
+
+
+@pytest.mark.parametrize("is_exclusive", [True, False])
+def test_message_that_a_body_sends_is_new_each_time(bench: Bench, is_exclusive: bool) -> None:
+    other = bench.task()
+
+    def send() -> None:
+        other.apply_async(task_id="fixed")
+
+    sender = bench.app.task(name="sender", shared=False, **({"base": SingletonTask} if is_exclusive else {}))(send)
+    for _ in range(2):
+        bench.deliver(bench.send(sender))
+        (message,) = bench.queued()
+        bench.deliver(message)
+        bench.forget(message)
+    assert bench.runs == ["fixed"] * 2
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+@pytest.mark.parametrize("has_parent", [True, False])
+def test_retry_and_replacement_belong_to_their_message(bench: Bench, has_header: bool, has_parent: bool) -> None:
+    """Copies of any of them run nothing again; programs without our code send no header."""
+
+    def body() -> str:
+        if len(bench.runs) == 1:
+            task.retry(countdown=0)
+        if len(bench.runs) == 2:
+            raise task.replace(task.si())
+        return "ran"
+
+    task = bench.task(body, acks_late=True)
+    message = bench.send(task, **({"parent_id": "parent", "root_id": "root"} if has_parent else {}))
+    if not has_header:
+        headers = {name: value for name, value in message.headers.items() if name != "singleton_lock"}
+        message = Sent(message.id, message.body, headers, message.properties, message.content, message.route)
+    all_of_it = [message]
+    for _ in range(2):
+        bench.deliver(all_of_it[-1])
+        all_of_it.append(bench.put_back())
+    assert bench.deliver(all_of_it[-1]) == "ran"
+    assert {each.id for each in all_of_it} == {message.id}
+    for each in all_of_it:
+        come_again(bench, each)
+    assert bench.runs == [message.id] * 3
+    assert bench.queued() == []
+
+
+@pytest.mark.parametrize("other", [{"root_id": "another"}, {"parent_id": "another"}])
+def test_root_and_parent_tell_messages_without_a_header_apart(bench: Bench, other: dict[str, str]) -> None:
+    message = bench.send(bench.task())
+    for changes in ({}, other):
+        bench.deliver(message.but(singleton_lock=None, **changes))
+        bench.forget(message)
+    assert len(bench.runs) == 2
+
+
+@pytest.mark.parametrize("inner", [{}, {"user": 7}])
+def test_next_attempt_locks_as_its_call_said(bench: Bench, inner: dict[str, Any]) -> None:
+    """Also if somebody nests headers in the message's headers."""
+
+    def body() -> str:
+        keys.append(task.lock.key)
+        return task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
+
+    keys: list[str] = []
+    bench.app.conf.singleton_lock_accept = ["key"]
+    task = bench.task(body)
+    message = bench.send(task, singleton_lock={"key": "another"})
+    bench.deliver(message.but(headers=inner))
+    assert bench.deliver(bench.put_back()) == "ran"
+    assert keys[0] == keys[1] != task.lock_key_of()
+
+
+@pytest.mark.parametrize("inner", [None, {}, {"user": 7}])
+def test_message_whose_header_was_moved_or_lost_is_told_of_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture, inner: Any
+) -> None:
+    """What it waits for, or took when it was sent, is not known: somebody rewrites headers."""
+    message = bench.send(bench.task())
+    headers = {name: value for name, value in message.headers.items() if name != "singleton_lock"}
+    if inner is not None:
+        headers["headers"] = {**inner, "singleton_lock": message.headers["singleton_lock"]}
+    headers["retries"] = 1
+    stripped = Sent(message.id, message.body, headers, message.properties, message.content, message.route)
+    assert bench.deliver(stripped) == "ran"
+    assert caplog.text.count("came without the header") <= 1
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_no_header_forges_what_a_process_knows_of_its_message(bench: Bench, value: object) -> None:
+    def body() -> str:
+        names.update(name for name in vars(task.request) if "singleton" in name)
+        names.update(name for name in task.request.properties or () if "singleton" in name)
+        assert task.lock.held
+        return "ran"
+
+    names: set[str] = set()
+    task = bench.task(body)
+    assert bench.deliver(bench.send(task)) == "ran"
+    forged = dict.fromkeys({*names, "lease", "in_body", "owner"} - {"singleton_lock"}, value)
+    message = bench.send(task).but(**forged)
+    assert bench.deliver(message) == "ran"
+    come_again(bench, message)
+    assert bench.runs.count(message.id) == 1
+
+
+def test_finished_request_is_not_kept(bench: Bench) -> None:
+    """Not even for what is still to be confirmed."""
+    seen: list[weakref.ref[Any]] = []
+    task = bench.task(lambda: seen.append(weakref.ref(task.request)))
+    bench.deliver(bench.send(task, link=task.si()))
+    gc.collect()
+    assert [ref() for ref in seen] == [None]
