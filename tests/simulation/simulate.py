@@ -167,7 +167,8 @@ class Checker:
         self.invariants = Invariants(world)
         PutBacks(world)
         Heirs(world)
-        self.refusals, self.reserved = Refusals(world), Reserved(world)
+        self.reserved = Reserved(world)
+        self.refusals = Refusals(world)
         #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
         #: Ids that the plan gives to several messages; the other checkers know a message by its id.
