@@ -59,7 +59,7 @@ def stem(value: bytes) -> str:
 
 def pid_in(value: bytes) -> int:
     """The process that holds a lock; 0 for a reservation, and for a hold that a node got back."""
-    return inside.hold_of(value).pid
+    return inside.hold_of(value).process_pid
 
 
 def task_id_in(value: bytes) -> str:

@@ -365,6 +365,11 @@ class Hold(NamedTuple):
     newer: Sequence[str] = ()
 
     @property
+    def process_pid(self) -> int:
+        """The pid of its process that no other one has in the simulation, where `pid` may come again; 0 as there."""
+        return int(self.process.split("/")[1]) if self.process else 0
+
+    @property
     def is_kept(self) -> bool:
         """Whether the lock is kept for an attempt that is to come."""
         return bool(self.sending) and not (self.pid or self.ttl)
