@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import states
 
-from tests.simulation import apps, inside, trouble
+from tests.simulation import apps, inside
 from tests.simulation.answers import number_of
 
 #: Seconds between the look whether a message has expired and the next step, at most.
@@ -39,8 +39,8 @@ class Refusals:
 
     def _put(self, message: Mapping[str, Any], _: bool) -> None:
         headers, delivered = message["headers"], self.run.current.delivered
-        put_back = inside.header_of(headers).put_back
-        if delivered is None or put_back is None or put_back.retries != headers["retries"]:
+        put_back = inside.put_back_in(headers)
+        if delivered is None or put_back is None:
             return
         may_have_begun = _may_have_begun(delivered)
         if may_have_begun:
@@ -63,20 +63,15 @@ class Refusals:
 
     def _begins(self, body: Any, _: Any) -> None:
         delivered = self.run.current.delivered
-        if delivered is None or delivered["expires"] is None or self._clocks_are_set():
+        if delivered is None or delivered["expires"] is None:
             return
         # The process that runs it looks if it may have begun, and the main process otherwise.
         looked_at = body.asked_at if _may_have_begun(delivered) else delivered["given_at"] - LOOKED
         late = body.process.host.wall_clock(looked_at) - datetime.fromisoformat(delivered["expires"]).timestamp()
         self.run.must(late < 0, "message {} runs, and expired {:.3f} s before", body.number, late)
 
-    @trouble.excuse
-    def _clocks_are_set(self) -> object:
-        return any(fault.kind == "wall clock set" for fault in self.world.plan.faults)
-
 
 def _may_have_begun(delivered: Mapping[str, Any]) -> bool:
     """Whether the message was delivered before, or is a copy of one that was."""
-    put_back = inside.header_of(delivered).put_back
-    is_known = put_back is not None and put_back.retries == delivered["retries"] and put_back.redelivered
-    return bool(delivered["delivery_info"].get("redelivered")) or is_known
+    put_back = inside.put_back_in(delivered)
+    return bool(delivered["delivery_info"]["redelivered"] or (put_back is not None and put_back.redelivered))

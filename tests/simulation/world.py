@@ -223,7 +223,7 @@ class Bodies:
             while left > 0:
                 step = min(left, 0.2)
                 left -= step
-                self._go_on(step, words)
+                self._go_on(process, step, words)
                 if words.get("checks"):
                     lease.check()
                     self._is_told_right(mine)
@@ -254,16 +254,14 @@ class Bodies:
         self.ended_names[number] = ended_name
         run.note("body ends well", f"{lock} message={number}")
 
-    def _go_on(self, step: float, words: dict[str, str]) -> None:
+    def _go_on(self, process: Process, step: float, words: dict[str, str]) -> None:
         """Go on for a step; a stubborn body ignores what interrupts it, that many times."""
         try:
             self.world.run.park(step)
-        except BaseException as error:
-            stubborn = int(words.get("stubborn", "0"))
-            if not stubborn or not isinstance(error, self.world.run.current.process.package("errors").Aborted):
+        except inside.public(process.package, "Aborted"):
+            words["stubborn"] = str(int(words.get("stubborn", "0")) - 1)
+            if int(words["stubborn"]) < 0:
                 raise
-            words["stubborn"] = str(stubborn - 1)
-            self.world.run.note("is stubborn")
 
     def _begins(self, mine: Running) -> None:
         run = self.world.run
