@@ -114,7 +114,6 @@ class PutBack:
     conflict: int = 0
     unavailable: int = 0
     lost: int = 0
-    untold: int = 0
     follows: int = 0
     given_up: Sequence[str] = ()
     waits: Waits | None = None

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ _PACKAGE = "celery_singleton_lock"
 _NEW = "_renamed"
 
 #: The plans that are simulated, by kind and seed: together they carry each part of a header, and of a key.
-PLANS = (("tasks", 0), ("sent", 0), ("joined", 21), ("newest", 1), ("follows", 0), ("beats", 0), ("beats", 3))
+PLANS = (("tasks", 0), ("sent", 0), ("joined", 21), ("newest", 1), ("follows", 0), ("beats", 0), ("lines", 66))
 PLANS += (("nodes", 0), ("lines", 6003), ("tasks", 6129))
 
 #: Where lists in a header are written and read.
@@ -60,7 +60,7 @@ class Rename(NamedTuple):
 
     name: str
     pattern: str
-    new: str
+    new: str | Callable[[re.Match[str]], str]
     files: str = r"\.py$"
     module: str = ""
 
@@ -106,7 +106,7 @@ def every() -> Iterator[Rename]:
 
 def _of_field(name: str, *, is_put_back: bool) -> Rename:
     files = r"(task|worker|beat)/\w+\.py$"
-    if is_put_back and name not in ("conflict", "unavailable", "lost", "untold", "follows"):  # Reasons are arguments.
+    if is_put_back and name not in ("conflict", "unavailable", "lost", "follows"):  # Reasons are arguments.
         files = r"task/(requeue|header)\.py$" if name not in _OF_WAY else r"task/(original|delivery)\.py$"
     quoted = rf"(?<!headers\.get\()(?<!headers\[)(?<![b\w])([\"']){name}\1"
     of_tick = rf"\b{name}(?==(?:tick|entry)\.)"
@@ -117,7 +117,11 @@ def _of_module(path: str) -> Rename:
     parent, _, leaf = f"{_PACKAGE}.{path}".rpartition(".")
     dotted = rf"(?<={re.escape(parent)}\.){leaf}\b"
     imported = rf"(?<=from {re.escape(parent)} import )((?:\([^)]*|[^\n(]*)?\b){leaf}\b"
-    return Rename(leaf, rf"{imported}|{dotted}", rf"\1{leaf}{_NEW}", module=path)
+
+    def new(found: re.Match[str]) -> str:
+        return f"{leaf}{_NEW}" if found[1] is None else f"{found[1]}{leaf}{_NEW} as {leaf}"
+
+    return Rename(leaf, rf"{imported}|{dotted}", new, module=path)
 
 
 def _attributes(tree: ast.Module) -> set[str]:
