@@ -630,7 +630,7 @@ def _unknown(what: str) -> UnknownInside:
 HEADER = attribute(header, "HEADER")
 
 #: Reasons that are counted.
-REASONS = ("conflict", "unavailable", "lost", "untold", "follows")
+REASONS = ("conflict", "unavailable", "lost", "follows")
 
 
 def put_back_in(headers: Mapping[str, Any]) -> PutBack | None:

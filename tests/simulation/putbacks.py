@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from tests.simulation import holds, inside, trouble
-from tests.simulation.answers import number_of
+from tests.simulation import inside, trouble
 from tests.simulation.plan import Plan
 
 #: Share of the plans whose messages carry what other people gave them, and what that is; they expire after everything.
@@ -83,12 +82,6 @@ class PutBacks:
         if grown:
             is_one_more = [counts[reason] - before[reason] for reason in grown] == [1]
             self.run.must(is_one_more, "message {} is put back {} times, after {}", task_id, counts, before)
-            return
-        values = (value for server in self.world.servers for _, value in holds.on(server))
-        is_known = self.world.bodies.begun[number_of(task_id)] or self.world.ends[task_id]
-        is_known = is_known or any(holds.task_id_in(value) == task_id for value in values)
-        is_known = is_known or any(inside.has_ended(server.living_values(), task_id) for server in self.world.servers)
-        self.run.must(is_known, "a copy of message {} waits for another copy, and there is none", task_id)
 
     def _may_expire(self, headers: Mapping[str, Any], delivered: Mapping[str, Any], grown: list[str]) -> None:
         task_id, expires = headers["id"], headers["expires"]
