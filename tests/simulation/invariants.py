@@ -88,7 +88,7 @@ class Invariants:
         if held:
             now |= {("dead", *it) for it in self._left_behind(held)}
             now |= {("left", *it) for it in self._left_on_a_host(held)}
-            now |= {("kept", *it) for it in self._kept_for_the_done(held)}
+            now |= {("kept", *it) for it in self._kept(held)}
             now |= {("ended", *it) for it in self._not_freed(held)}
             now |= {("idle", *it) for it in self._idle(held)}
         now |= {("free", *it) for it in self._missed(held)}
@@ -253,6 +253,8 @@ class Invariants:
     def _longest(self, it: tuple[Any, ...]) -> float:
         """Seconds that a state may last."""
         kind, *what = it
+        if kind == "kept" and not what[-1]:
+            return float("inf")
         is_left = kind == "dead" and self._leftovers.has(*what)
         # What was given up is back if a replica takes over that has missed it: nobody waits until replicas have that.
         is_back = kind == "idle" and any(server.replica and server.replica.missed for server in self.world.servers)
@@ -260,27 +262,17 @@ class Invariants:
 
     @trouble.excuse
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
-        """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, its
-        holder leaves its node alone, or died before it could wake it; or each message to the server is slow, and the
+        """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, or
+        its holder leaves its node alone; or each message to the server is slow, and the
         wake-up takes a longer way: main processes pass it on to the oldest copy in line, or a copy gets it that first
         asks about another message.
         """
-        if it in self._free_on_some or (it[0] == "free" and self._was_just_freed_by_the_dead(it[1])):
+        if it in self._free_on_some:
             return True
         if it[0] == "free" and len(self.world.servers) > 1 and trouble.was_there(self.world, since - LEFT_ALONE):
             return True
         is_slow = it[0] == "free" and self.world.plan.latency > 0
         return is_slow and self.world.parked.detour_at.get(it[1], -1.0) > since - OFTEN
-
-    @trouble.excuse
-    def _was_just_freed_by_the_dead(self, lock: str) -> bool:
-        """Whether the holder of a lock on a Redlock died just after it had freed it, and waiters may not have looked by
-        themselves yet. There the wake-up follows when most nodes have freed the lock: if the holder is killed before it
-        has sent that, its main process finds the lock free, and nobody is woken.
-        """
-        ended_at, died_at = self.world.bodies.freed_by_the_dead.get(lock, (0.0, float("-inf")))
-        is_at_once = died_at <= ended_at + AT_ONCE["ended"] + self._more
-        return is_at_once and self.run.now <= died_at + SLICE + AT_ONCE["free"] + self._more
 
     def _grant(self, run: str) -> int:
         """How many servers would grant a lock: a node of a Redlock may still have an attempt that is to be undone, and
@@ -337,15 +329,15 @@ class Invariants:
                     found.add((key, pid, holds.stem(value)))
         return found
 
-    def _kept_for_the_done(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds kept for an attempt that already has an end, so that it never comes."""
+    def _kept(self, held: dict[str, bytes]) -> set[Any]:
+        """Holds kept for an attempt, and whether it already has an end, so that it never comes."""
         found = set()
         for key, value in held.items():
             hold = inside.hold_of(value)
             if "shop.keeps" in key and hold.is_kept:
-                values = self.world.servers[0].living_values()
-                if (hold.task_id, hold.retries) in {inside.attempt_of(key) for key, _ in values}:
-                    found.add((key, f"for {hold.task_id}.{hold.retries}", holds.stem(value)))
+                attempt, values = (hold.task_id, hold.retries), self.world.servers[0].living_values()
+                is_done = attempt in {inside.attempt_of(key) for key, _ in values}
+                found.add((key, f"for {hold.task_id}.{hold.retries}", is_done))
         return found
 
     def _knows(self, pid: int) -> bool:

@@ -134,6 +134,9 @@ class Plan:
 PLANS = {"tasks": 47, "lines": 13, "replicas": 6, "locks": 26, "beats": 8}
 OF_NODES = 0.15
 
+#: Share of the plans with a replica in which it misses something on purpose.
+SHAPED = 0.25
+
 #: Share of all plans that send messages with locks (`sendings.py`).
 OF_SENT = 0.15
 
@@ -300,7 +303,12 @@ def _lines(seed: int, _: int | None) -> Plan:
 
 def _replicas(seed: int, _: int | None) -> Plan:
     """A replica, which must have each lock, takes the server's place, perhaps while writes do not reach it."""
+    from tests.simulation.shapes import BY_KIND
+
     plan, rng = _tasks(seed, 1), random.Random(f"replicas of {seed}")
+    shape = random.Random(f"shape of replicas of {seed}")
+    if shape.random() < SHAPED:
+        return replace(one_of(BY_KIND["replicas"], plan, shape), replicas=1)
     until = max(message.at for message in plan.messages) + plan.ttl / 2
     faults = list(plan.faults[:2])
     for _ in range(rng.choice((1, 1, 2))):

@@ -200,9 +200,9 @@ class Queued:
         must(is_same, "message {} is a duplicate of {}, which has another key", number, task_id)
         if not self._is_excused(call.began - AT_ONCE):
             must(task_id not in call.over, "message {} is a duplicate of {}, which is over", number, task_id)
-        if other.failed_at is not None and not self._is_excused(other.failed_at - SOON_SAID):
-            is_open = self._may_last(other.failed_at, call.began)
-            must(is_open, "message {} is a duplicate of {}, whose caller was told that it is not sent", number, task_id)
+        over = other.failed_at
+        is_open = over is None or self._may_last(over, call.began) or self._is_excused(over - SOON_SAID)
+        must(is_open, "message {} is a duplicate of {}, whose caller was told that it is not sent", number, task_id)
 
     def _is_not_sent(self, call: Call) -> None:
         number = call.message.number
@@ -215,13 +215,8 @@ class Queued:
             it.message
             for task_id, it in self.calls.items()
             if it is not call and it.message.key == call.message.key
-            if task_id not in call.over or self._may_be_retried(task_id)
+            if task_id not in call.over
         ]
-
-    @trouble.excuse
-    def _may_be_retried(self, task_id: str) -> bool:
-        """Whether it is not over: its next attempt takes a lock anew."""
-        return "retries=" in self.calls[task_id].message.words and not self.world.ends.get(task_id)
 
     # What the world sees
 
@@ -405,7 +400,7 @@ class Queued:
             if not was and self._leads_again(claim):
                 claim.taken_at, claim.over_at = now, None
             over = claim.over_at
-            if over is not None and not self._is_excused(over - SOON_SAID) and not self._goes_on(claim):
+            if over is not None and not self._is_excused(over - SOON_SAID):
                 may_last, seconds = self._may_last(over, now), now - over
                 must(may_last, "for {:.1f} s: the lock of {} is held, which is over", seconds, claim.task_id)
             self._ends_with_its_process(claim, ends_at)
@@ -519,17 +514,7 @@ class Queued:
         is_open = claim.over_at is None and not (claim.is_ending or claim.is_void)
         is_sent = claim.is_sure or (not claim.sender.alive and claim.task_id not in self.entrance.unheard)
         has_place = claim.task_id in self.world.broker.ids() or self._runs(claim.task_id)
-        return is_open and is_sent and has_place and not self._may_have_ended(claim)
-
-    @trouble.excuse
-    def _may_have_ended(self, claim: Claim) -> bool:
-        """Whether Celery may have ended it: acknowledged early, and its process lost, even if it was retried."""
-        return not claim.is_late and claim.died_at is not None
-
-    @trouble.excuse
-    def _goes_on(self, claim: Claim) -> bool:
-        """Whether it has started again since, with the same lock: another attempt or copy."""
-        return claim.over_at is not None and claim.sent_at > claim.over_at and claim.scope == "until_executed"
+        return is_open and is_sent and has_place
 
     @trouble.excuse
     def _may_be(self, claim: Claim) -> bool:

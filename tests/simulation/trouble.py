@@ -69,14 +69,6 @@ def is_held_back(world: Any) -> bool:
 
 
 @excuse
-def cut_off(world: Any, host: Any, since: float) -> bool:
-    """Whether something kept this host from a lock server at some time since then."""
-    ways = [world.network.link(host.name, server.host.name) for server in world.servers]
-    others = {fault.kind for fault in world.plan.faults} - {*OF_SERVERS}
-    return any(way.troubled_until > since for way in ways) or was_there(world, since, but=others)
-
-
-@excuse
 def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> bool:
     """Whether there was an excuse at some time since then."""
     return last_end(world, but=but) > since

@@ -170,8 +170,6 @@ class Bodies:
     ended_names: dict[int | str, bytes] = field(default_factory=dict)
     #: The processes in which bodies have ended, by the beginning of their leases' owners.
     owners_ended: dict[str, Process] = field(default_factory=dict)
-    #: By lock of a Redlock: when a body under it ended, and when its process died, if most nodes had freed it by then.
-    freed_by_the_dead: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: How many processes are to be killed when a body ends in them.
     doomed: int = 0
     #: Faults for the hosts on which the next bodies end, with their seconds.
@@ -267,7 +265,7 @@ class Bodies:
         run = self.world.run
         run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
         self.begun[mine.number] += 1
-        is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine) or self._is_just_told(mine)
+        is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine)
         must, of, number = run.must, mine.key, mine.number
         if self.succeeded[number]:
             self.run_again.add(number)
@@ -314,7 +312,6 @@ class Bodies:
         """A body ends in this process, which may now be killed."""
         run = self.world.run
         self.owners_ended[inside.stem(lease.owner)] = process
-        process.at_end.append(partial(self._dies, process, lease, run.now))
         if self.befalls and process.alive:
             befall, seconds = self.befalls.pop(0)
             run.after(seconds, befall(process.host))
@@ -325,14 +322,6 @@ class Bodies:
             run.after(run.rng.uniform(0.0, 0.01), lambda: run.kill(process))
             if process.parent is None:
                 run.after(0.3, worker.start)
-
-    def _dies(self, process: Process, lease: Any, ended_at: float) -> None:
-        servers = self.world.servers
-        if len(servers) > 1:
-            key, owner = _run_key(process.package, lease.key, lease.slot), inside.stem(lease.owner).encode()
-            if sum(server.keeps(key, owner) for server in servers) * 2 <= len(servers):
-                last = self.freed_by_the_dead.get(lease.key, (0.0, 0.0))
-                self.freed_by_the_dead[lease.key] = max(last, (ended_at, self.world.run.now))
 
     def _is_known(self, ended: Running) -> None:
         """The process of an ended body ends: nobody else knows of the body's end if it was not recorded yet."""
@@ -404,12 +393,6 @@ class Bodies:
         frozen = [fault for fault in faults if fault.kind in trouble.OF_WORKERS and at <= fault.at <= heard_at]
         return [fault.at + fault.seconds for fault in frozen]
 
-    @trouble.excuse
-    def _is_just_told(self, mine: Running) -> bool:
-        """Whether the attempt has just ended, with its lease over: the record may come after the grant."""
-        ended, at = self.ended.get((mine.number, mine.attempt), (mine, 0.0))
-        return ended.lease.trusted_until < ended.process.host.clock(at) and self.world.run.now < at + NOTICES
-
     def _is_told_right(self, mine: Running) -> None:
         """Check: `check()` has just reported that the lease is held."""
         lease, now = mine.lease, mine.process.host.clock(self.world.run.now)
@@ -433,9 +416,8 @@ class Bodies:
             return False
         if process.parent is None or self._is_frozen(process.parent, other.lease):
             return True
-        if process.host.clock(process.parent.frozen_until) > other.lease.trusted_until:
-            return True  # Its main process was frozen until the lease was over.
-        return trouble.cut_off(self.world, process.host, since=self.world.run.now - other.lease.ttl)
+        # Or its main process was frozen until the lease was over.
+        return bool(process.host.clock(process.parent.frozen_until) > other.lease.trusted_until)
 
     def _is_frozen(self, process: Process, lease: Any) -> bool:
         now = self.world.run.now
