@@ -9,7 +9,6 @@ from tests.simulation.mutants.mutant import Mutant
 _original = partial(Mutant, file="task/original.py")
 _requeue = partial(Mutant, file="task/requeue.py")
 _joining = partial(Mutant, file="task/joining.py", kind="joined")
-_children = partial(Mutant, file="worker/children.py")
 
 MUTANTS = (
     _original(
@@ -69,16 +68,6 @@ MUTANTS = (
         file="task/joined.py",
         old="if is_kept else joined",
         new="if False else joined",
-    ),
-    _children(
-        "a child is not taken for the dead one that had its pid",
-        old="            if child is not None and child.is_over:\n",
-        new="            if False:\n",
-    ),
-    _children(
-        "a child is not forgotten for the dead one that had its pid",
-        old="        if child is not None and not child.is_at(delivery):\n",
-        new="        if False:\n",
     ),
     Mutant(
         "the newest message does not wait for one that it supersedes",
