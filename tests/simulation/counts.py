@@ -19,6 +19,9 @@ FILE = FOLDER / "counts.json"
 #: So many seeds reach everything; and a count in so many of them is no chance.
 ENOUGH, MANY = 10_000, 100
 
+#: What is kept of a name that no plan reaches yet, so that it is known to be blind.
+NEVER = "0 in 0"
+
 
 @dataclass
 class Counts:
@@ -49,8 +52,9 @@ class Counts:
         for kind, names in known().items():
             for name in sorted(names):
                 now = self.times[kind][name]
-                times, of_seeds = map(int, kept.get(kind, {}).get(name, "0 in 0").split(" in "))
-                if not now:
+                before = kept.get(kind, {}).get(name, "")
+                times, of_seeds = map(int, (before or NEVER).split(" in "))
+                if not now and before != NEVER:
                     yield f"{kind}: never: {name}"
                 elif of_seeds * share >= MANY and now * 2 <= times * share:
                     yield f"{kind}: fell from {times * share:,.0f} to {now:,}: {name}"
@@ -58,20 +62,20 @@ class Counts:
     def keep(self, seeds: int) -> None:
         """Keep them, for later campaigns."""
         of_each = {
-            kind: {name: f"{times[name]} in {self.seeds[kind][name]}" for name in sorted(times)}
-            for kind, times in self.times.items()
+            kind: {name: f"{self.times[kind][name]} in {self.seeds[kind][name]}" for name in sorted(names)}
+            for kind, names in known().items()
         }
         FILE.write_text(json.dumps({"seeds": seeds, **of_each}, indent=1) + "\n")
 
 
 def known() -> dict[str, set[str]]:
     """By kind: the names of all."""
-    from tests.simulation import disagreements, faults, lines, sendings, shapes, sharing, trouble
+    from tests.simulation import disagreements, faults, lines, rare, sendings, shapes, sharing, trouble
     from tests.simulation.plan import PLANS
 
     import_module("tests.simulation.simulate")  # It has all checkers, whose excuses are known by then.
     drawn = (*lines.SHAPES, *sendings.SHAPES, *sendings.IN_CANVAS, *sharing.OF_JOINED, *sharing.OF_NEWEST)
-    drawn += tuple(shape for of_kind in shapes.BY_KIND.values() for shape in of_kind)
+    drawn += tuple(shape for of_kind in (*shapes.BY_KIND.values(), *rare.BY_KIND.values()) for shape in of_kind)
     names = {shape.__name__ for shape in drawn} | {disagreements.named(theme) for theme in disagreements.THEMES}
     names |= PLANS.keys() - {"lines"}  # Each of them has a shape.
     return {"rules": {*_rules()}, "faults": {*faults.BY_KIND}, "excuses": trouble.EXCUSES, "shapes": names}
