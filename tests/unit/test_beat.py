@@ -527,8 +527,8 @@ def test_lock_server_that_does_not_answer_is_reported_once(
         assert [scheduler.tick() for _ in range(3)] == [1.0, 1.0, 1.0]
     assert caplog.text.count("sends nothing until the lock server answers") == 1
     assert len(Recorder.sent) == before
-    run(scheduler, lambda: "answers again" in caplog.text)
-    assert len(Recorder.sent) > before
+    # What another test has left may say that its own server answers again.
+    run(scheduler, lambda: "answers again" in caplog.text and len(Recorder.sent) > before)
 
 
 def unanswered(function: Callable[..., Any]) -> Callable[..., Any]:

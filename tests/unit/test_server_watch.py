@@ -57,12 +57,13 @@ def watch(server: Server) -> ServerWatch:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
-    """The levels of the lines about outages with a text: what earlier tests have left may go on to log other things."""
+    """The levels of the lines about the server's outages with a text: what earlier tests have left may go on to log."""
     caplog.set_level(logging.DEBUG)
 
     def of_outages(text: str) -> list[str]:
         records = [record for record in caplog.records if record.module in ("outage", "server_watch")]
-        return [record.levelname for record in records if text in record.getMessage()]
+        said = [(record.levelname, record.getMessage()) for record in records]
+        return [level for level, message in said if text in message and Server.name in message]
 
     return of_outages
 
