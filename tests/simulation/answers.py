@@ -135,7 +135,7 @@ class Answers:
         if self.world.bodies.begun[body.number] > 1:
             return  # A message that ran in its place after it died may have ended meanwhile.
         for number in (other.number, *self._heirs[other.group]):
-            if number == body.number or (other.group[0] == "follows" and self._is_untold(number)):
+            if number == body.number:
                 continue
             has_ended = self._had_ended(number, other.since)
             what = body.number, number
@@ -232,18 +232,6 @@ class Answers:
         was_over = ended.lease.trusted_until < ended.process.host.clock(at)
         return not (was_over or self._is_excused(min(at, since) - AT_ONCE))
 
-    @trouble.excuse
-    def _is_untold(self, number: int) -> bool:
-        """Whether the process of a message died after the message had ended, and before anybody was told: no result is
-        stored, and the lock that it brought is not freed, which is when it says for its followers which run it is. The
-        end is on record beside the lock of its run, where no follower looks.
-        """
-        claim, last = self._claim_of(f"m{number}"), self._last_ended(number)
-        if claim is None or last is None or last[0].process.alive or self.world.ends.get(f"m{number}"):
-            return False
-        says = inside.names_run_of(inside.lock_of(claim.key), claim.stem)
-        return not any(key.startswith(says) for server in self.world.servers for key, _ in server.living_values())
-
     def _is_alone(self, body: Running, other: _Other, headers: Mapping[str, Any]) -> None:
         """Check that the message that it waited for does not go on."""
         task_id, message = self.world.sent.get(other.number, ("", None))
@@ -262,22 +250,9 @@ class Answers:
         waits = claim is not None and claim.over_at is None and self._is_there(claim)
         # With this scope, the lock may expire before its message has begun.
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
-        is_over = not waits and (not runs or self._came_again_too_late(other.number, headers))
+        is_over = not (waits or runs)
         what = body.number, other.number
         self.run.must(is_over, "message {} runs, and message {}, which it follows, is not over", *what)
-
-    @trouble.excuse
-    def _came_again_too_late(self, number: int, headers: Mapping[str, Any]) -> bool:
-        """Whether a message whose process had died was delivered again, and took the lock of its run after a follower
-        had taken its place: the follower looks for that run once it has the lock that it brought, and then runs. Fences
-        are times of the server, and the last one of that lock is the follower's.
-        """
-        (server,) = self.world.servers
-        lock = inside.lock_in(headers)
-        assert lock is not None
-        taken = int(dict(server.living_values()).get(inside.shared_fence_key(lock.key), 0))
-        running = [body for bodies in self.world.bodies.running.values() for body in bodies if body.number == number]
-        return self.world.bodies.begun[number] > 1 and all(body.fence > taken for body in running)
 
     def _last_ended(self, number: int) -> tuple[Running, float] | None:
         """The last body of a message that has ended, and when."""

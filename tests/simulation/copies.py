@@ -5,12 +5,9 @@ the record of its message. What else Celery and the package's tasks do is left o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation import holds, inside, trouble
-from tests.simulation.disagreements import COPY_OF
-from tests.simulation.servers import Server
+from tests.simulation import inside
 
 if TYPE_CHECKING:
     from tests.simulation.locks import Turn
@@ -30,8 +27,6 @@ class Copies:
         self._checker, self.run = checker, checker.run
         #: By message: its reported ends.
         self._ends: dict[str, set[bytes]] = defaultdict(set)
-        #: By message: the owners of runs whose end no majority has confirmed. Some nodes may know of it.
-        self._unheard: dict[str, set[str]] = defaultdict(set)
 
     def deliver(self, turn: Turn, message: str) -> None:
         """Deliver a copy of a message to a process."""
@@ -40,7 +35,6 @@ class Copies:
         holder = request.holder
         self._checker.waiting[turn.use.name].append(turn)
         self.run.note("is delivered", f"{turn.use.name} {message} use={turn.use.number}")
-        knew = self._knowing(turn, message, holder)
         try:
             found = store.acquire(request)
         except inside.public(package, "LockUnavailable") as error:
@@ -48,7 +42,7 @@ class Copies:
             self._over(turn, f"has no answer: {error}")
             return
         if inside.is_lease(package, found):
-            self._carry_out(turn, found, message, holder, knew)
+            self._carry_out(turn, found, message, holder)
         elif (content := inside.content_of(package, found)) is not None:
             self._over(turn, f"is answered: {content!r}")
             self._has_ended(message, content)
@@ -57,16 +51,15 @@ class Copies:
         else:
             self._refuse(turn, message, holder)
 
-    def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any, knew: set[Server]) -> None:
+    def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any) -> None:
         package, lock = turn.process.package, turn.lock
         turn.lease = lease
         inside.heartbeat_of(lock).start(lease, turn.lost.clear)
         self._checker._holds(turn)
-        ends, trusts = self._ends[message], self._checker._trusts(turn)
-        knew = knew & self._knowing(turn, message, holder) if ends and trusts else knew
-        if trusts and not self._checker.forgets:
-            may_run = not ends or (REFUSED not in ends and self._is_unheard(message, knew))
-            self.run.must(may_run, "message {} is carried out by use {} after its end", message, turn.use.number)
+        if self._checker._trusts(turn) and not self._checker.forgets:
+            self.run.must(
+                not self._ends[message], "message {} is carried out by use {} after its end", message, turn.use.number
+            )
         left = turn.use.takes
         while left > 0 and lease.held:
             self.run.park(min(left, STEP))
@@ -77,9 +70,7 @@ class Copies:
             self._checker.holding[turn.use.name].remove(turn)
         try:
             if was_held:
-                self._unheard[message].add(inside.stem(lease.owner))
                 inside.store_of(lock).free(lease, record=inside.record_for(package, holder, DONE, LIFE))
-                self._unheard[message].remove(inside.stem(lease.owner))
                 self._has_ended(message, DONE)
             else:
                 inside.store_of(lock).free(lease)
@@ -91,7 +82,7 @@ class Copies:
 
     def _refuse(self, turn: Turn, message: str, holder: Any) -> None:
         package, lock = turn.process.package, turn.lock
-        knew, refused = self._knowing(turn, message, holder), inside.record_for(package, holder, REFUSED, LIFE)
+        refused = inside.record_for(package, holder, REFUSED, LIFE)
         try:
             found = inside.store_of(lock).refuse(inside.key_of(lock), holder, refused)
         except inside.public(package, "LockUnavailable") as error:
@@ -99,7 +90,7 @@ class Copies:
             return
         if found is None:
             self._over(turn, "is refused")
-            self._has_ended(message, REFUSED, knew & self._knowing(turn, message, holder))
+            self._has_ended(message, REFUSED)
         elif (content := inside.content_of(package, found)) is not None:
             self._over(turn, f"is answered: {content!r}")
             self._has_ended(message, content)
@@ -110,29 +101,8 @@ class Copies:
         self._checker.waiting[turn.use.name].remove(turn)
         self.run.note(how, f"{turn.use.name} use={turn.use.number}")
 
-    def _has_ended(self, message: str, how: bytes, knew: Collection[Server] = ()) -> None:
+    def _has_ended(self, message: str, how: bytes) -> None:
         self._ends[message].add(how)
         ends = self._ends[message]
         if not self._checker.forgets:
-            is_right = len(ends) == 1 or self._is_unheard(message, knew)
-            self.run.must(is_right, "message {} has several ends: {}", message, sorted(ends))
-
-    @trouble.excuse
-    def _is_unheard(self, message: str, knew: Collection[Server]) -> bool:
-        """Whether a copy may end in its own way, although a run has ended, and others have heard of that: no majority
-        has confirmed this end, and the nodes that `knew` of this run, from the question to the answer, are no majority.
-        (While the lease of the run lasts, they are one: each has its hold or its record.)
-        """
-        return bool(self._unheard[message]) and len(knew) * 2 <= len(self._checker.world.servers)
-
-    def _knowing(self, turn: Turn, message: str, holder: Any) -> set[Server]:
-        """The nodes with a record of the message, or with a hold of another run."""
-        done, name = inside.done_key(turn.use.name, holder), turn.use.name
-
-        def knows(server: Server) -> bool:
-            values = dict(server.living_values())
-            run = self._checker._turns.get(holds.stem(values.get(name, b"")))
-            is_run = run is not None and run is not turn and f"{COPY_OF}{message}" in run.use.ways
-            return is_run or not values.get(done, inside.PROMISE).startswith(inside.PROMISE)
-
-        return {server for server in self._checker.world.servers if knows(server)}
+            self.run.must(len(ends) == 1, "message {} has several ends: {}", message, sorted(ends))

@@ -8,9 +8,6 @@ from typing import Any
 
 from tests.simulation import inside
 
-#: Length of the part of an owner that all its attempts share, and of the whole owner.
-STEM, WHOLE = inside.STEM_LENGTH, inside.OWNER_LENGTH
-
 #: How the owner of a hold ends that was counted, and names no attempt.
 COUNTED = "0000"
 

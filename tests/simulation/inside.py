@@ -19,14 +19,13 @@ from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
-from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL, PROMISE
+from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
 from celery_singleton_lock.stores.redis.redlock.node import MAX_PAUSE as PAUSE_OF_NODE
 from celery_singleton_lock.stores.redis.script import ms
 from celery_singleton_lock.stores.redis.waiter import SLICE
-from celery_singleton_lock.stores.redis.wake_ups import LOOKED, MAX_PASSED_ON, REFRESH
+from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.execution import holder_of
-from celery_singleton_lock.task.leader import token_of
 from celery_singleton_lock.task.queued import SOON
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation.scheduler import active
@@ -34,8 +33,8 @@ from tests.simulation.scheduler import active
 Part = TypeVar("Part")
 
 #: For the checkers. A node of a Redlock that did not answer is left alone for `PAUSE_OF_NODE`.
-__all__ = ("MAX_PAUSE", "MEMORY_TTL", "PAUSE_OF_NODE", "PROMISE", "SLICE", "SOON", "UNCONFIRMED_TTL", "WAKE_TTL")
-__all__ += ("LOOKED", "MAX_PASSED_ON", "REFRESH", "ms")
+__all__ = ("MAX_PAUSE", "MEMORY_TTL", "PAUSE_OF_NODE", "SLICE", "SOON", "UNCONFIRMED_TTL", "WAKE_TTL")
+__all__ += ("MAX_PASSED_ON", "REFRESH", "ms")
 
 #: The bytes of a message in a list of ended messages, and of its name in them.
 NOTED, NAMED = 12, 8
@@ -308,11 +307,6 @@ def line_keys(lock: str) -> tuple[str, str]:
     return keyspace.waiting_key(lock), keyspace.line_key(lock)
 
 
-def done_key(name: str, holder: Any) -> str:
-    """The key of the record of a holder's message, beside a lock outside of tasks."""
-    return keyspace.done_key(keyspace.plain_key(name), holder.message)
-
-
 def fence_key(name: str) -> str:
     """The key of the last fence of a lock outside of tasks, on a node of a Redlock."""
     return keyspace.fence_key(keyspace.plain_key(name))
@@ -327,11 +321,6 @@ def over_keys(name: str, owner: str) -> set[str]:
 def names_run(lock: str) -> str:
     """How keys begin where messages with this lock say which run they are, for their followers."""
     return of_lock(lock, "done:runs:")
-
-
-def names_run_of(lock: str, owner: str) -> str:
-    """The same for the owner of this lock."""
-    return f"{names_run(lock)}{token_of(owner)}:"
 
 
 def is_of_beat(key: str) -> bool:

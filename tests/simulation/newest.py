@@ -104,15 +104,24 @@ class Newest:
 
     def look(self) -> None:
         """Check, whenever time is about to advance, that a message without a lock that is not the newest ends."""
-        if not self._is_of_use or self.run.now < self._next_look:
+        if not self._is_of_use:
+            return
+        trouble_ends = trouble.last_end(self.world, but=trouble.BRIEF)
+        self._look_at_line(trouble_ends)
+        if self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
         self._look_at_orders()
-        trouble_ends = trouble.last_end(self.world, but=trouble.BRIEF)
         for running in self.world.bodies.running.values():
             for body in running:
                 self._is_stopped(body, trouble_ends)
-        older = [copy for copy in self.world.parked.in_line() if self._newer_came_at(copy) is not None]
+
+    def _look_at_line(self, trouble_ends: float) -> None:
+        """Each time: they leave it within milliseconds."""
+        in_line = [*self.world.parked.in_line()]
+        if in_line:
+            self._look_at_orders()
+        older = [copy for copy in in_line if self._newer_came_at(copy) is not None]
         for copy in older:
             if not self.world.parked.has_room(copy) or self._is_overtaken(copy):
                 continue
@@ -152,10 +161,9 @@ class Newest:
         in_line = copy.at + IN_LINE + 20 * self.world.plan.latency
         newer = [
             at
-            for other, (place, at) in self._order[job].items()
-            if place > own and at > in_line and not self._found_it_free(other, job, at)
+            for place, at in self._order[job].values()
+            if place > own and at > in_line and not self._is_behind_holder(job, at)
         ]
-        newer = [at for at in newer if not self._is_behind_holder(job, at) and not self._is_passed_over(copy, at)]
         is_kept = self._is_kept(copy.request.task.name, copy.request.context.retries or 0)
         return min(newer) if newer and not is_kept else None
 
@@ -171,27 +179,6 @@ class Newest:
         own, _ = self._order[job][number]
         newer = (f"m{other}" for other, (place, _) in self._order[job].items() if place > own)
         return any(self.world.parked.first_places.get(task_id, copy.since) < copy.since for task_id in newer)
-
-    @trouble.excuse
-    def _is_passed_over(self, copy: Any, at: float) -> bool:
-        """Whether the wake-up of a message that came then went to a copy of another process, which took it in place of
-        this one: it may be the newest, and go on waiting. This one ends at its own time, or with the next wake-up.
-        """
-        soon = AT_ONCE + 20 * self.world.plan.latency
-        return bool(self.world.parked.was_passed_over(copy, at, at + soon))
-
-    @trouble.excuse
-    def _found_it_free(self, number: int, job: str, at: float) -> bool:
-        """Whether a message got the lock as it came, since the hold before had run out: nobody is woken by that, so the
-        others end at their own time, or when it ends.
-        """
-        bodies, soon = self.world.bodies, IN_LINE + 20 * self.world.plan.latency
-        runs = [body for running in bodies.running.values() for body in running]
-        runs += [body for body, _ in bodies.ended.values()]
-        freed = (ended for body, ended in bodies.ended.values() if self._job_of(body.number) == job)
-        return not any(at - AT_ONCE < ended <= at for ended in freed) and any(
-            body.number == number and body.began - at < soon for body in runs
-        )
 
     @trouble.excuse
     def _is_behind_holder(self, job: str, at: float) -> bool:

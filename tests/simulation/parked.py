@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation import holds, inside, trouble
-from tests.simulation.inside import LOOKED, MAX_PASSED_ON, MAX_PAUSE, REFRESH, WAKE_TTL
+from tests.simulation.inside import MAX_PASSED_ON, MAX_PAUSE, REFRESH, WAKE_TTL
 from tests.simulation.scheduler import Process
 
 #: Seconds of the simulation between two looks.
@@ -100,9 +100,6 @@ class Parked:
         #: By key: when a wake-up last took a longer way: a process passed it on, or it went to a copy that looks
         #: whether another message has ended before it asks for the lock or passes it on.
         self.detour_at: dict[str, float] = {}
-        #: By key: which processes took wake-ups that were for an older place elsewhere, and when: such a wake-up had
-        #: been passed on as often as there are others, and the process with that place had not taken it.
-        self._taken_by: dict[str, list[tuple[Process, float]]] = defaultdict(list)
         #: By key: when a copy was started whose message had ended, or when the last wake-up went to a busy worker.
         self._in_vain_at: dict[str, float] = {}
         #: By key: when a main process died that was in line for it, or had been woken for it.
@@ -129,8 +126,6 @@ class Parked:
         def comes(freed: Any) -> None:
             self._woken_by[process, freed.key] = freed, self.run.now
             self.run.note("is woken", f"{freed.key} passed on {freed.passed_on}")
-            if freed.place is None and max(freed.places, MAX_PASSED_ON) <= freed.passed_on < LOOKED:
-                self._taken_by[freed.key].append((process, self.run.now))
             if freed.passed_on >= MAX_PASSED_ON and not self._has_room(worker):
                 self._in_vain_at[freed.key] = self.run.now
 
@@ -202,14 +197,6 @@ class Parked:
         return any(
             other.key == copy.key and other.may_be_before(copy) and at >= since and other.process.alive
             for other, at in self._under_way.values()
-        )
-
-    def was_passed_over(self, copy: Copy, since: float, until: float) -> bool:
-        """Whether another process took a wake-up then although it knew of an older place, since nobody else took it:
-        the process of this copy was busy, or slow to listen again.
-        """
-        return any(
-            process is not copy.process and since <= at <= until for process, at in self._taken_by.get(copy.key, ())
         )
 
     @property
@@ -396,12 +383,13 @@ class Parked:
             return
         since = max(since, self._left_at.get(copy.key, 0.0))
         if not is_held or now - since <= long:
+            self._is_explained(copy)
             return
         self._for_nothing[copy] = now - since
         self.run.after(AT_ONCE + SOME * self.world.plan.latency, lambda: self._is_explained(copy))
 
     def _is_explained(self, copy: Copy) -> None:
-        """Check that another message has left its line since it began."""
+        """Check that something was freed, or that another message has left its line since it began."""
         seconds = self._for_nothing.pop(copy, None)
         what = copy.key, copy.request.id, seconds
         self.run.must(seconds is None, "{}: message {} begins, and nothing was freed for {:.1f} s", *what)

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from tests.simulation import inside, trouble
+from tests.simulation import holds, inside, trouble
+from tests.simulation.answers import number_of
 from tests.simulation.plan import Plan
 
 #: Share of the plans whose messages carry what other people gave them, and what that is; they expire after everything.
@@ -37,7 +38,7 @@ NOT_BEGUN = ("conflict", "unavailable", "follows")
 
 #: Seconds before the first copy is due, at least and at most; doubled for each further one, up to these.
 FIRST = (0.5, 1.0)
-LONGEST = {"conflict": 60.0, "unavailable": 8.0, "lost": 8.0, "untold": 60.0, "follows": 60.0}
+LONGEST = {"conflict": 60.0, "unavailable": 8.0, "lost": 8.0, "follows": 60.0}
 
 #: Seconds that a thread needs to send a copy; and after which one that was frozen has sent it.
 SENT, FROZEN = 0.1, 1.0
@@ -57,6 +58,8 @@ class PutBacks:
         self.world, self.run = world, world.run
         #: By id and retries: what messages carry that were sent, and not put back.
         self._sent: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+        #: By id: when a copy was last put back.
+        self._put_back_at: dict[str, float] = {}
         world.broker.on_put.append(self._put)
 
     def _put(self, message: dict[str, Any], _: bool) -> None:
@@ -74,6 +77,7 @@ class PutBacks:
         before, counts = inside.counts_of(inside.put_back_in(delivered)), inside.counts_of(put_back)
         grown = [reason for reason, count in counts.items() if count != before[reason]]
         self._is_counted(headers["id"], grown, before, counts)
+        self._put_back_at[headers["id"]] = self.run.now
         self._may_expire(headers, delivered, grown)
         for reason in grown:
             self._is_due(headers, reason, counts[reason], looks=inside.looks(put_back))
@@ -82,6 +86,14 @@ class PutBacks:
         if grown:
             is_one_more = [counts[reason] - before[reason] for reason in grown] == [1]
             self.run.must(is_one_more, "message {} is put back {} times, after {}", task_id, counts, before)
+            return
+        values = (value for server in self.world.servers for _, value in holds.on(server))
+        is_known = self.world.bodies.begun[number_of(task_id)] or self.world.ends[task_id]
+        is_known = is_known or any(holds.task_id_in(value) == task_id for value in values)
+        is_known = is_known or any(inside.has_ended(server.living_values(), task_id) for server in self.world.servers)
+        # The other copy may have given the lock back, and gone, since this one has looked.
+        is_known = is_known or self.run.now - self._put_back_at.get(task_id, -SENT) < SENT
+        self.run.must(is_known, "a copy of message {} waits for another copy, and there is none", task_id)
 
     def _may_expire(self, headers: Mapping[str, Any], delivered: Mapping[str, Any], grown: list[str]) -> None:
         task_id, expires = headers["id"], headers["expires"]
