@@ -19,9 +19,6 @@ FILE = FOLDER / "counts.json"
 #: So many seeds reach everything; and a count in so many of them is no chance.
 ENOUGH, MANY = 10_000, 100
 
-#: What is kept of a name that no plan reaches yet, so that it is known to be blind.
-NEVER = "0 in 0"
-
 
 @dataclass
 class Counts:
@@ -52,9 +49,8 @@ class Counts:
         for kind, names in known().items():
             for name in sorted(names):
                 now = self.times[kind][name]
-                before = kept.get(kind, {}).get(name, "")
-                times, of_seeds = map(int, (before or NEVER).split(" in "))
-                if not now and before != NEVER:
+                times, of_seeds = map(int, kept.get(kind, {}).get(name, "0 in 0").split(" in "))
+                if not now:
                     yield f"{kind}: never: {name}"
                 elif of_seeds * share >= MANY and now * 2 <= times * share:
                     yield f"{kind}: fell from {times * share:,.0f} to {now:,}: {name}"
