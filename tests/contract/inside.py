@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.store import Store
 from tests.patience import LIMIT
 
@@ -111,6 +113,23 @@ def end_hold(where: Redis | Store, key: str, owner: str) -> bool:
     values = {name: where.get(name) for name in where.scan_iter(f"{key}*", _type="string")}
     names = [name for name, value in values.items() if str(value).startswith(owner[:SHARED])]
     return bool(names) and bool(where.delete(*names))
+
+
+def break_promise(monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
+    """Break one of those that keep late requests from doing harm."""
+    store, module = named("stores.redis.store.RedisStore"), "celery_singleton_lock.stores.redis.lock_commands"
+    acquire = named("stores.redis.lock_commands.acquire")
+
+    def forgetful(request: LockRequest, name: str, **how: Any) -> Any:
+        return acquire(replace(request, given_up=()), name, **how)
+
+    if promise == "a later try voids the earlier ones":
+        monkeypatch.setattr(f"{module}.acquire", lambda *asked, late=(), **how: acquire(*asked, **how))
+        return
+    monkeypatch.setattr(store, "_end", lambda *_, **__: None)
+    if promise == "a copy names the owner before it":
+        monkeypatch.setattr(f"{module}.acquire", forgetful)
+        monkeypatch.setattr(store, "abandon", lambda *_: None)
 
 
 class Process:

@@ -549,6 +549,10 @@ class TestKilled:
             stand_and_die(store, server, {KEY: SECOND}, others=1)
             assert counted(server) > living
             until(lambda: counted(server) == living)
+            with server.client() as client:
+                for name, at in (("forged", -1.0), ("well", clock.wall() + TTL)):
+                    client.hset(inside.line_hash(KEY), name, f"5:1:{round(at * 1000)}")
+            until(lambda: counted(server) == living | {"well"})
 
 
 class TestStrangers:
