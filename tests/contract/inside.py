@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.store import Store
 from tests.patience import LIMIT
 
@@ -45,14 +47,44 @@ def most_stops() -> int:
     return int(named("stores.redis.stops.KEPT"))
 
 
-def lock_key(key: str) -> str:
-    """Where the hold of a lock is."""
-    return str(named("stores.redis.keyspace.run_key")(key))
+def lock_key(key: str, slot: int = 0) -> str:
+    """Where the hold of a lock is, or of a slot of a semaphore."""
+    return str(named("stores.redis.keyspace.run_key")(key, slot))
 
 
 def wake_list(key: str) -> str:
     """Where wake-ups of those that wait for a lock are pushed."""
     return str(named("stores.redis.keyspace.wake_key")(key))
+
+
+def waiting_set(key: str) -> str:
+    """Where those that wait for a lock have their places."""
+    return str(named("stores.redis.keyspace.waiting_key")(key))
+
+
+def line_hash(key: str) -> str:
+    """Where main processes write how many copies they have in line."""
+    return str(named("stores.redis.keyspace.line_key")(key))
+
+
+def of_queue(key: str) -> str:
+    """The lock that a message is sent with, beside the one that it runs with."""
+    return key + str(named("keys.key.QUEUE"))
+
+
+def freed(key: str, passed_on: int = 0) -> Any:
+    """A wake-up that so many processes had no use for."""
+    return named("stores.wake_ups.Freed")(key, passed_on)
+
+
+def most_passed_on() -> int:
+    """How often a wake-up is passed on at least."""
+    return int(named("stores.redis.wake_ups.MAX_PASSED_ON"))
+
+
+def waits_without_a_word() -> float:
+    """Seconds after which somebody who has not asked again does not wait any more."""
+    return float(named("stores.redis.lock_commands.WAITING_TTL"))
 
 
 def fence_counter(key: str) -> str:
@@ -83,6 +115,23 @@ def end_hold(where: Redis | Store, key: str, owner: str) -> bool:
     return bool(names) and bool(where.delete(*names))
 
 
+def break_promise(monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
+    """Break one of those that keep late requests from doing harm."""
+    store, module = named("stores.redis.store.RedisStore"), "celery_singleton_lock.stores.redis.lock_commands"
+    acquire = named("stores.redis.lock_commands.acquire")
+
+    def forgetful(request: LockRequest, name: str, **how: Any) -> Any:
+        return acquire(replace(request, given_up=()), name, **how)
+
+    if promise == "a later try voids the earlier ones":
+        monkeypatch.setattr(f"{module}.acquire", lambda *asked, late=(), **how: acquire(*asked, **how))
+        return
+    monkeypatch.setattr(store, "_end", lambda *_, **__: None)
+    if promise == "a copy names the owner before it":
+        monkeypatch.setattr(f"{module}.acquire", forgetful)
+        monkeypatch.setattr(store, "abandon", lambda *_: None)
+
+
 class Process:
     """Waits in a thread for locks, as the main process of a worker does, and notes what it hears.
 
@@ -90,15 +139,19 @@ class Process:
         heard: the locks that it was told of.
         errors: what its waiting raised.
         copies: how many of its copies wait for each lock; each waits since the time in `places`.
+        moved: the times of locks whose first copy has begun by itself.
+        compared: the times that were compared with those of others; None if any copy may begin.
     """
 
     def __init__(self, store: Store, places: Mapping[str, float], limit: int = 1) -> None:
-        self._wake_ups: Any = store.wake_ups()
+        self.wake_ups: Any = store.wake_ups()
         self._place = named("stores.wake_ups.Place")
         self._limit = limit
         self.places = places
         self.copies = dict.fromkeys(places, 1)
+        self.moved: dict[str, float] = {}
         self.heard: list[str] = []
+        self.compared: list[float | None] = []
         self.errors: list[Exception] = []
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
@@ -114,7 +167,7 @@ class Process:
         self._interrupt()
         self._thread.join(LIMIT)
         assert not self._thread.is_alive()
-        self._wake_ups.leave()
+        self.wake_ups.leave()
         os.close(self._reader)
         os.close(self._writer)
 
@@ -125,17 +178,22 @@ class Process:
 
     def give_back(self, key: str) -> None:
         """Say that it has no use for what it heard."""
-        self._wake_ups.give_back(key)
+        self.wake_ups.give_back(key)
 
     def _interrupt(self) -> None:
         os.write(self._writer, b".")
+
+    def _moved_to(self, key: str) -> Any:
+        since = self.moved.get(key)
+        return None if since is None else self._place(since, self._limit)
 
     def _run(self) -> None:
         while not self._stopped:
             places = {key: self._place(since, self._limit) for key, since in self.places.items()}
             try:
-                freed = self._wake_ups.wait(places, self._reader, lambda key: self.copies.get(key, 1), places.get)
+                freed = self.wake_ups.wait(places, self._reader, lambda key: self.copies.get(key, 1), self._moved_to)
                 self.heard += [one.key for one in freed]
+                self.compared += [one.place and one.place.since for one in freed]
             except LockUnavailable as error:
                 self.errors.append(error)
                 clock.sleep(0.02)

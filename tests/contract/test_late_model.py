@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -193,13 +194,31 @@ def network(redis_server: RedisServer) -> Iterator[Network]:
         yield network
 
 
-@pytest.mark.parametrize("histories", [20, pytest.param(300, marks=pytest.mark.slow)])
-def test_never_more_runs_at_once_than_the_limit_allows(
-    network: Network, monkeypatch: pytest.MonkeyPatch, histories: int
-) -> None:
-    inside.set_seconds(monkeypatch, "between two tries", 0.0)
+def play(network: Network, histories: int) -> None:
     for seed in range(histories):
         print("seed", seed)
         with closing(open_url(f"redis://127.0.0.1:{network.port}/0")) as store:
             History(store, network, seed).play(30)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside.set_seconds(monkeypatch, "between two tries", 0.0)
+
+
+@pytest.mark.parametrize("histories", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_never_more_runs_at_once_than_the_limit_allows(network: Network, histories: int) -> None:
+    play(network, histories)
     assert min(network.met.values()) > histories, "all of it has happened"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "promise",
+    ["an acquire is undone", "a later try voids the earlier ones", "a copy names the owner before it"],
+)
+def test_model_can_fail(network: Network, monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
+    inside.break_promise(monkeypatch, promise)
+    monkeypatch.setattr(f"{__name__}.until", partial(until, seconds=2.0))
+    with pytest.raises(AssertionError):
+        play(network, 300)

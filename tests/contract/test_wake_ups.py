@@ -15,11 +15,13 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.wake_ups import Place, WakeUps
 from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
-from tests.contract.conftest import blocked
+from tests.contract.conftest import blocked, opened
 from tests.contract.inside import Process
 from tests.patience import until
 
@@ -58,6 +60,20 @@ def end(server: RedisServer, lease: Lease) -> None:
     """As its ttl does: nobody is woken."""
     with server.client() as client:
         assert inside.end_hold(client, lease.key, lease.owner)
+
+
+def woken_by(store: Store) -> WakeUps:
+    wake_ups = store.wake_ups()
+    assert wake_ups is not None
+    return wake_ups
+
+
+def one_copy(key: str) -> int:
+    return 1
+
+
+def no_other_place(key: str) -> None:
+    return None
 
 
 def stand_and_die(store: Store, server: RedisServer, places: Mapping[str, float], others: int = 0) -> None:
@@ -128,6 +144,7 @@ class TestOrder:
                 assert store.free(lease)
                 until(lambda: first.heard == [KEY])
                 assert second.heard == []
+                until(lambda: first.compared == [FIRST])
 
     @pytest.mark.parametrize("asks_at", [0, 4, 6])
     def test_oldest_of_many_processes_is_woken(self, store: Store, server: RedisServer, asks_at: int) -> None:
@@ -153,6 +170,32 @@ class TestOrder:
                 store.wake(KEY)
                 until(lambda: third.heard or second.heard)
                 assert (third.heard, set(second.heard)) == ([], {KEY})
+
+    def test_first_copy_that_has_begun_by_itself_leaves_the_lock_to_an_older_place(
+        self, store: Store, server: RedisServer
+    ) -> None:
+        """As it is woken, not as it took its place."""
+        lease = taken(store)
+        with Process(store, {KEY: FIRST}) as first:
+            until(blocked(server))
+            with Process(store, {KEY: SECOND}) as second:
+                until(blocked(server, 2))
+                first.moved[KEY] = THIRD
+                assert store.free(lease)
+                until(lambda: second.heard == [KEY])
+                assert first.heard == []
+
+    def test_older_place_of_a_dead_process_stops_nobody(self, store: Store, server: RedisServer) -> None:
+        lease = taken(store)
+        with server.client() as client:
+            client.zadd(inside.waiting_set(KEY), {"dead": 1})
+        with Process(store, {KEY: SECOND}) as process:
+            until(blocked(server))
+            assert store.free(lease)
+            until(lambda: process.heard == [KEY])
+            until(lambda: process.compared == [None])  # Any copy may begin.
+            with server.client() as client:
+                assert client.zscore(inside.waiting_set(KEY), "dead") == 0
 
     def test_wake_up_that_was_given_back_goes_to_the_oldest(self, store: Store, server: RedisServer) -> None:
         taken(store)
@@ -196,6 +239,140 @@ class TestOrder:
                 freeing.join()
             assert isinstance(found, Lease)
             assert process.heard == []
+
+
+class TestPassedOn:
+    """A wake-up that is of no use to whom it wakes."""
+
+    @pytest.mark.parametrize("of_queue", [True, False])
+    def test_that_of_followers_outlives_the_next_message(
+        self, store: Store, server: RedisServer, of_queue: bool
+    ) -> None:
+        """They follow the message before it, and need no lock; but a wake-up for the lock is over when it is taken."""
+        key = inside.of_queue(KEY) if of_queue else KEY
+        lease = taken(store, key)
+        with server.client() as client:
+            client.zadd(inside.waiting_set(key), {"a process that is about to block": 1})
+            assert store.free(lease)
+            assert client.llen(inside.wake_list(key)) == 1
+            taken(store, key)
+            assert client.llen(inside.wake_list(key)) == of_queue
+
+    @pytest.mark.parametrize("by", ["a message", "a process"])
+    def test_it_outlives_the_next_message(self, store: Store, server: RedisServer, by: str) -> None:
+        """It may be for a follower of the message before, which nobody would wake until the next message has ended."""
+        if by == "a message":
+            store.wake(KEY)
+        else:
+            assert woken_by(store).pass_on(inside.freed(KEY, 0))
+        taken(store)
+        with server.client() as client:
+            assert client.llen(inside.wake_list(KEY)) == 1
+
+    def test_it_goes_to_the_next_process(self, store: Store, server: RedisServer) -> None:
+        """The process that has blocked longest has no copy left, and does not know that it is still listed."""
+        lease = taken(store)
+        with Process(store, {KEY: SECOND}) as process:
+            until(blocked(server))
+            assert process.wake_ups.pass_on(inside.freed(KEY))
+            until(lambda: process.heard == [KEY])
+            assert not process.wake_ups.pass_on(inside.freed(KEY, inside.most_passed_on()))
+            assert store.free(lease)
+            until(lambda: process.heard == [KEY, KEY])
+
+    @pytest.mark.parametrize("passed_on", range(inside.most_passed_on() + 1))
+    def test_process_that_leaves_passes_it_on(self, store: Store, server: RedisServer, passed_on: int) -> None:
+        """However many had no use for a wake-up before, somebody else may."""
+        taken(store)
+        wake_ups, (reader, writer) = woken_by(store), os.pipe()
+        with os.fdopen(reader), os.fdopen(writer, "wb", 0) as interrupts, server.client() as client:
+            interrupts.write(b".")
+            assert not wake_ups.wait({KEY: Place(FIRST, 1)}, reader, one_copy, no_other_place)
+            until(blocked(server))
+            client.rpush(inside.wake_list(KEY), passed_on + 1)
+            client.pexpire(inside.wake_list(KEY), 60_000)
+            wake_ups.leave()
+            expected = min(passed_on + 1, inside.most_passed_on()) + 1
+            assert client.lrange(inside.wake_list(KEY), 0, -1) == [str(expected)]
+
+    def test_doubt_wakes_a_process_only_if_the_lock_is_free(self, store: Store, server: RedisServer) -> None:
+        leases = [taken(store, limit=2) for _ in "ab"]
+        with Process(store, {KEY: SECOND}, limit=2) as process, server.client() as client:
+            until(blocked(server))
+            process.wake_ups.wake_if_free(KEY, 2)
+            assert client.exists(inside.wake_list(KEY)) == 0
+            assert process.heard == []
+            end(server, leases[0])
+            process.wake_ups.wake_if_free(KEY, 2)
+            until(lambda: process.heard == [KEY])
+
+    def test_it_takes_the_place_of_no_other(self, store: Store, server: RedisServer) -> None:
+        """Of those for a semaphore, each is for another waiter; nobody blocks at this moment."""
+        leases = [taken(store, limit=3) for _ in range(3)]
+        assert isinstance(store.acquire(asked("waiter", waiting=True, limit=3)), Held)
+        for lease in leases:
+            assert store.free(lease)
+        store.wake(KEY)
+        with server.client() as client:
+            assert client.llen(inside.wake_list(KEY)) == 3
+
+    def test_locks_take_turns(self, store: Store, server: RedisServer) -> None:
+        """Redis takes the first list that has an element: a different one must come first each time."""
+        _ = taken(store), taken(store, OTHER)
+        heard: list[str] = []
+        wake_ups, (reader, writer) = woken_by(store), os.pipe()
+        places = {key: Place(FIRST, 1) for key in (KEY, OTHER)}
+        with server.client() as client:
+            for key in (KEY, OTHER):
+                client.rpush(inside.wake_list(key), *[1] * 3)
+            while len(heard) < 6:
+                heard += [freed.key for freed in wake_ups.wait(places, reader, one_copy, no_other_place)]
+        assert heard == [KEY, OTHER] * 3
+        wake_ups.leave()
+        os.close(reader)
+        os.close(writer)
+
+
+class TestCopies:
+    """A copy that is woken, and does not need the lock, wakes the next one."""
+
+    @pytest.mark.parametrize(("in_line", "is_held"), [(True, False), (True, True), (False, False)])
+    def test_it_is_already_done(self, store: Store, server: RedisServer, in_line: bool, is_held: bool) -> None:
+        copy = Holder("done")
+        store.remember(KEY, Record(copy.message, b"SUCCESS", TTL))
+        lease = taken(store)
+        if not is_held:
+            store.free(lease)
+        with server.client() as client:
+            client.zadd(inside.waiting_set(KEY), {"next": 1})
+            assert isinstance(store.acquire(asked(holder=copy, once=True, in_line=in_line)), Record)
+            assert client.llen(inside.wake_list(KEY)) == (in_line and not is_held)
+
+    @pytest.mark.parametrize("waiting", [False, True])
+    @pytest.mark.parametrize(("in_line", "others"), [(True, 0), (True, 1), (False, 0)])
+    def test_its_message_runs_in_another_slot(
+        self, store: Store, server: RedisServer, waiting: bool, in_line: bool, others: int
+    ) -> None:
+        """It takes no second slot."""
+        running = taken(store, limit=2, holder=Holder("runs"))
+        for _ in range(others):
+            taken(store, limit=2)
+        with server.client() as client:
+            client.zadd(inside.waiting_set(KEY), {"next": 1})
+            found = store.acquire(asked("runs", once=True, limit=2, in_line=in_line, waiting=waiting))
+            assert isinstance(found, Held)
+            assert found.owner.startswith(running.owner)
+            assert client.llen(inside.wake_list(KEY)) == (in_line and not others)
+
+    def test_it_waits_and_does_not_wake_itself(self, store: Store, server: RedisServer) -> None:
+        taken(store, limit=2, holder=Holder("runs"))
+        with server.client() as client:
+            copy = asked("runs", limit=2, waiting=True)
+            assert isinstance(store.acquire(copy), Held)
+            with store.waiter(copy) as waiter:
+                store.wake(KEY)
+                assert isinstance(waiter.wait(TTL), Held)
+                assert client.llen(inside.wake_list(KEY)) == 0
 
 
 class TestLooks:
@@ -277,6 +454,33 @@ class TestCounted:
         assert store.inspect(OTHER).waiters == 0
         until(blocked(server, 0))
 
+    @pytest.mark.parametrize(
+        "value", ["", "x", "1", "-5:1:{now}", "1:1:-{now}", "9" * 5000, ":::", "1:2:3:4", "\udc80"]
+    )
+    def test_forged_number_counts_for_nothing(self, store: Store, server: RedisServer, value: str) -> None:
+        taken(store)
+        with server.client() as client:
+            text = value.replace("{now}", str(round(clock.wall() * 1000))).encode(errors="surrogateescape")
+            client.hset(inside.line_hash(KEY), "forged", text)
+            assert store.inspect(KEY).waiters == 0
+            client.delete(inside.line_hash(KEY))
+            client.set(inside.line_hash(KEY), "a stranger's")
+            assert store.inspect(KEY).waiters == 0
+
+    @pytest.mark.parametrize("is_woken", [False, True])
+    def test_waiter_that_leaves_keeps_no_place(self, store: Store, server: RedisServer, is_woken: bool) -> None:
+        """Wake-ups would be passed on to it."""
+        with server.client() as client:
+            client.set(inside.lock_key(KEY), "a stranger's")
+            request = asked("waiter", waiting=True)
+            assert isinstance(store.acquire(request), Held)
+            assert client.zscore(inside.waiting_set(KEY), request.owner)
+            with store.waiter(request) as waiter:
+                if is_woken:
+                    client.rpush(inside.wake_list(KEY), 1)
+                assert isinstance(waiter.wait(0.01), Held)
+            assert client.zscore(inside.waiting_set(KEY), request.owner) == 0
+
     def test_waiter_that_leaves_is_not_in_line(self, store: Store, server: RedisServer) -> None:
         """Wake-ups would be passed on to it."""
         lease, request = taken(store), asked("waiter", waiting=True)
@@ -301,6 +505,34 @@ class TestKilled:
             until(lambda: process.heard == [KEY])
             assert sum(it["calls"] for it in client.info("commandstats").values()) < 100
 
+    def test_wake_up_is_passed_on_only_as_often_as_there_are_others(self, store: Store, server: RedisServer) -> None:
+        """The places of killed waiters stay as long as somebody waits."""
+        lease, killed = taken(store), clock.wall() - 2 * inside.waits_without_a_word()
+        with Process(store, {KEY: clock.wall()}) as process, server.client() as client:
+            until(blocked(server))
+            client.zadd(inside.waiting_set(KEY), {f"killed {number}": round(killed * 1000) for number in range(60)})
+            client.config_resetstat()
+            assert store.free(lease)
+            until(lambda: process.heard == [KEY])
+            assert client.info("commandstats")["cmdstat_rpush"]["calls"] < 20
+
+    def test_it_stops_counting_at_once_if_its_place_is_found(self, store: Store, server: RedisServer) -> None:
+        """Otherwise within seconds."""
+        lease, other = taken(store), taken(store, OTHER)
+        with Process(store, {KEY: SECOND}) as process, server.client() as client:
+            until(blocked(server))
+            for name, at in (("alive", clock.wall()), ("dead", clock.wall() - inside.waits_without_a_word())):
+                client.zadd(inside.waiting_set(OTHER), {name: 1})
+                client.hset(inside.line_hash(OTHER), name, f"5:1:{round(at * 1000)}")
+            assert store.inspect(OTHER).waiters == 5
+            client.zadd(inside.waiting_set(KEY), {"dead": 1})
+            client.hset(inside.line_hash(KEY), "dead", f"5:1:{round(clock.wall() * 1000)}")
+            assert store.inspect(KEY).waiters == 6
+            assert store.free(lease)
+            until(lambda: process.heard == [KEY])
+            assert store.inspect(KEY).waiters == 1
+        store.free(other)
+
     def test_it_stops_counting(self, store: Store, server: RedisServer) -> None:
         taken(store)
         stand_and_die(store, server, {KEY: FIRST})
@@ -317,6 +549,10 @@ class TestKilled:
             stand_and_die(store, server, {KEY: SECOND}, others=1)
             assert counted(server) > living
             until(lambda: counted(server) == living)
+            with server.client() as client:
+                for name, at in (("forged", -1.0), ("well", clock.wall() + TTL)):
+                    client.hset(inside.line_hash(KEY), name, f"5:1:{round(at * 1000)}")
+            until(lambda: counted(server) == living | {"well"})
 
 
 class TestStrangers:
@@ -372,6 +608,15 @@ def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: Redi
             os._exit(sockets())  # The store's idle connections are dropped when the child uses it.
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == inherited - 1
+
+
+@pytest.mark.parametrize("url", ["memory", "redlock"])
+def test_store_without_wake_ups_says_so(url: str, server: RedisServer) -> None:
+    if url == "memory":
+        assert MemoryStore().wake_ups() is None
+        return
+    with opened(server, 3) as redlock:
+        assert redlock.wake_ups() is None
 
 
 def sockets() -> int:

@@ -108,7 +108,7 @@ def at_each_line(request: pytest.FixtureRequest) -> Interrupt:
 @pytest.mark.timeout(60)
 def test_lock_of_a_new_client(redis_server: RedisServer, at_each_line: Interrupt) -> None:
     def use(client: Redis, name: str) -> None:
-        with Lock(client, name, timeout=60):
+        with Lock(client, name, timeout=60, thread_local=False):  # Threads may share it: a mutex more.
             pass
 
     def of(number: int) -> Body:

@@ -15,8 +15,11 @@ from celery_singleton_lock import forks
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lock.clients import _making
 from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.record_writer import RecordWriter
+from celery_singleton_lock.runtime import _opening
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import key_report
@@ -25,14 +28,19 @@ from tests.patience import LIMIT
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
-def test_mutex_is_free_in_a_child() -> None:
-    mutex = Mutex()
-
+@pytest.mark.parametrize("mutex", [Mutex(), _making, _opening], ids=["any", "shared stores", "runtime"])
+def test_mutex_is_free_in_a_child(mutex: Mutex) -> None:
     def use() -> None:
         with mutex.lock:
             pass
 
     assert child_ends(lambda: mutex.lock, use)
+
+
+def test_heartbeat_is_free_in_a_child() -> None:
+    pulse.prepare()
+
+    assert child_ends(lambda: pulse.changed, lambda: pulse.changed.acquire())
 
 
 def test_background_work_is_free_in_a_child() -> None:

@@ -88,6 +88,18 @@ def threads() -> int:
     return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
 
 
+def test_lease_outlives_its_ttl(store: Store, heartbeat: Heartbeat) -> None:
+    lease, execution = store.take(), Execution()
+    first_end = lease.trusted_until
+    heartbeat.start(lease, execution.when_lost)
+    while clock.now() < first_end + TTL:
+        store.renewed.clear()
+        assert store.renewed.wait(LIMIT)
+    assert lease.held
+    assert not execution.lost.is_set()
+    heartbeat.stop(lease)
+
+
 def test_stopped_lease_is_not_renewed(store: Store, heartbeat: Heartbeat) -> None:
     stopped, going, execution = store.take("a"), store.take("b"), Execution()
     heartbeat.start(stopped, execution.when_lost)
@@ -108,6 +120,15 @@ def test_seeded_numbers_of_a_task_are_left_alone(store: Store, heartbeat: Heartb
     assert random.getstate() == before
 
 
+def test_one_thread_for_many_leases(store: Store, heartbeat: Heartbeat) -> None:
+    leases, execution = [store.take(str(n)) for n in range(100)], Execution()
+    for lease in leases:
+        heartbeat.start(lease, execution.when_lost)
+    assert threads() == 1
+    for lease in leases:
+        heartbeat.stop(lease)
+
+
 def test_thread_ends_after_a_while_with_nothing_to_renew(store: Store, heartbeat: Heartbeat) -> None:
     """A program that makes a client for each request would pile up threads; the next lease starts another."""
     for _ in range(2):
@@ -119,6 +140,39 @@ def test_thread_ends_after_a_while_with_nothing_to_renew(store: Store, heartbeat
         heartbeat.stop(lease)
         store.free(lease)
         until(lambda: threads() == 0, "the thread has ended")
+
+
+def test_missing_answer_is_retried_and_survived(store: Store, heartbeat: Heartbeat) -> None:
+    lease, execution = store.take(ttl=2.0), Execution()
+    store.fail = True
+    heartbeat.start(lease, execution.when_lost)
+    assert store.failed.wait(LIMIT)
+    store.fail = False
+    assert store.renewed.wait(LIMIT)
+    assert not execution.lost.is_set()
+    heartbeat.stop(lease)
+
+
+def test_lease_without_an_answer_is_lost_before_it_can_end(store: Store, heartbeat: Heartbeat) -> None:
+    lease, execution = store.take(ttl=1.0), Execution()
+    execution.lease = lease
+    store.fail = True
+    heartbeat.start(lease, execution.when_lost)
+    assert execution.lost.wait(LIMIT)
+    assert execution.left > 0
+    assert lease.reason is not None
+    assert "could not be renewed" in lease.reason
+    heartbeat.stop(lease)
+
+
+def test_lease_that_was_taken_over_is_lost(store: Store, heartbeat: Heartbeat) -> None:
+    lease, execution = store.take(ttl=1.0), Execution()
+    heartbeat.start(lease, execution.when_lost)
+    store.free(lease)
+    store.take(ttl=5.0)
+    assert execution.lost.wait(LIMIT)
+    assert not lease.held
+    heartbeat.stop(lease)
 
 
 def test_loss_is_reported_until_the_lease_is_stopped(store: Store, heartbeat: Heartbeat) -> None:
@@ -178,6 +232,25 @@ class TestSuperseded:
         losses = execution.losses
         until(lambda: execution.losses > losses, "reported again")
         heartbeat.stop(lease)
+
+
+def test_error_in_one_execution_does_not_end_the_thread(store: Store, heartbeat: Heartbeat) -> None:
+    class Bad(Execution):
+        def when_lost(self) -> None:
+            super().when_lost()
+            raise RuntimeError("told wrong")
+
+    # The good lease is long: on a busy machine the thread may be delayed for the whole time of the short one.
+    bad, good, execution, other = store.take("bad"), store.take("good", ttl=3.0), Bad(), Execution()
+    heartbeat.start(bad, execution.when_lost)
+    heartbeat.start(good, other.when_lost)
+    store.free(bad)
+    assert execution.lost.wait(LIMIT)
+    store.renewed.clear()
+    assert store.renewed.wait(LIMIT)
+    assert good.held
+    heartbeat.stop(bad)
+    heartbeat.stop(good)
 
 
 def test_unexpected_error_does_not_end_the_thread(
@@ -272,6 +345,50 @@ def test_error_while_choosing_due_leases_does_not_end_the_thread(
     heartbeat.stop(lease)
 
 
+def test_any_callable_is_called_on_loss(store: Store, heartbeat: Heartbeat) -> None:
+    lost = threading.Event()
+    lease = store.take()
+    heartbeat.start(lease, lambda: lost.set())
+    store.fail = True
+    assert lost.wait(LIMIT)
+    heartbeat.stop(lease)
+
+
+def test_forgotten_lease_ends(store: Store, heartbeat: Heartbeat) -> None:
+    """A time limit that strikes right before `stop` must not leave behind a lock that is renewed forever."""
+    lease, execution = store.take(), Execution()
+    heartbeat.start(lease, execution.when_lost)
+    del lease, execution
+    gc.collect()
+    deadline = clock.now() + LIMIT
+    while not isinstance(store.acquire(LockRequest("k", new_owner(), ttl=TTL, holder=Holder())), Lease):
+        assert clock.now() < deadline, "still renewed"
+        clock.sleep(0.01)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_has_its_own_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
+    inherited, execution = store.take("parent", ttl=5.0), Execution()
+    heartbeat.start(inherited, execution.when_lost)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            mine = store.take("child", ttl=1.0)
+            end = mine.trusted_until
+            store.renewed.clear()
+            heartbeat.start(mine, execution.when_lost)
+            renewed = store.renewed.wait(LIMIT)
+            until(lambda: threads() == 1, "nobody watches any more")
+            heartbeat.stop(mine)
+            status = 0 if renewed and mine.trusted_until > end else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    heartbeat.stop(inherited)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_does_not_wait_for_a_renewal_of_its_parent() -> None:
@@ -319,6 +436,13 @@ class TestOverdue:
         store.free(overdue)
         with pytest.raises(LockLost, match="no longer has it"):
             overdue.check()
+
+    def test_lock_that_another_took_is_lost(self, store: Store, overdue: Lease) -> None:
+        store.free(overdue)
+        other = store.take()
+        with pytest.raises(LockLost, match="no longer has it"):
+            overdue.check()
+        assert other.held
 
     def test_lease_without_an_answer_is_not_trusted(self, store: Store, overdue: Lease) -> None:
         store.fail = True
@@ -499,6 +623,28 @@ class TestManyStores:
             heartbeat.stop(lease)
         until(lambda: threads() == 0, "all threads have ended")
 
+    @pytest.mark.parametrize("silent", [1, 8])
+    def test_silent_stores_do_not_delay_another(self, silent: int) -> None:
+        good, go_on = Store(), threading.Event()
+        hanging = [HangingStore(go_on) for _ in range(silent)]
+        held = [(Heartbeat(store), store.take(), Execution()) for store in hanging]
+        for heartbeat, lease, execution in held:
+            heartbeat.start(lease, execution.when_lost)
+        for store in hanging:
+            assert store.hangs.wait(LIMIT)
+        lease, execution, heartbeat = good.take(), Execution(), Heartbeat(good)
+        heartbeat.start(lease, execution.when_lost)
+        for _ in range(5):
+            good.renewed.clear()
+            assert good.renewed.wait(LIMIT)
+        assert lease.held
+        until(lambda: threads() <= silent + 1 + WATCHERS, "the others share")
+        go_on.set()
+        heartbeat.stop(lease)
+        for its, lease, _ in held:
+            its.stop(lease)
+        until(lambda: threads() == 0, "all threads have ended")
+
     def test_lease_is_renewed_although_the_next_thread_went_to_sleep_before_it_was_there(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -533,6 +679,38 @@ class TestManyStores:
         one.stop(failing)
         other.stop(long)
         other.stop(short)
+
+    def test_lease_in_an_endless_round_is_given_up_in_time(self) -> None:
+        """Even if the store breaks its promise to return within a few steps."""
+        go_on = threading.Event()
+        store, other = HangingStore(go_on), Store()
+        lease, execution = store.take(ttl=1.0), Execution()
+        execution.lease = lease
+        going = other.take(ttl=600.0)
+        its, others = Heartbeat(store), Heartbeat(other)
+        others.start(going, execution.when_lost)
+        its.start(lease, execution.when_lost)
+        assert execution.lost.wait(LIMIT)
+        assert store.hangs.is_set()
+        assert not go_on.is_set()
+        assert lease.reason is not None
+        go_on.set()
+        its.stop(lease)
+        others.stop(going)
+
+
+def test_lease_in_an_endless_first_try_is_given_up_in_time() -> None:
+    """Even if all leases are in one store, whose thread is in the round: the server may have closed the connection, and
+    its name has to be looked up, which may take long.
+    """
+    store = HangingStore(threading.Event())
+    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=3.0), Execution()
+    heartbeat.start(lease, execution.when_lost)
+    assert execution.lost.wait(LIMIT)
+    assert store.hangs.is_set()
+    assert "has not answered" in str(lease.reason)
+    store.go_on.set()
+    heartbeat.stop(lease)
 
 
 class TestRoundOfALongLease:
@@ -700,6 +878,15 @@ class TestErrors:
             assert execution.left > 0
             assert "no such thing" in str(lease.reason)
             heartbeat.stop(lease)
+
+    def test_too_few_answers_do_not_count(
+        self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store, "renew", lambda leases, timeout: [])
+        lease, execution = store.take(ttl=1.0), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        assert execution.lost.wait(LIMIT)
+        heartbeat.stop(lease)
 
     def test_lease_that_was_renewed_before_the_store_fell_silent_is_not_renewed_again(
         self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from redis.crc import key_slot
 
 from celery_singleton_lock import LockLost, clock
 from celery_singleton_lock.holder import OWNER_LENGTH, Holder, new_owner
 from celery_singleton_lock.lease import Lease, unheld
+from celery_singleton_lock.stores.redis.keyspace import PlainKey
 
 TTL = 10.0
 
@@ -78,3 +82,29 @@ def test_foreign_holder_is_unknown(text: bytes) -> None:
 def test_clock_does_not_go_back() -> None:
     readings = [clock.now() for _ in range(1000)]
     assert readings == sorted(readings)
+
+
+def slot_of(key: str) -> int:
+    return key_slot(key.encode())
+
+
+@given(st.one_of(st.text("{}ab:", max_size=12), st.text()))
+@example("job}")
+@example("a{")
+@example("{}x")
+@example("a{b}c")
+@example("{{a}}")
+@example("}{a}")
+@example("{}{a}")
+@example("a{}{b}")
+@example("")
+def test_keys_beside_a_lock_are_in_the_slot_of_its_name(name: str) -> None:
+    """By the rule of Redis Cluster: the text between the first brace and the next closing one, unless it is empty."""
+    beside = {slot_of(f"{PlainKey(name).base}:{what}") for what in ("fence", "wake", "over:{a}", "run:1", "done:}{")}
+    assert beside == {slot_of(name)}
+
+
+@given(st.text("{}a0", max_size=8))
+def test_prefix_of_the_keys_beside_a_lock_contains_its_name(name: str) -> None:
+    """So no two names share such keys."""
+    assert name in PlainKey(name).base
