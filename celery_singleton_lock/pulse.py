@@ -18,7 +18,6 @@ from functools import partial
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.watched import Watched
 
 logger = get_logger(__name__)
@@ -65,27 +64,26 @@ class Pulse:
     """The threads of this process, and the heartbeats that have leases. Everything here is written under the mutex."""
 
     def __init__(self) -> None:
-        self._heartbeats: set[Renewer] = set()
-        self._preparing = Mutex()
-        self.is_prepared = False
+        self.start_anew()
 
     def prepare(self) -> None:
-        """Begin when first needed: threads may be patched (by gevent's `patch_all`) after the import."""
-        with self._preparing.lock:
-            if not self.is_prepared:
-                self.start_anew()
-                self.is_prepared = True
-
-    def start_anew(self) -> None:
+        """Make what threads wait for when that is first needed: they may be patched (by gevent's `patch_all`) after the
+        import. A signal's handler, or a thread, may do so meanwhile, and use it: what is there, stays.
+        """
+        made = vars(self)
         #: Always entered itself: a Condition's `with` is Python code, which could be interrupted with the lock taken.
         #: Reentrant: a finalizer or a signal handler may run at any line and release another lock. So every loop here
         #: goes over a copy.
-        self.mutex = lock = threading.RLock()
+        self.mutex: threading.RLock = made.setdefault("mutex", threading.RLock())
         #: Notified when something is due sooner, or the last lease has left.
-        self.changed = threading.Condition(lock)
+        self.changed: threading.Condition = made.setdefault("changed", threading.Condition(self.mutex))
         #: Notified when a renewal has ended.
-        self.given_back = threading.Condition(lock)
-        self._heartbeats = set()
+        self.given_back: threading.Condition = made.setdefault("given_back", threading.Condition(self.mutex))
+
+    def start_anew(self) -> None:
+        is_prepared = "mutex" in vars(self)
+        vars(self).clear()
+        self._heartbeats: set[Renewer] = set()
         self._threads: set[threading.Thread] = set()
         #: The threads that are in a round, or report a loss.
         self._working: set[threading.Thread] = set()
@@ -96,6 +94,8 @@ class Pulse:
         self._wakes_at = 0.0
         #: Until when a thread waits without leases.
         self._lingers_until = 0.0
+        if is_prepared:
+            self.prepare()
 
     def follow(self, heartbeat: Renewer, due_at: float) -> None:
         """Make sure that a thread renews for this heartbeat when that is due, or gives the lease up in time."""

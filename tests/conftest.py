@@ -98,9 +98,9 @@ def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_time() -> Iterator[None]:
     """A test may put the clock forward: the heartbeat's thread would linger until it has come there."""
     yield
-    if pulse.is_prepared:
-        with pulse.mutex:
-            pulse.hurry()
+    pulse.prepare()
+    with pulse.mutex:
+        pulse.hurry()
 
 
 _REAL = (clock.now, clock.wall, clock.sleep)

@@ -32,7 +32,7 @@ def check_attributes(task: Any, base: type) -> None:
         InvalidOption: there is such an attribute.
     """
     # Not with hasattr(): asking a base for its app would bind it to one.
-    known = {name for cls in base.__mro__ for name in vars(cls)}
+    known: set[str] = set().union(*map(vars, base.__mro__))
     for cls in (cls for cls in task.__mro__ if cls not in base.__mro__):
         for name, value in [*vars(cls).items()]:  # A signal's handler, or a thread, may use the task meanwhile.
             if name not in known and (why := _wrong_attribute(name, value)) is not None:

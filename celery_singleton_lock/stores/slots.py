@@ -14,7 +14,7 @@ class Occupant:
     """The holder of a slot.
 
     Attributes:
-        owner, holder: as they acquired it, or as it is reserved for them.
+        owner, holder: as they acquired it last, or as it is reserved for them.
         fence: the lease's fencing token.
         ends_at: when the lease, or the reservation, ends; by the store's clock.
     """

@@ -31,10 +31,9 @@ class Joined(NamedTuple):
         if holder.task_id is None or not holder.sending:
             return None
         replaced = NOBODY - holder.replaced if holder.is_nobody else holder.replaced
-        joined = cls(holder.task_id, holder.sending, replaced, holder.retries, holder.since)
-        # The lock is kept for an attempt that has not begun.
-        is_kept = holder.retries > 0 and not (holder.pid or holder.is_nobody)
-        return joined._replace(since=0.0, goes_on=True) if is_kept else joined
+        # If no process has the lock, it is kept for an attempt that has not begun, or rests.
+        since = holder.since if holder.pid or holder.is_nobody else 0.0
+        return cls(holder.task_id, holder.sending, replaced, holder.retries, since)
 
     @classmethod
     def read(cls, value: object) -> Joined | None:

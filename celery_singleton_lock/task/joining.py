@@ -165,6 +165,8 @@ class Joining:
             looked_at.append(self.joined)
             if (found := self._look()) is not None:
                 return found
+            if self.joined.retries and not self.joined.since:  # An heir names the attempt that others have seen begin.
+                self.joined = self.joined._replace(since=self._began_at())
             heir = self._heir_of(self.joined)
             if heir is None or heir in looked_at:
                 return self._look_at_heir_before()
@@ -177,12 +179,7 @@ class Joining:
         seconds = it.runtime.settings.done_ttl
         head = Outcome(HEIR, settled=True).record_of(it.holder, seconds).content
         own = json.dumps(Joined.of(it.holder))
-        names = [self._name_of_heir(self.joined)]
-        # Other copies may have joined an earlier attempt, and not have seen that one begin.
-        if self.joined.since and (self.joined.goes_on or self.joined.retries):
-            names.append(self._name_of_heir(self.joined._replace(since=0.0)))
-        for name in names:
-            it.runtime.store.remember(self._key, Record(name, head + own.encode(), seconds))
+        it.runtime.store.remember(self._key, Record(self._name_of_heir(self.joined), head + own.encode(), seconds))
 
     def _put_back(self, later: NotYet) -> NoReturn:
         it = self._execution

@@ -20,10 +20,14 @@ from celery import Celery
 from redis import Redis
 
 import celery_singleton_lock
-from celery_singleton_lock import DuplicateTask, Lock, SingletonTask
+from celery_singleton_lock import DuplicateTask, Lock, SingletonTask, clock, forks
+from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.options.misplaced import check_attributes
+from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 
@@ -153,3 +157,43 @@ def test_first_task_of_an_app(redis_server: RedisServer, at_each_line: Interrupt
 
     task = made()
     at_each_line(of, send, step=7)
+
+
+@pytest.mark.timeout(60)
+def test_first_lease_of_a_process(at_each_line: Interrupt, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+
+    def of(number: int) -> Body:
+        pulse = Pulse()
+        forks.start_anew_in_child(pulse)
+        monkeypatch.setattr("celery_singleton_lock.heartbeat.pulse", pulse)
+        return hold
+
+    def hold() -> None:
+        heartbeat = Heartbeat(store)
+        lease = Lease("k", new_owner(), ttl=60.0, fence=1, sent_at=clock.now())
+        heartbeat.start(lease, lambda: None, linger=False)
+        heartbeat.stop(lease)
+
+    at_each_line(of, hold)
+
+
+@pytest.mark.timeout(60)
+def test_first_look_at_the_class_of_a_task(at_each_line: Interrupt) -> None:
+    """Meanwhile it is bound to an app, as is the class from which it is derived: both have further attributes then."""
+
+    def made() -> list[Any]:
+        base = type("Base", (SingletonTask,), {})
+        return [type("job", (base,), {"name": "job", **dict.fromkeys("abcdefghij")}), base]
+
+    def of(number: int) -> Body:
+        nonlocal classes
+        task, base = classes = made()
+        return lambda: check_attributes(task, base)
+
+    def bind() -> None:
+        for cls in classes:
+            cls.bind(app)
+
+    app, classes = Celery(set_as_current=False), made()
+    at_each_line(of, bind)

@@ -10,9 +10,10 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 
-from celery_singleton_lock import LockConflict
-from celery_singleton_lock.testing import hold_lock
+from celery_singleton_lock import LockConflict, LockUnavailable
+from celery_singleton_lock.testing import RedisServer, hold_lock
 from tests.bench import Bench, Sent, raises
+from tests.inside import at_question
 
 #: A value that no record keeps.
 LARGE = "x" * 10_000
@@ -389,3 +390,64 @@ class TestSettings:
     def test_eager_app_has_no_requirements(self, app: Celery, bench: Bench) -> None:
         app.conf.update(task_always_eager=True, result_backend=None)
         assert bench.task(on_conflict="join").delay().get() == "ran"
+
+
+class TestDiedInRetry:
+    """The holder retries, and dies then: its main process records that if its message does not come again."""
+
+    @pytest.mark.parametrize("dies_for_good", [True, False])
+    @pytest.mark.parametrize("is_kept", [True, False])
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+    def test_one_copy_runs_whichever_attempt_each_has_joined(
+        self, bench: Bench, order: tuple[int, int], is_kept: bool, dies_for_good: bool
+    ) -> None:
+        """One has joined before the retry began, the other while that ran."""
+
+        def dies() -> None:
+            copies[1] = pair.look(copies[1])
+            raise SystemExit
+
+        options = {} if dies_for_good else DIES
+        pair = Pair(bench, lambda: pair.retry(), copies=0, lock_retain_on_retry=is_kept, **options)
+        pair.then = [dies, lambda: "of the heir"]
+        copies = [bench.send(pair.task) for _ in "01"]
+        if not is_kept:
+            pair.copies = copies[:1]
+        second = pair.retried()
+        copies[0] = pair.look(copies[0]) if is_kept else pair.copies[0]
+        bench.deliver(second)
+        assert [bench.deliver(copies[number]) for number in order] == ["of the heir"] * 2
+        assert pair.count == 3
+
+    @pytest.mark.parametrize("options", [{}, DIES], ids=["early", "late"])
+    def test_copy_that_ran_before_the_retry_began_is_found(self, bench: Bench, options: dict[str, Any]) -> None:
+        def dies() -> None:
+            pair.copies[0] = pair.look(pair.copies[0])
+            raise SystemExit
+
+        pair = Pair(bench, lambda: pair.retry(), copies=2, **options)
+        pair.then = [lambda: "of the heir", dies]
+        second = pair.retried()
+        with at_question(bench.app, 1, raises(LockUnavailable("the server", "silent"))):  # So it asks for the lock.
+            assert pair.copy(1) == "of the heir"
+        bench.deliver(second)
+        assert pair.copy(0) == "of the heir"
+        assert pair.count == 3
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_copy_runs_when_the_lock_of_an_unknown_end_has_rested(
+    bench: Bench, redis_server: RedisServer, retries: int
+) -> None:
+    """Nobody wanted the result of the holder, and all that is known a minute later is that it has ended."""
+    bench.app.conf.singleton_lock_backend = redis_server.url_of(0)
+    pair = Pair(bench, lambda: pair.retry() if retries else "first", copies=0, lock_at_least_for=1000.0)
+    bench.deliver(bench.send(pair.task, ignore_result=True))
+    for message in bench.queued():
+        bench.deliver(message)
+    with redis_server.client() as client:
+        client.delete(*client.scan_iter("*:done:*"))
+        copy = pair.look(bench.send(pair.task))
+        client.delete(f"{pair.task.lock_key_of()}:run")
+    assert bench.deliver(copy) == "ran"
+    assert pair.count == retries + 2

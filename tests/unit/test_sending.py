@@ -421,6 +421,12 @@ class TestEnds:
         bench.deliver(second)
         gets_free(task)
 
+    def test_retry_keeps_it_whatever_its_attempt_before_has_returned(self, bench: Bench) -> None:
+        """The result backend has an end of the message by then."""
+        task = queued(bench, lambda: task.retry(countdown=0, throw=False) and "ran")
+        assert bench.deliver(bench.send(task)) == "ran"
+        assert not is_free(task)
+
     def test_header_that_was_copied_to_another_message_frees_nothing(self, bench: Bench) -> None:
         task, other = queued(bench), bench.task()
         message: Sent = bench.send(task)

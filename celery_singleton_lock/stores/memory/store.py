@@ -86,9 +86,11 @@ class MemoryStore:
                     return replace(in_the_way(request, live).held(sent_at), arrived=arrived)
                 if (reserved := slot_of(holder.reserved_as, live)) is not None:
                     del live[reserved]
-                taken = Occupant(request.owner, replace(holder, ttl=request.ttl), next(self._fences), 0.0)
+                taken = Occupant(request.owner, holder, next(self._fences), 0.0)
                 self._occupants.setdefault(key, {})[slot] = taken
             occupant = self._occupants[key][slot]
+            if occupant.holder.superseded_by is None:  # Which is not to be forgotten.
+                occupant.holder = replace(holder, ttl=request.ttl)
             occupant.ends_at = sent_at + request.ttl
             return request.lease(fence=occupant.fence, sent_at=sent_at, slot=slot)
 

@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import new_owner
@@ -59,6 +60,16 @@ class LockContract:
         assert isinstance(ask(store), Held)
         assert store.free(second)
         assert is_free(store), "it is one hold"
+
+    def test_holder_is_as_its_owner_has_said_last(self, store: LockStore) -> None:
+        """A message passes its lock on to its next attempt, whatever it has stored as its end by then."""
+        owner = new_owner()
+        taken(store, owner)
+        following = replace(OTHER, retries=1)
+        taken(store, owner, holder=following)
+        found = ask(store)
+        assert isinstance(found, Held)
+        assert found.holder == following
 
     def test_freed_lock_is_free(self, store: LockStore) -> None:
         assert store.free(taken(store))

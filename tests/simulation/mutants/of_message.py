@@ -55,8 +55,8 @@ MUTANTS = (
     ),
     _joining(
         "the heir of a retry is found by those that have joined an earlier attempt",
-        old="self.joined.since and (self.joined.goes_on or self.joined.retries)",
-        new="self.joined.since and self.joined.goes_on",
+        old="            if self.joined.retries and not self.joined.since:",
+        new="            if False:",
     ),
     _joining(
         "an heir from before a retry is found by those that have seen the retry begin",
@@ -66,8 +66,8 @@ MUTANTS = (
     _joining(
         "a lock that is kept for a retry does not say that the retry has begun",
         file="task/joined.py",
-        old="if is_kept else joined",
-        new="if False else joined",
+        old="since = holder.since if holder.pid or holder.is_nobody else 0.0",
+        new="since = holder.since",
     ),
     Mutant(
         "the newest message does not wait for one that it supersedes",

@@ -16,8 +16,9 @@ _run = partial(Mutant, file="task/run.py", kind="newest")
 MUTANTS = (
     _joining(
         "one of the joined messages runs when the holder dies",
-        old="            it.runtime.store.remember(self._key, Record(name, head + own.encode(), seconds))\n",
-        new="            pass\n",
+        old="        it.runtime.store.remember(self._key, Record(self._name_of_heir(self.joined), "
+        "head + own.encode(), seconds))\n",
+        new="",
     ),
     _joining(
         "a joined message that gets the lock looks for the holder's end first",
