@@ -23,7 +23,7 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.rules import QUEUE_TTL
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import (
@@ -234,6 +234,9 @@ class Run:
         finally:
             if ended is not None:
                 settling.settle_after(it, ended)
+        if ended is not None and it.options.retain_on_retry and it.request.retries:
+            # A slow node of a Redlock may keep the lock for this attempt after the others have granted it.
+            it.runtime.store.abandon(Hold(lease.key, it.holder.reserved_as, ttl=lease.ttl, limit=lease.limit))
         if freed:
             logger.debug("%s freed %s after %.3f s", it, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)

@@ -176,8 +176,11 @@ class Parked:
         if not stays or put_back.retries != headers.get("retries"):
             return
         attempt, since = (headers["id"], headers["retries"]), put_back.since
-        first = self._places.get(attempt, 0.0)
-        if put_back.conflict + put_back.follows == 1 or attempt not in self._places:
+        first, delivered = self._places.get(attempt, 0.0), self.run.current.delivered
+        before = None if delivered is None else inside.put_back_in(delivered)
+        # Of several copies of a message, each may come to have a place at another time.
+        is_first = delivered is not None and (before is None or before.since is None)
+        if is_first or attempt not in self._places:
             self._places[attempt] = max(first, since)
         elif not (put_back.follows and self._are_several):
             self.run.must(since <= first, "message {} loses its place in line as it is put back", headers["id"])
