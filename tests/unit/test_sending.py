@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -25,7 +25,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.runtime import write_all
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question
+from tests.inside import at_question, silence
 from tests.servers import until
 
 QUEUED = ("until_executing", "until_executed", "until_and_while_executing", "until_expired")
@@ -277,13 +277,27 @@ class TestSilentServer:
         for base in (bench.task(body), bench.app.task(name="plain", shared=False)(body)):
             assert isinstance(bench.deliver(bench.send(base)), LockUnavailable)
 
-    def test_what_celery_sends_on_is_sent_without_a_lock(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("why", ["silent", "no key"])
+    def test_what_celery_sends_on_is_sent_without_a_lock(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, why: str
+    ) -> None:
         """There is nobody to whom an error would be raised."""
+
+        def body() -> str:
+            if why == "silent":
+                stack.enter_context(silence(bench.app, heard=0))
+            else:
+                monkeypatch.setattr(follows, "lock_key", raises(InvalidKey("none")), raising=False)
+            return "ran"
+
         follows = queued(bench, on_send_unavailable="raise")
-        message = bench.send(bench.task(on_success=lambda *_: None), link=follows.si())
-        with monkeypatch.context() as patch:
-            patch.setattr(follows, "lock_key", raises(InvalidKey("none")), raising=False)
+        message = bench.send(bench.task(body), link=follows.si())
+        with ExitStack() as stack:
             assert bench.deliver(message) == "ran"
+        (sent,) = bench.queued()
+        assert sent.headers["task"] == follows.name
+        monkeypatch.undo()
+        assert is_free(follows)
 
 
 class TestEnds:
