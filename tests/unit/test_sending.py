@@ -24,6 +24,7 @@ from celery_singleton_lock import (
     lock_duplicate,
 )
 from celery_singleton_lock.runtime import write_all
+from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
 from tests.inside import at_question, silence
 from tests.servers import until
@@ -354,6 +355,28 @@ class TestEnds:
             message = bench.put_back()
         assert bench.deliver(message) == "ran"
         gets_free(task)
+
+    @pytest.mark.parametrize("acks_late", [False, True])
+    def test_not_while_the_body_takes_longer_than_the_lock_would_last(self, bench: Bench, acks_late: bool) -> None:
+        def body() -> bool:
+            clock.sleep(1.5)
+            return is_free(task)
+
+        task = queued(bench, body, lock_ttl=1.0, lock_queue_ttl=1.0, acks_late=acks_late)
+        assert bench.deliver(bench.send(task)) is False
+
+    @pytest.mark.parametrize("acks_late", [False, True])
+    def test_not_for_as_long_as_a_message_that_was_put_back_may_wait(self, bench: Bench, acks_late: bool) -> None:
+        """Whoever had it put back may have renewed it for a shorter time."""
+        task = queued(bench, on_conflict="retry", acks_late=acks_late, lock_wait=0.5)
+        message = bench.send(task)
+        write_all()
+        with hold_lock(task):
+            bench.deliver(message)
+        bench.put_back()
+        write_all()
+        bench.later(900.0)
+        assert not is_free(task)
 
     @pytest.mark.parametrize("acks_late", [False, True])
     def test_not_between_two_attempts(self, bench: Bench, acks_late: bool) -> None:
