@@ -78,6 +78,18 @@ class TestCaller:
         assert task.lock_key_of() in others[0].lock_key
         assert abs(others[0].since - clock.wall()) < 100
 
+    @pytest.mark.parametrize("way", ["by itself", "connection", "producer", "send_task"])
+    def test_only_one_is_sent_in_whatever_way(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+        """A body may have a connection of its own, and instrumentation wraps what sends."""
+        task, send_task = queued(bench), bench.app.send_task
+        with bench.app.connection_for_write() as connection, bench.app.producer_or_acquire() as producer:
+            if way == "send_task":
+                monkeypatch.setattr(bench.app, "send_task", lambda *args, **options: send_task(*args, **options))
+            options = {"connection": {"connection": connection}, "producer": {"producer": producer}}.get(way, {})
+            found = [isinstance(task.apply_async(**options), DuplicateResult) for _ in range(2)]
+        assert found == [False, True]
+        assert len(bench.queued()) == 1
+
     def test_other_arguments_have_another_lock(self, bench: Bench) -> None:
         task = queued(bench, lambda number: number, lock_key=None)
         assert len({type(task.delay(number)) for number in (1, 2)}) == 1
