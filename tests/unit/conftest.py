@@ -7,6 +7,7 @@ import itertools
 import pytest
 from celery import Celery
 
+from celery_singleton_lock.task import redelivery
 from tests.bench import Bench
 
 _numbers = itertools.count()
@@ -24,3 +25,9 @@ def app(request: pytest.FixtureRequest) -> Celery:
 @pytest.fixture
 def bench(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(app, monkeypatch)
+
+
+@pytest.fixture
+def settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the first execution had had the time to store its result."""
+    monkeypatch.setattr(redelivery, "SETTLING", 0.0)

@@ -9,6 +9,8 @@ import pytest
 from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import DuplicateResult, LockUnavailable
+from celery_singleton_lock.runtime import write_all
+from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
 from tests.inside import at_question
 from tests.servers import until
@@ -268,6 +270,17 @@ class TestLooks:
             line.look()
         line.lose()
         assert line.follow() == "ran"
+
+    def test_lock_of_a_follower_that_was_put_back_lasts_as_long_as_it_may_wait(self, bench: Bench) -> None:
+        """It has taken its leader's lock, at first for no longer than sending takes."""
+        line = Line(bench, acks_late=True, on_conflict="retry")
+        line.lose()
+        # Its worker's main process has confirmed what it had as it came, which was nothing.
+        with hold_lock(line.task), at_question(bench.app, 1, write_all):
+            line.look()
+        write_all()
+        bench.later(60.0)
+        assert not line.is_free
 
     def test_result_backend_knows_of_a_leader_that_left_no_record(self, bench: Bench) -> None:
         """After a hard time limit, or if its worker could not record more."""

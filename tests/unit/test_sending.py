@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -24,8 +24,9 @@ from celery_singleton_lock import (
     lock_duplicate,
 )
 from celery_singleton_lock.runtime import write_all
+from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question
+from tests.inside import at_question, silence
 from tests.servers import until
 
 QUEUED = ("until_executing", "until_executed", "until_and_while_executing", "until_expired")
@@ -76,6 +77,18 @@ class TestCaller:
         assert {(type(other), other.id) for other in others} == {(DuplicateResult, first.id)}
         assert task.lock_key_of() in others[0].lock_key
         assert abs(others[0].since - clock.wall()) < 100
+
+    @pytest.mark.parametrize("way", ["by itself", "connection", "producer", "send_task"])
+    def test_only_one_is_sent_in_whatever_way(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+        """A body may have a connection of its own, and instrumentation wraps what sends."""
+        task, send_task = queued(bench), bench.app.send_task
+        with bench.app.connection_for_write() as connection, bench.app.producer_or_acquire() as producer:
+            if way == "send_task":
+                monkeypatch.setattr(bench.app, "send_task", lambda *args, **options: send_task(*args, **options))
+            options = {"connection": {"connection": connection}, "producer": {"producer": producer}}.get(way, {})
+            found = [isinstance(task.apply_async(**options), DuplicateResult) for _ in range(2)]
+        assert found == [False, True]
+        assert len(bench.queued()) == 1
 
     def test_other_arguments_have_another_lock(self, bench: Bench) -> None:
         task = queued(bench, lambda number: number, lock_key=None)
@@ -277,13 +290,27 @@ class TestSilentServer:
         for base in (bench.task(body), bench.app.task(name="plain", shared=False)(body)):
             assert isinstance(bench.deliver(bench.send(base)), LockUnavailable)
 
-    def test_what_celery_sends_on_is_sent_without_a_lock(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("why", ["silent", "no key"])
+    def test_what_celery_sends_on_is_sent_without_a_lock(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, why: str
+    ) -> None:
         """There is nobody to whom an error would be raised."""
+
+        def body() -> str:
+            if why == "silent":
+                stack.enter_context(silence(bench.app, heard=0))
+            else:
+                monkeypatch.setattr(follows, "lock_key", raises(InvalidKey("none")), raising=False)
+            return "ran"
+
         follows = queued(bench, on_send_unavailable="raise")
-        message = bench.send(bench.task(on_success=lambda *_: None), link=follows.si())
-        with monkeypatch.context() as patch:
-            patch.setattr(follows, "lock_key", raises(InvalidKey("none")), raising=False)
+        message = bench.send(bench.task(body), link=follows.si())
+        with ExitStack() as stack:
             assert bench.deliver(message) == "ran"
+        (sent,) = bench.queued()
+        assert sent.headers["task"] == follows.name
+        monkeypatch.undo()
+        assert is_free(follows)
 
 
 class TestEnds:
@@ -340,6 +367,28 @@ class TestEnds:
             message = bench.put_back()
         assert bench.deliver(message) == "ran"
         gets_free(task)
+
+    @pytest.mark.parametrize("acks_late", [False, True])
+    def test_not_while_the_body_takes_longer_than_the_lock_would_last(self, bench: Bench, acks_late: bool) -> None:
+        def body() -> bool:
+            clock.sleep(1.5)
+            return is_free(task)
+
+        task = queued(bench, body, lock_ttl=1.0, lock_queue_ttl=1.0, acks_late=acks_late)
+        assert bench.deliver(bench.send(task)) is False
+
+    @pytest.mark.parametrize("acks_late", [False, True])
+    def test_not_for_as_long_as_a_message_that_was_put_back_may_wait(self, bench: Bench, acks_late: bool) -> None:
+        """Whoever had it put back may have renewed it for a shorter time."""
+        task = queued(bench, on_conflict="retry", acks_late=acks_late, lock_wait=0.5)
+        message = bench.send(task)
+        write_all()
+        with hold_lock(task):
+            bench.deliver(message)
+        bench.put_back()
+        write_all()
+        bench.later(900.0)
+        assert not is_free(task)
 
     @pytest.mark.parametrize("acks_late", [False, True])
     def test_not_between_two_attempts(self, bench: Bench, acks_late: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any
 
 import celery
@@ -30,6 +31,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task.run import seconds_until
 from tests.inside import hold
 
 _numbers = itertools.count()
@@ -190,6 +192,24 @@ class TestLeftBehind:
         store.acquire(LockRequest(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone)))
         monkeypatch.setattr(store, "free", lambda *_, **__: False)
         assert task.apply().state == "IGNORED"
+
+
+class TestSecondsUntil:
+    @pytest.mark.parametrize(
+        ("when", "seconds"),
+        [
+            (None, 0),
+            (0, 0),
+            (-5, 0),
+            (7.5, 7.5),
+            (datetime.fromtimestamp(1060, timezone.utc), 60),
+            (datetime.fromtimestamp(940, timezone.utc), 0),
+            (datetime(1970, 1, 1, 0, 17, 40), 60),
+        ],
+    )
+    def test_seconds_until_a_retry(self, monkeypatch: pytest.MonkeyPatch, when: object, seconds: float) -> None:
+        monkeypatch.setattr(clock, "wall", lambda: 1000.0)
+        assert seconds_until(Retry(when=when)) == seconds
 
 
 class TestConflict:
