@@ -108,9 +108,9 @@ MUTANTS = (
     ),
     _run(
         "a message counts as reported when all that follows on it was sent",
-        old="                settling.settle_after(it, ended)\n        if freed:",
+        old="                settling.settle_after(it, ended)\n",
         new="                it.runtime.record_writer.replace(\n"
-        "                    it.key, it.record(Outcome(ended.state, settled=True)))\n        if freed:",
+        "                    it.key, it.record(Outcome(ended.state, settled=True)))\n",
     ),
     _acquisition(
         "each delivery asks under an owner of its own",
