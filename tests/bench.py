@@ -12,6 +12,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -27,7 +28,8 @@ from celery.worker import state, strategy
 from kombu import Queue
 from kombu.message import Message
 
-from celery_singleton_lock import SingletonTask, clock
+from celery_singleton_lock import LockConflict, SingletonTask, clock
+from celery_singleton_lock.testing import hold_lock
 from tests.inside import settles_nothing_later
 
 _numbers = itertools.count()
@@ -40,6 +42,13 @@ def raises(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+def is_free(task: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether nobody holds the lock of this call."""
+    with suppress(LockConflict), hold_lock(task, *args, **kwargs):
+        return True
+    return False
 
 
 @dataclass(frozen=True)

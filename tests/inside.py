@@ -88,14 +88,15 @@ def at_question(
 
 
 @contextmanager
-def silence(app: Celery, *, heard: int) -> Iterator[None]:
-    """The lock server answers nothing; it hears so many questions, and carries them out."""
-    asked = itertools.count()
+def silence(app: Celery, *, heard: int) -> Iterator[list[int]]:
+    """The lock server answers nothing; it hears so many questions, and carries them out; yields their sizes so far."""
+    asked, sizes = itertools.count(), list[int]()
 
     def asked_by(name: str, ask: Ask) -> Ask:
         def get_no_answer(*args: Any, **options: Any) -> Any:
             if not (args or options):  # It asks nothing.
                 return ask()
+            sizes.append(len(repr((args, options))))
             if next(asked) < heard:
                 ask(*args, **options)
             if name not in NEVER_RAISES:
@@ -105,7 +106,7 @@ def silence(app: Celery, *, heard: int) -> Iterator[None]:
         return get_no_answer
 
     with _every_question(app, asked_by):
-        yield
+        yield sizes
 
 
 def raise_at_call(number: int, error: Exception) -> list[str]:
