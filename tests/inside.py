@@ -27,6 +27,8 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.worker.request import aside
+from tests.patience import LIMIT
 
 #: The folder of the package, and that of the stores: no signal comes there, as far as a caller can tell.
 PACKAGE = os.path.dirname(celery_singleton_lock.__file__) + os.sep
@@ -135,6 +137,13 @@ def settles_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
     for so long.
     """
     monkeypatch.setattr(RecordWriter, "replace", lambda *_: None)
+
+
+def finish_aside() -> None:
+    """Wait until a main process has done what it does in another thread."""
+    done = threading.Event()
+    aside.do(done.set)
+    assert done.wait(LIMIT)
 
 
 def hold(task: Any, *args: Any, **kwargs: Any) -> Lease:
