@@ -13,7 +13,6 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import VERSION
-from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import task_revoked
 from celery.worker import state
 from kombu.exceptions import EncodeError
@@ -213,26 +212,7 @@ class TestWhatGoesOn:
 
 
 class TestLockOfAMessage:
-    """A message frees the lock that it was sent with, also if it ends before its task is called, or is killed."""
-
-    def test_soft_time_limit_before_the_task_is_called(self, bench: Bench) -> None:
-        task = bench.task(lock_scope="until_executed", before_start=raises(SoftTimeLimitExceeded()))
-        message = bench.send(task)
-        bench.deliver(message)
-        finish_aside()
-        assert not is_queued(task, message)
-
-    def test_late_copy_does_not_shorten_what_a_retry_needs_for_longer(self, bench: Bench) -> None:
-        def body() -> None:
-            task.retry(countdown=3600)
-
-        task = bench.task(body, lock_scope="until_executed", lock_queue_ttl=60)
-        message = bench.send(task)
-        bench.deliver(message)
-        bench.queued()
-        bench.deliver(message, redelivered=True)
-        bench.later(100.0)
-        assert is_queued(task, message)
+    """A message that is cancelled or revoked frees the lock that it was sent with."""
 
     @pytest.mark.parametrize("acks_late", [True, False])
     def test_message_is_cancelled(self, bench: Bench, acks_late: bool) -> None:

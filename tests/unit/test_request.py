@@ -14,7 +14,7 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from celery.worker.state import revoked
 from kombu.message import Message
 
@@ -31,6 +31,7 @@ from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import HELD, SingletonRequest, children_of
+from tests.inside import finish_aside
 from tests.patience import until
 
 _numbers = itertools.count()
@@ -357,3 +358,33 @@ def test_cancelled_message_of_a_child_frees_what_it_brought_when_that_is_gone(
     assert store.held(key)
     request.on_failure(info(Terminated(15)))
     until(lambda: bool(store.held(key)) is late, "the lock is free")
+
+
+@pytest.mark.parametrize(("error", "is_freed"), [(SoftTimeLimitExceeded(), True), (ValueError("its own"), False)])
+def test_soft_time_limit_before_the_task_is_called_frees_what_the_message_brought(
+    app: Celery, receive: Callable[..., SingletonRequest], error: Exception, is_freed: bool
+) -> None:
+    """A process that was called frees it itself."""
+    store, task, owner = Runtime.of(app).store, make(app)._get_current_object(), new_owner()
+    key = key_of_queue(key_of_text(app.main, "job", "1"))
+    store.acquire(LockRequest(key, owner, ttl=600, holder=Holder()))
+    request = receive(task, carries={"queue": [task.name, key, owner, 600.0, 1, "until_executed"]})
+    request.on_accepted(1, time.monotonic())
+    request.acknowledge()
+    if not is_freed:
+        begin(request)
+    request.on_failure(info(error), return_ok=True)
+    finish_aside()
+    assert bool(store.held(key)) is not is_freed
+
+
+def test_late_copy_does_not_shorten_the_lock_that_a_retry_needs_for_longer(
+    app: Celery, receive: Callable[..., SingletonRequest]
+) -> None:
+    runtime, task, key, owner = Runtime.of(app), make(app), key_of_queue(key_of_text(app.main, "job", "1")), new_owner()
+    runtime.store.acquire(LockRequest(key, owner, ttl=3600, holder=Holder()))
+    brought = [task.name, key, owner, 60.0, 1, "until_executed"]
+    receive(task, redelivered=True, carries={"queue": brought})
+    assert runtime.confirmations.write() is None
+    (held,) = runtime.store.held(key)
+    assert held.remaining > 60
