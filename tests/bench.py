@@ -78,12 +78,14 @@ class Bench:
     Attributes:
         runs: the ids of the messages whose bodies have begun, in order.
         answers: what the broker was told, in order: "ack", "reject" or "requeue".
+        events: the kinds of Celery's events that the worker has sent, in order.
     """
 
     def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         self.app, self._monkeypatch = app, monkeypatch
         self.runs: list[str] = []
         self.answers: list[str] = []
+        self.events: list[str] = []
         self._jump = 0.0
         self._lives: tuple[bool, threading.Event] | None = None
         self._is_over = threading.Event()
@@ -95,7 +97,7 @@ class Bench:
             app=app,
             hostname="bench@here",
             connection_errors=(OSError,),
-            event_dispatcher=None,
+            event_dispatcher=SimpleNamespace(enabled=True, send=lambda kind, **_: self.events.append(kind)),
             timer=SimpleNamespace(call_at=lambda _at, begin, arguments, **_: begin(*arguments)),
             apply_eta_task=self._begin,
             disable_rate_limits=True,

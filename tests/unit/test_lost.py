@@ -418,6 +418,13 @@ class TestAnnounced:
         with hold_lock(task):
             bench.deliver(bench.send(task))
         assert told == [{"terminated": False, "signum": None, "expired": False}] * is_told
+        assert bench.events.count("task-revoked") == is_told
+
+    def test_copy_that_has_expired(self, bench: Bench, told: list[Any]) -> None:
+        message = bench.send(bench.task(acks_late=True)).but(expires="2020-01-01T00:00:00+00:00")
+        assert bench.deliver(message, redelivered=True) == "REVOKED"
+        assert told == [{"terminated": False, "signum": None, "expired": True}]
+        assert bench.events.count("task-revoked") == 1
 
 
 def test_inspect_does_not_show_what_is_ours(bench: Bench) -> None:
