@@ -310,6 +310,13 @@ class TestServer:
             store.acquire(LockRequest("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME))
         store.close()
 
+    def test_user_without_the_right_to_a_time_gets_an_error(self, store: Store, client: Redis) -> None:
+        taken(store)
+        client.acl_setuser("default", enabled=True, commands=["-pttl"])
+        for look in (store.inspect, store.held):
+            with pytest.raises(LockUnavailable, match="permission"):
+                look(KEY)
+
     def test_wrong_password_is_reported_at_once_without_it(self, own_redis: RedisServer, client: Redis) -> None:
         client.config_set("requirepass", "right")
         store = open_url(f"redis://:wr0ng@127.0.0.1:{own_redis.port}/0")
