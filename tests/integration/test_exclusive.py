@@ -21,6 +21,7 @@ TTL = 4.0
 #: Calls a task eagerly, and prints its result and the names of the threads.
 EAGER = """
 import sys, threading
+from celery import Celery
 from celery_singleton_lock import SingletonTask
 app = Celery("eager", singleton_lock_backend=sys.argv[1])
 report = app.task(base=SingletonTask, name="eager.report")(lambda: "report")
