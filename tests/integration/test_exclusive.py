@@ -24,7 +24,9 @@ import sys, threading
 from celery import Celery
 from celery_singleton_lock import SingletonTask
 app = Celery("eager", singleton_lock_backend=sys.argv[1])
-report = app.task(base=SingletonTask, name="eager.report")(lambda: "report")
+@app.task(base=SingletonTask, name="eager.report")
+def report():
+    return "report"
 print(report.apply().get(), *(thread.name for thread in threading.enumerate()))
 """
 
