@@ -10,8 +10,10 @@ import itertools
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -27,10 +29,15 @@ from celery.worker import state, strategy
 from kombu import Queue
 from kombu.message import Message
 
-from celery_singleton_lock import SingletonTask, clock
+from celery_singleton_lock import LockConflict, SingletonTask, clock
+from celery_singleton_lock.testing import hold_lock
 from tests.inside import settles_nothing_later
+from tests.patience import LIMIT
 
 _numbers = itertools.count()
+
+#: The child that this thread is.
+_child = threading.local()
 
 
 def raises(error: BaseException) -> Callable[..., Any]:
@@ -40,6 +47,13 @@ def raises(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+def is_free(task: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether nobody holds the lock of this call."""
+    with suppress(LockConflict), hold_lock(task, *args, **kwargs):
+        return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -64,20 +78,26 @@ class Bench:
     Attributes:
         runs: the ids of the messages whose bodies have begun, in order.
         answers: what the broker was told, in order: "ack", "reject" or "requeue".
+        events: the kinds of Celery's events that the worker has sent, in order.
     """
 
     def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         self.app, self._monkeypatch = app, monkeypatch
         self.runs: list[str] = []
         self.answers: list[str] = []
+        self.events: list[str] = []
         self._jump = 0.0
+        self._lives: tuple[bool, threading.Event] | None = None
+        self._is_over = threading.Event()
+        #: What Celery's worker knows of the message whose child was lost last.
+        self._lost: Any = None
         settles_nothing_later(monkeypatch)
         app.conf.update(task_default_queue=app.main, task_publish_retry=False, worker_hijack_root_logger=False)
         self._consumer = SimpleNamespace(
             app=app,
             hostname="bench@here",
             connection_errors=(OSError,),
-            event_dispatcher=None,
+            event_dispatcher=SimpleNamespace(enabled=True, send=lambda kind, **_: self.events.append(kind)),
             timer=SimpleNamespace(call_at=lambda _at, begin, arguments, **_: begin(*arguments)),
             apply_eta_task=self._begin,
             disable_rate_limits=True,
@@ -141,6 +161,32 @@ class Bench:
         handle(delivered, None, lambda *_: self.answers.append("ack"), self._reject, ())
         return self.end(message)
 
+    def lose(self, message: Sent, *, runs: bool = True, redelivered: bool = False) -> Any:
+        """Deliver a message to a child that dies before it runs anything, or where its task calls `die`, or else as it
+        is about to report the end; returns Celery's request, which knows nothing of that yet.
+        """
+        died = threading.Event()
+        self._lives = runs, died
+        try:
+            self.deliver(message, redelivered=redelivered)
+            assert not runs or died.wait(LIMIT)
+        finally:
+            self._lives = None
+        return self._lost
+
+    def die(self) -> None:
+        """End the child that is to be lost, in which nothing goes on from here."""
+        if (died := getattr(_child, "died", None)) is not None:
+            died.set()
+            self._is_over.wait()
+            raise SystemExit
+
+    def terminate(self, _signal: int) -> None:
+        """As what a pool has given out for a request."""
+
+    def close(self) -> None:
+        self._is_over.set()
+
     def end(self, message: Sent) -> Any:
         """The value; or the exception that the body raised; or the name of any other state. None without a backend."""
         if isinstance(self.app.backend, DisabledBackend):
@@ -184,6 +230,18 @@ class Bench:
     ) -> Bench:
         """As a pool: carry out a request. A body that raises `SystemExit`, say, is a child that is gone."""
         accept_callback(os.getpid(), time.monotonic())
+        if self._lives is not None:
+            (runs, died), self._lives = self._lives, None
+
+            def run() -> None:
+                _child.died = died
+                with suppress(SystemExit):
+                    target(*args, app=self.app)
+                died.set()
+
+            if runs:
+                threading.Thread(target=run, daemon=True).start()
+            return self
         try:
             ended = target(*args, app=self.app)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as gone:
@@ -194,6 +252,8 @@ class Bench:
         return self
 
     def _begin(self, request: Any) -> None:
+        if self._lives is not None:
+            self._lost = request
         request.execute_using_pool(self)
 
     def _reject(self, _logger: Any, _errors: Any, requeue: bool = False) -> None:

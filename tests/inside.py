@@ -27,6 +27,8 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.worker.request import aside
+from tests.patience import LIMIT
 
 #: The folder of the package, and that of the stores: no signal comes there, as far as a caller can tell.
 PACKAGE = os.path.dirname(celery_singleton_lock.__file__) + os.sep
@@ -88,14 +90,15 @@ def at_question(
 
 
 @contextmanager
-def silence(app: Celery, *, heard: int) -> Iterator[None]:
-    """The lock server answers nothing; it hears so many questions, and carries them out."""
-    asked = itertools.count()
+def silence(app: Celery, *, heard: int) -> Iterator[list[int]]:
+    """The lock server answers nothing; it hears so many questions, and carries them out; yields their sizes so far."""
+    asked, sizes = itertools.count(), list[int]()
 
     def asked_by(name: str, ask: Ask) -> Ask:
         def get_no_answer(*args: Any, **options: Any) -> Any:
             if not (args or options):  # It asks nothing.
                 return ask()
+            sizes.append(len(repr((args, options))))
             if next(asked) < heard:
                 ask(*args, **options)
             if name not in NEVER_RAISES:
@@ -105,7 +108,7 @@ def silence(app: Celery, *, heard: int) -> Iterator[None]:
         return get_no_answer
 
     with _every_question(app, asked_by):
-        yield
+        yield sizes
 
 
 def raise_at_call(number: int, error: Exception) -> list[str]:
@@ -134,6 +137,13 @@ def settles_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
     for so long.
     """
     monkeypatch.setattr(RecordWriter, "replace", lambda *_: None)
+
+
+def finish_aside() -> None:
+    """Wait until a main process has done what it does in another thread."""
+    done = threading.Event()
+    aside.do(done.set)
+    assert done.wait(LIMIT)
 
 
 def hold(task: Any, *args: Any, **kwargs: Any) -> Lease:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import pytest
-from redis import Redis
+from redis import ConnectionPool, Redis
 
 from celery_singleton_lock import LockUnavailable, clock
-from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.task.outcome import OF_USE, Outcome
 from tests.patience import LIMIT
+
+#: What a store is asked with, and answers.
+__all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Record", "Reservation", "StopOrder", "Store")
+__all__ += ("OF_USE", "Outcome", "new_owner", "open_url")
 
 #: As much of an owner as all attempts of a Redlock share.
 SHARED = 24
@@ -34,7 +43,38 @@ SECONDS = {
     "of one wait for a stop": "stores.redis.stops.SLICE",
     "of one wait for a stop in memory": "stores.memory.stops.SLICE",
     "until a dead process is removed from a line": "stores.redis.in_line.LONG_GONE",
+    "of one wait of a waiter": "stores.redis.waiter.SLICE",
+    "for which a node may be mute": "stores.redis.redlock.conversation.MUTE_FOR",
+    "that the nodes have to answer": "stores.redis.redlock.store.MAX_ANSWER",
+    "that a promise lasts": "stores.redis.redlock.store.PROMISED",
 }
+
+
+def seconds(what: str) -> float:
+    """The value of such a constant."""
+    return float(named(SECONDS[what]))
+
+
+#: Numbers, by what they count.
+NUMBERS = {
+    "records in one round trip": "record_writer.BATCH",
+    "calls that are pending at most": "stores.redis.pending_calls.MOST",
+    "tries to send a question": "stores.redis.store.TRIES",
+    "tries to ask the nodes": "stores.redis.redlock.nodes.TRIES",
+    "answers that a node may owe": "stores.redis.redlock.conversation.MUTE",
+    "names of attempts": "stores.redis.redlock.commands.ATTEMPTS",
+    "late attempts that are remembered": "stores.redis.redlock.store.MOST_LATE",
+}
+
+
+def number(what: str) -> int:
+    """The value of such a constant."""
+    return int(named(NUMBERS[what]))
+
+
+def set_number(monkeypatch: pytest.MonkeyPatch, what: str, value: int) -> None:
+    """Give it another value for this test."""
+    monkeypatch.setattr(f"celery_singleton_lock.{NUMBERS[what]}", value)
 
 
 def set_seconds(monkeypatch: pytest.MonkeyPatch, what: str, value: float) -> None:
@@ -65,6 +105,21 @@ def waiting_set(key: str) -> str:
 def line_hash(key: str) -> str:
     """Where main processes write how many copies they have in line."""
     return str(named("stores.redis.keyspace.line_key")(key))
+
+
+def shared_counter(key: str) -> str:
+    """Where a server counts the fencing tokens of this lock and of others."""
+    return str(named("stores.redis.keyspace.shared_fence_key")(named("stores.redis.keyspace.shared")(key)))
+
+
+def record_key(key: str, message: str) -> str:
+    """Where the record of a message is."""
+    return str(named("stores.redis.keyspace.done_key")(key, message))
+
+
+def slots_number(key: str) -> str:
+    """Where the number of a semaphore's slots is."""
+    return str(named("stores.redis.keyspace.slots_key")(key))
 
 
 def of_queue(key: str) -> str:
@@ -113,6 +168,243 @@ def end_hold(where: Redis | Store, key: str, owner: str) -> bool:
     values = {name: where.get(name) for name in where.scan_iter(f"{key}*", _type="string")}
     names = [name for name, value in values.items() if str(value).startswith(owner[:SHARED])]
     return bool(names) and bool(where.delete(*names))
+
+
+class Kept:
+    """A lease that is renewed until it is released.
+
+    Attributes:
+        told: set when the holder is told that the lease is lost.
+        left: how many seconds it would have lasted then.
+    """
+
+    def __init__(self, store: Store, lease: Lease, heartbeat: Any = None) -> None:
+        self.lease = lease
+        self.told = threading.Event()
+        self.left = 0.0
+        self._heartbeat = heartbeat or named("heartbeat.Heartbeat")(store)
+        self._heartbeat.start(lease, self.lost)
+
+    @classmethod
+    def together(cls, store: Store, leases: Sequence[Lease]) -> list[Kept]:
+        """Leases that are renewed in the same rounds, as those of a process are."""
+        heartbeat = named("heartbeat.Heartbeat")(store)
+        return [cls(store, lease, heartbeat) for lease in leases]
+
+    def lost(self) -> None:
+        if not self.told.is_set():
+            self.left = self.lease.remaining
+            self.told.set()
+
+    def release(self) -> None:
+        self._heartbeat.stop(self.lease)
+
+
+#: A command to a server, and its answer.
+Call = Callable[..., Any]
+
+
+def calls_through(patch: pytest.MonkeyPatch, store: Store, through: Callable[[Call], Call]) -> None:
+    """All that a store asks its server goes through this from now on."""
+    servers: Any = store._servers  # type: ignore[attr-defined]
+    patch.setattr(servers, "run", through(servers.run))
+
+
+def has_connections(store: Store, number: int) -> None:
+    """Open so many connections, and leave them unused."""
+    with ExitStack() as threads:
+        for _ in range(number):
+            threads.enter_context(store._servers.connection())  # type: ignore[attr-defined]
+
+
+def wake_up_of(store: Store, key: str) -> Any:
+    """A place in the line of those that wait for a lock."""
+    return store._wake_up(key)  # type: ignore[attr-defined]
+
+
+def asking_waiter(store: Store, key: str, ask: Callable[[], Any]) -> Any:
+    """A waiter that asks once more when it was woken."""
+    return named("stores.waiters.AskingWaiter")(wake_up_of(store, key), ask)
+
+
+def is_settled(store: Store) -> bool:
+    """Whether the store has nothing to tell its server any more."""
+    return not store._pending  # type: ignore[attr-defined]
+
+
+def owe(store: Store, call: Any, *, name: object = "owed", seconds: float = 60.0) -> None:
+    """Have the store tell its server this later."""
+    store._pending.add(name, call, seconds=seconds)  # type: ignore[attr-defined]
+
+
+def owed(store: Store) -> list[Any]:
+    """The names of what it has to tell."""
+    return list(store._pending._calls)  # type: ignore[attr-defined]
+
+
+def forget_owed(store: Store) -> None:
+    """As if it had nothing to tell."""
+    store._pending.start_anew()  # type: ignore[attr-defined]
+
+
+def repeat_nothing(patch: pytest.MonkeyPatch, store: Store) -> None:
+    """It tells its server nothing more by itself."""
+    patch.setattr(store._pending._repeater, "_settle", lambda: True)  # type: ignore[attr-defined]
+
+
+def repeating_thread(store: Store) -> threading.Thread | None:
+    """The thread that tells it."""
+    pending: Any = store._nodes if hasattr(store, "_nodes") else store._pending  # type: ignore[attr-defined]
+    thread: threading.Thread | None = pending._repeater._thread
+    return thread
+
+
+def command(name: str, *args: Any, **options: Any) -> Any:
+    """A command to a server: "free", "abandon" or "wake"."""
+    return named(f"stores.redis.lock_commands.{name}")(*args, **options)
+
+
+def told(store: Store, call: Any) -> Any:
+    """What the server answers to it."""
+    return store._servers.run(call)  # type: ignore[attr-defined]
+
+
+def asked(store: Store, *call: Any) -> Any:
+    """What the server answers to a command of Redis."""
+    with store._servers.connection() as connection:  # type: ignore[attr-defined]
+        return connection.ask(call)
+
+
+class Settling:
+    """Writes records beside the messages, as a worker does."""
+
+    def __init__(self, store: Store) -> None:
+        self._writer = named("record_writer.RecordWriter")(store)
+
+    def replace(self, key: str, record: Record, *, at_once: bool = False) -> None:
+        (self._writer.replace_now if at_once else self._writer.replace)(key, record)
+
+    def write(self) -> Any:
+        return self._writer.write()
+
+    def is_done(self) -> bool:
+        return not self._writer._records
+
+
+#: The files of the package in which a store makes a question.
+QUESTION = ("redis/store.py", "redis/question.py")
+
+
+def set_dropped(patch: pytest.MonkeyPatch, note: Callable[[Any], object]) -> None:
+    """Note which connections with an unread answer are given up, and keep them."""
+    patch.setattr(named("stores.redis.server.Unread"), "drop", lambda unread: note(unread))
+
+
+def interrupt_release(patch: pytest.MonkeyPatch, interrupt: Callable[..., Any]) -> None:
+    """Before it is sent."""
+    patch.setattr(named("stores.redis.stencil"), "free", interrupt)
+
+
+def server_at(port: int) -> Any:
+    """A server that is asked directly."""
+    return named("stores.redis.server.Server")(ConnectionPool(port=port))
+
+
+#: How the nodes of a Redlock are asked, by what is done.
+STEPS = {"connect": "connect", "ask": "ask", "send": "send", "send to one": "_send"}
+
+
+def _conversation() -> Any:
+    return named("stores.redis.redlock.conversation.Conversation")
+
+
+def step(what: str) -> Any:
+    """What takes that step."""
+    return getattr(_conversation(), STEPS[what])
+
+
+def set_step(patch: pytest.MonkeyPatch, what: str, function: Callable[..., Any]) -> None:
+    """Have this take it."""
+    patch.setattr(_conversation(), STEPS[what], function)
+
+
+def node_command(name: str, *args: Any, **options: Any) -> Any:
+    """A command to a node: "vote", "undo", "free", "refuse", "take_back" or "abandon"; or "promise_of" a record, the
+    name of "next_attempt" or that of an attempt ("attempt_of").
+    """
+    return named(f"stores.redis.redlock.commands.{name}")(*args, **options)
+
+
+def nodes_of(store: Store) -> Sequence[Any]:
+    """The nodes of a Redlock."""
+    each: Sequence[Any] = store._nodes.each  # type: ignore[attr-defined]
+    return each
+
+
+def node_told(store: Store, node: int, call: Any) -> Any:
+    """What a node answers to a command."""
+    return nodes_of(store)[node].server.run(call)
+
+
+def answer(name: str) -> Any:
+    """An answer of a server: GRANTED, GIVEN_UP."""
+    return named("stores.redis.lock_answers.Answer")[name]
+
+
+def answer_to_free(name: str) -> Any:
+    """An answer to a release: NOT_OURS."""
+    return named("stores.redis.lock_answers.FreeAnswer")[name]
+
+
+def talk_of(store: Store) -> Any:
+    """The connections that a thread used last to ask the nodes."""
+    return store._nodes._conversations[-1]  # type: ignore[attr-defined]
+
+
+def listened(store: Store, through: Callable[[Call], Call]) -> None:
+    """Its waits for answers go through this from now on."""
+    talk = talk_of(store)
+    talk._hear = through(talk._hear)
+
+
+def has_heard_all(store: Store, but: int | None = None) -> bool:
+    """Whether all nodes but one have answered everything on the last connections."""
+    talk = talk_of(store)
+    talk.collect()
+    return not any(left for node, left in enumerate(talk._unanswered) if node != but)
+
+
+def connected(store: Store) -> list[bool]:
+    """Which nodes the last connections reach."""
+    return [connection is not None for connection in talk_of(store)._connections]
+
+
+def node_owes(node: Any, call: Any, seconds: float) -> None:
+    """Have a node be told this later."""
+    not_asked = named("stores.redis.redlock.conversation.NotAsked")
+    node.note(call, clock.now() + seconds, not_asked())
+
+
+def node_at(port: int) -> Any:
+    """A node that is connected to."""
+    node = named("stores.redis.redlock.node.Node")(server_at(port))
+    with node.server.connection():
+        return node
+
+
+def tries_through(store: Store, through: Callable[[Call], Call]) -> None:
+    """Its tries to get a slot go through this from now on."""
+    store._try = through(store._try)  # type: ignore[attr-defined]
+
+
+def queue_lock(key: str, owner: str, seconds: float) -> Any:
+    """The lock that a message is sent with."""
+    return named("task.queue_lock.QueueLock")(key, owner, seconds=seconds, limit=1, scope="until_executed")
+
+
+def confirmations(store: Store) -> Any:
+    """What confirms sent messages."""
+    return named("confirmations.Confirmations")(store)
 
 
 def break_promise(monkeypatch: pytest.MonkeyPatch, promise: str) -> None:

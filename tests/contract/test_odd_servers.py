@@ -91,7 +91,7 @@ class TestInvalidAnswers:
 
     def test_no_lease(self, store: Store, direct: Store, proxies: Sequence[ForgingProxy], answer: bytes) -> None:
         self.forge(proxies, answer)
-        with pytest.raises(LockUnavailable):
+        with pytest.raises(LockUnavailable, match="is not an answer to"):
             store.acquire(asked())
         for proxy in proxies:
             proxy.be_honest()
@@ -101,6 +101,14 @@ class TestInvalidAnswers:
         lease, other = taken(store), Hold(f"{KEY}2", new_owner(), ttl=TTL)
         end = lease.trusted_until
         self.forge(proxies, answer)
+        with pytest.raises(LockUnavailable):
+            store.renew([lease, other], timeout=1.0)
+        assert lease.trusted_until == end
+
+    def test_too_few_answers_renew_nothing(self, store: Store, proxies: Sequence[ForgingProxy]) -> None:
+        lease, other = taken(store), Hold(f"{KEY}2", new_owner(), ttl=TTL)
+        end = lease.trusted_until
+        self.forge(proxies, b"*1\r\n:1\r\n")
         with pytest.raises(LockUnavailable):
             store.renew([lease, other], timeout=1.0)
         assert lease.trusted_until == end

@@ -14,27 +14,33 @@ from functools import partial
 from typing import Any
 
 import pytest
-from redis import ConnectionPool, Redis
+from redis import Redis
 
 from celery_singleton_lock import LockUnavailable, clock
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.record_writer import RecordWriter
-from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Server, Unread
-from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task.outcome import OF_USE, Outcome
 from celery_singleton_lock.testing import RedisServer
+from tests.contract import inside
+from tests.contract.inside import (
+    OF_USE,
+    Held,
+    Hold,
+    Holder,
+    Lease,
+    LockRequest,
+    Outcome,
+    Record,
+    Reservation,
+    Store,
+    is_settled,
+    new_owner,
+    open_url,
+)
 from tests.integration.conftest import until
 from tests.proxy import LossyProxy
 
 KEY = "late:{job:1}"
 
 #: The highest fence given out for this key and others.
-FENCE = keyspace.shared_fence_key(keyspace.shared(KEY))
+FENCE = inside.shared_counter(KEY)
 ME = Holder("my-task", 1, "worker@host", 42, 1000.0)
 OTHER = Holder("other", 0, "elsewhere", 7, 1.0)
 
@@ -93,10 +99,9 @@ def proxy(own_redis: RedisServer) -> Iterator[LateProxy]:
 
 
 @pytest.fixture
-def store(proxy: LateProxy) -> Iterator[RedisStore]:
+def store(proxy: LateProxy) -> Iterator[Store]:
     """A store behind the proxy; the server already knows the scripts."""
     store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
-    assert isinstance(store, RedisStore)
     store.free(taken(store))
     yield store
     proxy.hold(0)
@@ -104,19 +109,18 @@ def store(proxy: LateProxy) -> Iterator[RedisStore]:
 
 
 @pytest.fixture
-def direct(own_redis: RedisServer) -> Iterator[RedisStore]:
+def direct(own_redis: RedisServer) -> Iterator[Store]:
     """A store that reaches the server without the proxy."""
     store = open_url(own_redis.url)
-    assert isinstance(store, RedisStore)
     yield store
     store.close()
 
 
-def ask(store: RedisStore, owner: str = "", **more: object) -> Lease | Held | Record:
+def ask(store: Store, owner: str = "", **more: object) -> Lease | Held | Record:
     return store.acquire(LockRequest(KEY, owner or new_owner(), **{"ttl": TTL, "holder": OTHER, **more}))  # type: ignore[arg-type]
 
 
-def taken(store: RedisStore, owner: str = "", **more: object) -> Lease:
+def taken(store: Store, owner: str = "", **more: object) -> Lease:
     lease = ask(store, owner, **more)
     assert isinstance(lease, Lease)
     return lease
@@ -130,14 +134,8 @@ def set_refusing(client: Redis, refuses: str, is_refusing: bool) -> None:
         client.config_set("maxmemory", int(is_refusing))
 
 
-def is_settled(store: RedisStore) -> bool:
-    return not store._pending
-
-
 class TestAcquire:
-    def test_first_try_takes_nothing_after_the_second_one_was_released(
-        self, store: RedisStore, proxy: LateProxy
-    ) -> None:
+    def test_first_try_takes_nothing_after_the_second_one_was_released(self, store: Store, proxy: LateProxy) -> None:
         proxy.hold(1)
         lease = taken(store)
         assert store.free(lease)
@@ -146,7 +144,7 @@ class TestAcquire:
         assert store.held(KEY) == []
 
     def test_first_try_takes_nothing_after_the_second_one_found_the_lock_held(
-        self, store: RedisStore, proxy: LateProxy
+        self, store: Store, proxy: LateProxy
     ) -> None:
         other = taken(store)
         proxy.hold(1)
@@ -156,7 +154,7 @@ class TestAcquire:
         assert store.held(KEY) == []
 
     def test_first_try_takes_nothing_after_the_second_one_found_the_message_done(
-        self, store: RedisStore, proxy: LateProxy
+        self, store: Store, proxy: LateProxy
     ) -> None:
         store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0))
         proxy.hold(1)
@@ -164,9 +162,7 @@ class TestAcquire:
         proxy.deliver()
         assert store.held(KEY) == []
 
-    def test_first_try_that_arrives_while_the_second_one_holds_the_lock(
-        self, store: RedisStore, proxy: LateProxy
-    ) -> None:
+    def test_first_try_that_arrives_while_the_second_one_holds_the_lock(self, store: Store, proxy: LateProxy) -> None:
         proxy.hold(1)
         lease = taken(store)
         proxy.deliver()
@@ -174,7 +170,7 @@ class TestAcquire:
         assert store.free(lease)
         assert store.held(KEY) == []
 
-    def test_no_try_takes_anything_when_all_were_given_up(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_no_try_takes_anything_when_all_were_given_up(self, store: Store, proxy: LateProxy) -> None:
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
             ask(store, holder=ME)
@@ -185,7 +181,7 @@ class TestAcquire:
 
     @pytest.mark.parametrize("refuses", ["a replica", "a full server"])
     def test_no_try_takes_anything_when_the_next_ones_were_refused(
-        self, own_redis: RedisServer, store: RedisStore, proxy: LateProxy, refuses: str
+        self, own_redis: RedisServer, store: Store, proxy: LateProxy, refuses: str
     ) -> None:
         """Nor has the server noted then that the first one was given up."""
         proxy.hold(1)
@@ -200,7 +196,7 @@ class TestAcquire:
         assert store.held(KEY) == []
 
     def test_put_back_copy_takes_over_what_was_given_up(
-        self, own_redis: RedisServer, direct: RedisStore, store: RedisStore
+        self, own_redis: RedisServer, direct: Store, store: Store
     ) -> None:
         """The server wakes up, and carries out the requests in its sockets before anything else arrives."""
         owner = new_owner()
@@ -215,7 +211,7 @@ class TestAcquire:
         assert store.free(lease)
         assert store.held(KEY) == []
 
-    def test_nothing_is_left_when_a_silent_server_wakes_up(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_nothing_is_left_when_a_silent_server_wakes_up(self, own_redis: RedisServer, direct: Store) -> None:
         own_redis.pause()
         with pytest.raises(LockUnavailable):
             ask(direct, holder=ME)
@@ -226,7 +222,6 @@ class TestAcquire:
     def test_lock_that_was_granted_too_late_is_given_back(self, own_redis: RedisServer, proxy: LateProxy) -> None:
         """Answers take longer than a third of the ttl."""
         slow = open_url(f"redis://127.0.0.1:{proxy.port}/0")
-        assert isinstance(slow, RedisStore)
         slow.free(taken(slow))
         proxy.delay(0.3)
         with pytest.raises(LockUnavailable, match="third of the ttl"):
@@ -237,20 +232,22 @@ class TestAcquire:
         slow.close()
 
     def test_interrupted_acquire_that_arrives_later(
-        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A time limit strikes during the wait for the answer."""
-        run = store._servers.run
 
-        def interrupted(call: Call, **options: float) -> object:
-            monkeypatch.setattr(store._servers, "run", run)
-            with suppress(Exception):
-                run(call, **options)  # type: ignore[arg-type]
-            raise KeyboardInterrupt
+        def interrupted(run: inside.Call) -> inside.Call:
+            def interrupt(*call: Any, **options: Any) -> object:
+                patch.undo()
+                with suppress(Exception):
+                    run(*call, **options)
+                raise KeyboardInterrupt
+
+            return interrupt
 
         proxy.hold(1)
-        monkeypatch.setattr(store._servers, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            inside.calls_through(patch, store, interrupted)
             ask(store)
         assert len(proxy.held) == 1
         until(lambda: is_settled(store))
@@ -258,23 +255,26 @@ class TestAcquire:
         assert store.held(KEY) == []
 
     def test_acquire_that_is_interrupted_at_any_line_after_its_first_answer_was_lost(
-        self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The server has carried it out: nothing of that may stay, wherever the interruption comes."""
-        run, lines_left = store._servers.run, 0
+        lines_left = 0
 
-        def lost(call: Call, **options: float) -> object:
-            monkeypatch.setattr(store._servers, "run", run)
-            run(call, **options)  # type: ignore[arg-type]
-            sys.settrace(interrupting)
-            frame = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename != __file__:
-                frame.f_trace, frame = interrupting, frame.f_back
-            raise TimeoutError
+        def lost(run: inside.Call) -> inside.Call:
+            def lose(*call: Any, **options: Any) -> object:
+                monkeypatch.undo()
+                run(*call, **options)
+                sys.settrace(interrupting)
+                frame = sys._getframe(1)
+                while frame is not None and frame.f_code.co_filename != __file__:
+                    frame.f_trace, frame = interrupting, frame.f_back
+                raise TimeoutError
+
+            return lose
 
         def interrupting(frame: Any, event: str, _: object) -> Any:
             nonlocal lines_left
-            if not frame.f_code.co_filename.endswith(("redis/store.py", "redis/question.py")):
+            if not frame.f_code.co_filename.endswith(inside.QUESTION):
                 return None
             if event == "line":
                 lines_left -= 1
@@ -287,7 +287,7 @@ class TestAcquire:
         while not is_over:
             line += 1
             lines_left = line
-            monkeypatch.setattr(store._servers, "run", lost)
+            inside.calls_through(monkeypatch, store, lost)
             try:
                 lease = taken(store)
                 is_over = True
@@ -303,7 +303,7 @@ class TestAcquire:
 
 
 class TestAbandon:
-    def test_acquire_that_arrives_later(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_acquire_that_arrives_later(self, store: Store, proxy: LateProxy) -> None:
         """As when a child was killed while its request was under way."""
         owner = new_owner()
         proxy.hold(3)
@@ -316,7 +316,7 @@ class TestAbandon:
 
     @pytest.mark.parametrize("refuses", ["a replica", "a full server"])
     def test_acquire_that_arrives_after_a_server_did_not_write(
-        self, own_redis: RedisServer, direct: RedisStore, refuses: str
+        self, own_redis: RedisServer, direct: Store, refuses: str
     ) -> None:
         owner = new_owner()
         with own_redis.client() as client:
@@ -327,7 +327,7 @@ class TestAbandon:
         with pytest.raises(LockUnavailable, match="was given up"):
             ask(direct, owner)
 
-    def test_never_raises_and_is_repeated(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_never_raises_and_is_repeated(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         own_redis.pause()
         assert direct.abandon(lease) is None
@@ -336,7 +336,7 @@ class TestAbandon:
         until(lambda: direct.held(KEY) == [])
         until(lambda: is_settled(direct))
 
-    def test_server_that_is_gone_and_comes_back(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_server_that_is_gone_and_comes_back(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         with own_redis.client() as client:
             client.save()
@@ -351,16 +351,14 @@ class TestLeave:
     """The main process writes the records of killed children: it must not wait for each of them."""
 
     def test_waits_once_for_a_server_that_is_silent(
-        self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
+        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease, asked = taken(direct), []
-        run = direct._servers.run
 
-        def noted(call: Call) -> object:
-            asked.append(call)
-            return run(call)
+        def noted(run: inside.Call) -> inside.Call:
+            return lambda call: asked.append(call) or run(call)
 
-        monkeypatch.setattr(direct._servers, "run", noted)
+        inside.calls_through(monkeypatch, direct, noted)
         own_redis.pause()
         for number in range(5):
             direct.remember(KEY, Record(f"message {number}", b"killed", 60.0))
@@ -371,24 +369,24 @@ class TestLeave:
         assert len(direct.inspect(KEY).records) == 5
         assert direct.held(KEY) == []
 
-    def test_newer_record_is_not_overwritten_later(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_newer_record_is_not_overwritten_later(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         own_redis.pause()
         direct.remember(KEY, Record(ME.message, b"killed", 60.0))
-        direct._pending.start_anew()  # As if it were sent only after the next one.
-        owed = lock_commands.free(lease, record=Record(ME.message, b"killed", 60.0)).again()
+        inside.forget_owed(direct)  # As if it were sent only after the next one.
+        owed = inside.command("free", lease, record=Record(ME.message, b"killed", 60.0)).again()
         own_redis.resume()
         direct.free(lease, record=Record(ME.message, b"settled", 60.0))
-        direct._servers.run(owed)
+        inside.told(direct, owed)
         assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
 
 @pytest.fixture
-def hold_back_release(store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch) -> Callable[[Lease], None]:
+def hold_back_release(store: Store, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch) -> Callable[[Lease], None]:
     """Holds a release back, with the record of its message's end; no thread repeats it."""
 
     def hold_back(lease: Lease) -> None:
-        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
+        inside.repeat_nothing(monkeypatch, store)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
             store.free(lease, record=Record(ME.message, b"record", 60.0))
@@ -397,7 +395,7 @@ def hold_back_release(store: RedisStore, proxy: LateProxy, monkeypatch: pytest.M
 
 
 class TestRelease:
-    def test_is_repeated_until_it_is_answered(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_is_repeated_until_it_is_answered(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct, holder=ME)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
@@ -409,7 +407,7 @@ class TestRelease:
 
     @pytest.mark.parametrize("ahead", [False, True])
     def test_is_carried_out_before_the_next_question(
-        self, store: RedisStore, hold_back_release: Callable[[Lease], None], ahead: bool
+        self, store: Store, hold_back_release: Callable[[Lease], None], ahead: bool
     ) -> None:
         """A copy of the message may ask as soon as the server answers again, and must find how it has ended."""
         hold_back_release(taken(store, holder=ME))
@@ -420,12 +418,12 @@ class TestRelease:
         assert is_settled(store)
 
     def test_question_that_was_sent_ahead_of_it_is_dropped_if_there_is_no_answer(
-        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Otherwise the kernel might send it much later."""
         lease, dropped = taken(store, holder=ME), []
-        monkeypatch.setattr(store._pending._repeater, "_settle", lambda: True)
-        monkeypatch.setattr(Unread, "drop", lambda first: dropped.append(first))
+        inside.repeat_nothing(monkeypatch, store)
+        inside.set_dropped(monkeypatch, dropped.append)
         asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=OTHER))
         proxy.hold(7)
         for ask_or_free in (partial(store.free, lease), asked.answer):
@@ -434,7 +432,7 @@ class TestRelease:
         assert len(dropped) == 1
 
     def test_is_carried_out_before_its_record_is_looked_for(
-        self, store: RedisStore, hold_back_release: Callable[[Lease], None]
+        self, store: Store, hold_back_release: Callable[[Lease], None]
     ) -> None:
         hold_back_release(taken(store, holder=ME))
         found = store.recorded(KEY, ME.message)
@@ -442,7 +440,7 @@ class TestRelease:
         assert found.content == b"record"
 
     def test_is_carried_out_before_a_copy_of_its_message_is_refused(
-        self, store: RedisStore, hold_back_release: Callable[[Lease], None]
+        self, store: Store, hold_back_release: Callable[[Lease], None]
     ) -> None:
         """A copy whose run has lost its lock is refused without asking for the lock."""
         hold_back_release(taken(store, holder=ME))
@@ -451,7 +449,7 @@ class TestRelease:
         assert found.content == b"record"
 
     def test_is_carried_out_before_a_waiter_asks_again(
-        self, store: RedisStore, hold_back_release: Callable[[Lease], None]
+        self, store: Store, hold_back_release: Callable[[Lease], None]
     ) -> None:
         """A copy of the message waits in a slot of the same process."""
         lease = taken(store, holder=ME)
@@ -463,7 +461,7 @@ class TestRelease:
         assert found.content == b"record"
 
     def test_is_carried_out_before_a_waiter_that_was_woken_has_the_lock(
-        self, store: RedisStore, own_redis: RedisServer, direct: RedisStore, hold_back_release: Callable[[Lease], None]
+        self, store: Store, own_redis: RedisServer, direct: Store, hold_back_release: Callable[[Lease], None]
     ) -> None:
         """The lease ended meanwhile, and another message has had the lock: its end wakes the copy."""
         lease, found = taken(store, holder=ME), list[Lease | Held | Record]()
@@ -479,7 +477,7 @@ class TestRelease:
         assert isinstance(found[0], Record)
         assert found[0].content == b"record"
 
-    def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
@@ -488,7 +486,7 @@ class TestRelease:
         until(lambda: is_settled(direct))
         assert direct.free(lease), "the first one worked"
 
-    def test_late_request_frees_nothing_of_the_next_holder(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_late_request_frees_nothing_of_the_next_holder(self, store: Store, proxy: LateProxy) -> None:
         lease = taken(store)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
@@ -498,7 +496,7 @@ class TestRelease:
         proxy.deliver()
         assert store.renew([other], timeout=1.0) == [True]
 
-    def test_keeps_the_lock_for_its_heir(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_keeps_the_lock_for_its_heir(self, store: Store, proxy: LateProxy) -> None:
         lease, following = taken(store, holder=ME), replace(ME, retries=2)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
@@ -512,7 +510,7 @@ class TestRelease:
         proxy.deliver()
         assert store.held(KEY) == [], "a late release keeps nothing for an heir that has come"
 
-    def test_keeps_nothing_for_an_heir_that_has_run(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_keeps_nothing_for_an_heir_that_has_run(self, own_redis: RedisServer, direct: Store) -> None:
         lease, following = taken(direct, holder=ME), replace(ME, retries=2)
         done = direct.refuse(KEY, following, Record(following.message, b"record", 60.0))
         assert done is None
@@ -523,20 +521,20 @@ class TestRelease:
         until(lambda: is_settled(direct))
         assert direct.held(KEY) == []
 
-    def test_leaves_newer_records_alone(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_leaves_newer_records_alone(self, store: Store, proxy: LateProxy) -> None:
         lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
             store.free(lease, record=record)
         until(lambda: is_settled(store))
         store.replace_records([(KEY, record._replace(content=b"settled"))])
-        store._pending.add(("free", KEY, "again"), lock_commands.free(lease, record=record), seconds=60.0)
+        inside.owe(store, inside.command("free", lease, record=record))
         until(lambda: is_settled(store))
         assert [record.content for record in store.inspect(KEY).records] == [b"settled"]
 
     @pytest.mark.parametrize("seconds", [OF_USE, 60 * OF_USE])
     def test_first_try_that_comes_last_does_not_unsettle_the_message(
-        self, store: RedisStore, proxy: LateProxy, seconds: float
+        self, store: Store, proxy: LateProxy, seconds: float
     ) -> None:
         """A first try is not marked as a repetition."""
         lease, ended = taken(store, holder=ME), Outcome("SUCCESS", b"value")
@@ -547,7 +545,7 @@ class TestRelease:
         proxy.deliver()
         assert [record.content for record in store.inspect(KEY).records] == [settled.content]
 
-    def test_record_of_another_run_replaces_the_first(self, store: RedisStore) -> None:
+    def test_record_of_another_run_replaces_the_first(self, store: Store) -> None:
         """Celery's verdict on a killed child comes last."""
         store.free(taken(store, holder=ME), record=Outcome("SUCCESS").record_of(ME, OF_USE))
         failed = Outcome("FAILURE").record_of(ME, OF_USE)
@@ -555,73 +553,70 @@ class TestRelease:
         assert [record.content for record in store.inspect(KEY).records] == [failed.content]
 
     def test_record_of_another_run_replaces_the_first_at_the_second_try_as_well(
-        self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first one did not reach the server."""
         lease = taken(store, holder=ME)
         store.remember(KEY, Outcome("FAILURE").record_of(ME, OF_USE))
         succeeded = Outcome("SUCCESS").record_of(ME, OF_USE)
-        run = store._servers.run
 
         def fail_once(*args: Any, **options: Any) -> Any:
-            monkeypatch.setattr(store._servers, "run", run)
+            monkeypatch.undo()
             raise ConnectionError("cut")
 
-        monkeypatch.setattr(store._servers, "run", fail_once)
+        inside.calls_through(monkeypatch, store, lambda _: fail_once)
         assert store.free(lease, record=succeeded)
         assert [record.content for record in store.inspect(KEY).records] == [succeeded.content]
 
-    def test_repeated_record_replaces_a_provisional_one(self, store: RedisStore) -> None:
+    def test_repeated_record_replaces_a_provisional_one(self, store: Store) -> None:
         """And a foreign value."""
         lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
-        with store._servers.connection() as connection:
-            for value in (("SET", b"?refused"), ("LPUSH", b"a stranger's")):
-                connection.ask(("DEL", keyspace.done_key(KEY, ME.message)))
-                connection.ask((value[0], keyspace.done_key(KEY, ME.message), value[1]))
-                store._servers.run(lock_commands.free(lease, record=record).again())
-                assert connection.ask(("GET", keyspace.done_key(KEY, ME.message))) == b"record"
+        key = inside.record_key(KEY, ME.message)
+        for write, value in (("SET", b"?refused"), ("LPUSH", b"a stranger's")):
+            inside.asked(store, "DEL", key)
+            inside.asked(store, write, key, value)
+            inside.told(store, inside.command("free", lease, record=record).again())
+            assert inside.asked(store, "GET", key) == b"record"
 
-    def test_is_complete_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_is_complete_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: Store) -> None:
         """A foreign value is at the key for wake-ups: the release must not be repeated over and over because of it."""
         lease = taken(direct, holder=ME)
         with own_redis.client() as client:
-            client.zadd(keyspace.waiting_key(KEY), {"waiter": 1})
-            client.set(keyspace.wake_key(KEY), "a stranger's")
+            client.zadd(inside.waiting_set(KEY), {"waiter": 1})
+            client.set(inside.wake_list(KEY), "a stranger's")
         assert direct.free(lease, record=Record(ME.message, b"record", 60.0))
         assert is_settled(direct)
         assert direct.held(KEY) == []
 
     @pytest.mark.parametrize("at_once", [False, True])
     def test_is_written_before_the_record_that_all_was_sent(
-        self, own_redis: RedisServer, direct: RedisStore, at_once: bool
+        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch, at_once: bool
     ) -> None:
         """Otherwise a copy would find a record that says that perhaps none of the next tasks were sent."""
-        writer, record = RecordWriter(direct), Record(ME.message, b"record", 60.0)
+        writer, record = inside.Settling(direct), Record(ME.message, b"record", 60.0)
         lease = taken(direct, holder=ME)
-        say_again, direct._pending._repeater._settle = direct._pending._repeater._settle, lambda: True
+        inside.repeat_nothing(monkeypatch, direct)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
             direct.free(lease, record=record)
         own_redis.resume()
         own_redis.client().ping()
         settled = record._replace(content=b"settled")
-        if at_once:
-            writer.replace_now(KEY, settled)
-        else:
-            writer.replace(KEY, settled)
+        writer.replace(KEY, settled, at_once=at_once)
+        if not at_once:
             assert writer.write() is not None, "it is tried again"
-        direct._pending._repeater._settle = say_again
-        until(lambda: not writer._records)
+        monkeypatch.undo()
+        until(writer.is_done)
         assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
     def test_delays_the_records_of_no_other_lock(
-        self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
+        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("celery_singleton_lock.record_writer.BATCH", 1)
-        writer, record = RecordWriter(direct), Record(ME.message, b"record", 60.0)
+        inside.set_number(monkeypatch, "records in one round trip", 1)
+        writer, record = inside.Settling(direct), Record(ME.message, b"record", 60.0)
         direct.remember("other", record)
         lease = taken(direct, holder=ME)
-        monkeypatch.setattr(direct._pending._repeater, "_settle", lambda: True)
+        inside.repeat_nothing(monkeypatch, direct)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
             direct.free(lease, record=record)
@@ -635,7 +630,7 @@ class TestRelease:
         assert [record.content for record in direct.inspect("other").records] == [b"again"]
 
     def test_is_repeated_if_it_was_interrupted_before_it_was_sent(
-        self, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
+        self, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A soft time limit may strike there."""
         lease, record = taken(direct, holder=ME), Record(ME.message, b"record", 60.0)
@@ -644,7 +639,7 @@ class TestRelease:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("celery_singleton_lock.stores.redis.stencil.free", interrupted)
+            inside.interrupt_release(patch, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 direct.free(lease, record=record)
         until(lambda: is_settled(direct))
@@ -664,8 +659,8 @@ class TestAge:
     @pytest.mark.parametrize("arrives", [True, False])
     def test_record_that_is_written_late_expires_on_time(
         self,
-        store: RedisStore,
-        direct: RedisStore,
+        store: Store,
+        direct: Store,
         proxy: LateProxy,
         pass_time: Callable[[float], None],
         way: str,
@@ -691,7 +686,7 @@ class TestAge:
         assert 35 < left.seconds <= 40
 
     def test_record_that_has_expired_is_not_written(
-        self, store: RedisStore, proxy: LateProxy, pass_time: Callable[[float], None]
+        self, store: Store, proxy: LateProxy, pass_time: Callable[[float], None]
     ) -> None:
         lease = taken(store, holder=ME)
         proxy.hold(1000)
@@ -707,7 +702,7 @@ class TestAge:
 
 
 class TestWaiter:
-    def test_question_that_arrives_after_the_waiter_has_left(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_question_that_arrives_after_the_waiter_has_left(self, store: Store, proxy: LateProxy) -> None:
         first, owner = taken(store), new_owner()
         assert isinstance(ask(store, owner, holder=ME, waiting=True), Held)
         with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
@@ -719,7 +714,7 @@ class TestWaiter:
         proxy.deliver()
         assert store.held(KEY) == []
 
-    def test_leaving_is_repeated(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_leaving_is_repeated(self, own_redis: RedisServer, direct: Store) -> None:
         first, owner = taken(direct), new_owner()
         assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
         with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
@@ -730,7 +725,7 @@ class TestWaiter:
         direct.free(first)
         assert direct.held(KEY) == []
 
-    def test_interrupted_waiter_on_a_silent_server(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_interrupted_waiter_on_a_silent_server(self, own_redis: RedisServer, direct: Store) -> None:
         first, owner = taken(direct), new_owner()
         assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
         with suppress(KeyboardInterrupt), direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
@@ -744,62 +739,60 @@ class TestWaiter:
 
 
 class TestDebts:
-    def test_child_of_a_fork_owes_nothing(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_child_of_a_fork_owes_nothing(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         own_redis.pause()
         direct.abandon(lease)
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if is_settled(direct) and direct._pending._repeater._thread is None else 1)
+            os._exit(0 if is_settled(direct) and inside.repeating_thread(direct) is None else 1)
         own_redis.resume()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         until(lambda: is_settled(direct))
         assert direct.held(KEY) == []
 
-    def test_thread_ends_when_nothing_is_owed(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_thread_ends_when_nothing_is_owed(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         own_redis.pause()
         direct.abandon(lease)
-        thread = direct._pending._repeater._thread
+        thread = inside.repeating_thread(direct)
         assert thread is not None
         own_redis.resume()
         until(lambda: not thread.is_alive())
 
-    def test_are_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_are_bounded_in_time(self, own_redis: RedisServer, direct: Store) -> None:
         own_redis.kill()
-        direct._pending.add(("acquire", KEY, "x"), lock_commands.abandon(Hold(KEY, "x", ttl=1)), seconds=0.2)
-        until(lambda: direct._pending._repeater._thread is None)
+        inside.owe(direct, inside.command("abandon", Hold(KEY, "x", ttl=1)), seconds=0.2)
+        until(lambda: inside.repeating_thread(direct) is None)
         assert is_settled(direct)
 
     def test_are_bounded_in_number(
-        self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
+        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("celery_singleton_lock.stores.redis.pending_calls.MOST", 10)
+        inside.set_number(monkeypatch, "calls that are pending at most", 10)
         own_redis.pause()
         leases = [Lease(f"{KEY}:{number}", new_owner(), ttl=TTL, fence=0, sent_at=0.0) for number in range(30)]
         for lease in leases:
-            direct._pending.add(lease, lock_commands.abandon(lease), seconds=60.0)
-        assert list(direct._pending._calls) == leases[-10:]
+            inside.owe(direct, inside.command("abandon", lease), name=lease)
+        assert inside.owed(direct) == leases[-10:]
         own_redis.resume()
         until(lambda: is_settled(direct))
 
-    def test_call_that_the_server_refuses_does_not_delay_the_rest(
-        self, own_redis: RedisServer, direct: RedisStore
-    ) -> None:
+    def test_call_that_the_server_refuses_does_not_delay_the_rest(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         with own_redis.client() as client:
             client.set("late:{text}:waiting", "text")
             client.set("late:{text}:run", "x" * 32)
         stranger = Hold("late:{text}", "x" * 32, ttl=1)
-        direct._pending.add(1, lock_commands.abandon(stranger), seconds=60.0)
-        direct._pending.add(2, lock_commands.abandon(lease), seconds=60.0)
+        inside.owe(direct, inside.command("abandon", stranger), name=1)
+        inside.owe(direct, inside.command("abandon", lease), name=2)
         until(lambda: direct.held(KEY) == [])
 
 
 class TestCutOff:
     """A broken connection does not throw a waiter out."""
 
-    def waiters(self, store: RedisStore, count: int) -> tuple[list[threading.Thread], list[object]]:
+    def waiters(self, store: Store, count: int) -> tuple[list[threading.Thread], list[object]]:
         ended: list[object] = []
 
         def wait(number: int) -> None:
@@ -819,7 +812,7 @@ class TestCutOff:
         until(lambda: store.inspect(KEY).waiters == count)
         return threads, ended
 
-    def test_killed_connections(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_killed_connections(self, own_redis: RedisServer, direct: Store) -> None:
         first = taken(direct)
         threads, ended = self.waiters(direct, 8)
         with own_redis.client() as client:
@@ -831,7 +824,7 @@ class TestCutOff:
             thread.join(60)
         assert ended == [True] * 8
 
-    def test_server_that_is_restarted(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_server_that_is_restarted(self, own_redis: RedisServer, direct: Store) -> None:
         taken(direct)
         threads, ended = self.waiters(direct, 4)
         own_redis.kill()
@@ -841,7 +834,7 @@ class TestCutOff:
             thread.join(60)
         assert ended == [True] * 4
 
-    def test_server_that_does_not_come_back(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_server_that_does_not_come_back(self, own_redis: RedisServer, direct: Store) -> None:
         taken(direct)
         threads, ended = self.waiters(direct, 2)
         own_redis.kill()
@@ -849,7 +842,7 @@ class TestCutOff:
             thread.join(60)
         assert [type(it) for it in ended] == [LockUnavailable] * 2
 
-    def test_server_that_forbids_waiting_is_polled(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_server_that_forbids_waiting_is_polled(self, own_redis: RedisServer, direct: Store) -> None:
         first = taken(direct)
         with own_redis.client() as client:
             client.acl_setuser("default", enabled=True, commands=["-blpop"])
@@ -868,10 +861,9 @@ class TestFrozenWaiters:
         if pid == 0:
             with suppress(BaseException):
                 store, owner, holder = open_url(url), new_owner(), Holder(f"frozen {number}")
-                assert isinstance(store, RedisStore)
                 ask(store, owner, holder=holder, waiting=True)
                 if wake_up:
-                    store._wake_up(KEY).wait(60)
+                    inside.wake_up_of(store, KEY).wait(60)
                 with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
                     while isinstance(turn.wait(60), Held):
                         pass
@@ -880,9 +872,7 @@ class TestFrozenWaiters:
         return pid
 
     @pytest.mark.parametrize("wake_up", [False, True])
-    def test_live_waiter_gets_the_lock_in_seconds(
-        self, own_redis: RedisServer, direct: RedisStore, wake_up: bool
-    ) -> None:
+    def test_live_waiter_gets_the_lock_in_seconds(self, own_redis: RedisServer, direct: Store, wake_up: bool) -> None:
         """However long the ttl is: the lock was handed to a waiter that did not take it."""
         first = taken(direct)
         pids = [self.wait_in_a_child(own_redis.url, number, wake_up=wake_up) for number in range(4)]
@@ -905,9 +895,7 @@ class TestFrozenWaiters:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
-    def test_frozen_waiter_that_goes_on_does_not_trust_the_lock(
-        self, own_redis: RedisServer, direct: RedisStore
-    ) -> None:
+    def test_frozen_waiter_that_goes_on_does_not_trust_the_lock(self, own_redis: RedisServer, direct: Store) -> None:
         first = taken(direct)
         pid = self.wait_in_a_child(own_redis.url, 1)
         try:
@@ -924,9 +912,7 @@ class TestFrozenWaiters:
             os.waitpid(pid, 0)
 
 
-def test_first_waiter_after_the_scripts_were_forgotten_keeps_its_place(
-    own_redis: RedisServer, direct: RedisStore
-) -> None:
+def test_first_waiter_after_the_scripts_were_forgotten_keeps_its_place(own_redis: RedisServer, direct: Store) -> None:
     first, owner = taken(direct), new_owner()
     assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
     with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn, own_redis.client() as client:
@@ -938,7 +924,7 @@ def test_first_waiter_after_the_scripts_were_forgotten_keeps_its_place(
 
 
 class TestFences:
-    def test_grow_over_a_restart_with_older_data(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_grow_over_a_restart_with_older_data(self, own_redis: RedisServer, direct: Store) -> None:
         with own_redis.client() as client:
             direct.free(taken(direct))
             client.save()
@@ -952,14 +938,14 @@ class TestFences:
         assert fences == sorted(set(fences))
         assert fences[-1] < 2**53
 
-    def test_grow_beyond_a_clock_that_is_behind(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_grow_beyond_a_clock_that_is_behind(self, own_redis: RedisServer, direct: Store) -> None:
         with own_redis.client() as client:
             client.set(FENCE, 2**52)
             lease = taken(direct)
             assert lease.fence == 2**52 + 1
             assert client.get(FENCE) == str(2**52 + 1)
 
-    def test_time_is_asked_for_once(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_time_is_asked_for_once(self, own_redis: RedisServer, direct: Store) -> None:
         direct.free(taken(direct))
         with own_redis.client() as client:
             client.config_resetstat()
@@ -968,7 +954,7 @@ class TestFences:
         assert stats["cmdstat_time"]["calls"] == 1
         assert "cmdstat_xadd" not in stats
 
-    def test_user_without_the_right_to_ask_for_the_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_user_without_the_right_to_ask_for_the_time(self, own_redis: RedisServer, direct: Store) -> None:
         first = taken(direct)
         direct.free(first)
         with own_redis.client() as client:
@@ -981,8 +967,7 @@ class TestFences:
 
 def test_commands_that_have_not_reached_the_server_are_dropped(own_redis: RedisServer) -> None:
     """After the connection is closed, the kernel would go on sending them, even after minutes without a network."""
-    server = Server(ConnectionPool(port=own_redis.port))
-    connection = server.open()
+    connection = inside.server_at(own_redis.port).open()
     connection.send(("CLIENT", "REPLY", "OFF"))  # Otherwise the answers would end the connection.
     own_redis.pause()
     for _ in range(20):

@@ -15,16 +15,9 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.connection import Connection
-from celery_singleton_lock.stores.redis.script import Sent
-from celery_singleton_lock.stores.redis.store import TRIES, RedisStore
-from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.testing import RedisServer
+from tests.contract import inside
+from tests.contract.inside import Held, Holder, Lease, LockRequest, Record, Reservation, Store, new_owner, open_url
 from tests.proxy import LossyProxy
 from tests.servers import until
 
@@ -40,14 +33,14 @@ def client(own_redis: RedisServer) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def store(own_redis: RedisServer) -> Iterator[RedisStore]:
+def store(own_redis: RedisServer) -> Iterator[Store]:
     store = open_url(own_redis.url)
     yield store
     store.close()
 
 
 @pytest.fixture
-def lossy(own_redis: RedisServer) -> Iterator[tuple[RedisStore, LossyProxy]]:
+def lossy(own_redis: RedisServer) -> Iterator[tuple[Store, LossyProxy]]:
     """A store behind a proxy, already connected."""
     with LossyProxy(own_redis.port) as proxy:
         store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
@@ -56,17 +49,17 @@ def lossy(own_redis: RedisServer) -> Iterator[tuple[RedisStore, LossyProxy]]:
         store.close()
 
 
-def acquire(store: RedisStore, *, ttl: float = TTL) -> Lease | Held:
+def acquire(store: Store, *, ttl: float = TTL) -> Lease | Held:
     return store.acquire(LockRequest(KEY, new_owner(), ttl=ttl, holder=ME))
 
 
-def taken(store: RedisStore, *, ttl: float = TTL) -> Lease:
+def taken(store: Store, *, ttl: float = TTL) -> Lease:
     lease = acquire(store, ttl=ttl)
     assert isinstance(lease, Lease)
     return lease
 
 
-def is_answered(store: RedisStore) -> bool:
+def is_answered(store: Store) -> bool:
     try:
         lease = acquire(store)
     except LockUnavailable:
@@ -77,31 +70,31 @@ def is_answered(store: RedisStore) -> bool:
 class TestAskedAhead:
     """An acquire is sent, and its answer read later."""
 
-    def test_is_held_before_the_answer_is_read(self, store: RedisStore, client: Redis) -> None:
+    def test_is_held_before_the_answer_is_read(self, store: Store, client: Redis) -> None:
         store.free(taken(store))  # Now the server knows the script.
         asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME))
         until(lambda: client.exists(f"{KEY}:run"))
         assert isinstance(asked.answer(), Lease)
         assert isinstance(store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)).answer(), Held)
 
-    def test_answer_that_nobody_reads(self, store: RedisStore, client: Redis) -> None:
+    def test_answer_that_nobody_reads(self, store: Store, client: Redis) -> None:
         """The next command does not get that answer."""
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         store.ask(request).drop()
         store.abandon(request.hold())
         assert isinstance(acquire(store), Lease)
 
-    def test_connection_is_cut_meanwhile(self, store: RedisStore, client: Redis) -> None:
+    def test_connection_is_cut_meanwhile(self, store: Store, client: Redis) -> None:
         asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME))
         client.client_kill_filter(_type="normal", skipme=True)
         assert isinstance(asked.answer(), Lease)
 
-    def test_server_does_not_know_the_script(self, store: RedisStore, client: Redis) -> None:
+    def test_server_does_not_know_the_script(self, store: Store, client: Redis) -> None:
         store.free(taken(store))
         client.script_flush()
         assert isinstance(store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)).answer(), Lease)
 
-    def test_server_is_gone(self, store: RedisStore, own_redis: RedisServer) -> None:
+    def test_server_is_gone(self, store: Store, own_redis: RedisServer) -> None:
         own_redis.stop()
         asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME))
         with pytest.raises(LockUnavailable):
@@ -109,28 +102,28 @@ class TestAskedAhead:
 
 
 class TestLostReplies:
-    def test_acquire_whose_reply_is_lost_does_not_deadlock(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+    def test_acquire_whose_reply_is_lost_does_not_deadlock(self, lossy: tuple[Store, LossyProxy]) -> None:
         store, proxy = lossy
         proxy.lose(1)
         lease = taken(store)
         assert proxy.lost == 1
         assert lease.held
 
-    def test_release_whose_reply_is_lost_is_a_success(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+    def test_release_whose_reply_is_lost_is_a_success(self, lossy: tuple[Store, LossyProxy]) -> None:
         store, proxy = lossy
         lease = taken(store)
         proxy.lose(1)
         assert store.free(lease)
         assert proxy.lost == 1
 
-    def test_acquire_that_is_never_answered_expires(self, lossy: tuple[RedisStore, LossyProxy], client: Redis) -> None:
+    def test_acquire_that_is_never_answered_expires(self, lossy: tuple[Store, LossyProxy], client: Redis) -> None:
         store, proxy = lossy
         proxy.lose(100)
         with pytest.raises(LockUnavailable):
             acquire(store)
         assert 0 < client.pttl(f"{KEY}:run") <= TTL * 1000
 
-    def test_renewal_whose_reply_is_lost_is_an_error(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+    def test_renewal_whose_reply_is_lost_is_an_error(self, lossy: tuple[Store, LossyProxy]) -> None:
         store, proxy = lossy
         lease = taken(store)
         assert store.renew([lease], timeout=1) == [True]
@@ -141,14 +134,14 @@ class TestLostReplies:
         assert lease.trusted_until == end
         assert store.renew([lease], timeout=1) == [True]
 
-    def test_renewal_on_a_broken_connection_opens_a_new_one(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+    def test_renewal_on_a_broken_connection_opens_a_new_one(self, lossy: tuple[Store, LossyProxy]) -> None:
         store, proxy = lossy
         lease = taken(store)
         assert store.renew([lease], timeout=1) == [True]
         proxy.cut()
         assert store.renew([lease], timeout=1) == [True]
 
-    def test_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, store: RedisStore) -> None:
+    def test_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, store: Store) -> None:
         lease = taken(store)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
@@ -158,26 +151,29 @@ class TestLostReplies:
         assert isinstance(acquire(store), Lease)
 
     def test_interrupted_acquire_leaves_nothing(
-        self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, client: Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A time limit strikes between sending and reading."""
         store.free(taken(store))
-        run, calls = store._servers.run, []
+        calls = []
 
-        def interrupted(*args: object, **kwargs: object) -> object:
-            answer = run(*args, **kwargs)  # type: ignore[arg-type]
-            if not calls:
+        def interrupted(run: inside.Call) -> inside.Call:
+            def interrupt(*args: object, **kwargs: object) -> object:
+                answer = run(*args, **kwargs)
                 calls.append(1)
-                raise KeyboardInterrupt
-            return answer
+                if len(calls) == 1:
+                    raise KeyboardInterrupt
+                return answer
 
-        monkeypatch.setattr(store._servers, "run", interrupted)
+            return interrupt
+
+        inside.calls_through(monkeypatch, store, interrupted)
         with pytest.raises(KeyboardInterrupt):
             acquire(store)
         assert client.exists(f"{KEY}:run") == 0
 
     def test_interrupted_abandon_is_sent_anyway(
-        self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, client: Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease = taken(store, ttl=600.0)
 
@@ -185,12 +181,12 @@ class TestLostReplies:
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(store._servers, "run", interrupted)
+        inside.calls_through(monkeypatch, store, lambda _: interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.abandon(lease)
         until(lambda: client.exists(f"{KEY}:run") == 0, "the server has freed it")
 
-    def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: RedisStore) -> None:
+    def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: Store) -> None:
         store.free(taken(store))
         own_redis.pause()
         started = clock.now()
@@ -201,7 +197,7 @@ class TestLostReplies:
 
 
 class TestServer:
-    def test_forgotten_scripts_are_sent_again(self, store: RedisStore, client: Redis) -> None:
+    def test_forgotten_scripts_are_sent_again(self, store: Store, client: Redis) -> None:
         lease = taken(store)
         client.script_flush()
         assert store.renew([lease], timeout=1) == [True]
@@ -210,25 +206,23 @@ class TestServer:
         client.script_flush()
         taken(store)
 
-    def test_killed_connections_are_replaced(self, store: RedisStore, client: Redis) -> None:
+    def test_killed_connections_are_replaced(self, store: Store, client: Redis) -> None:
         lease = taken(store)
         client.client_kill_filter(_type="normal", skipme=True)
         assert store.free(lease)
 
-    def test_killed_connections_do_not_use_up_all_tries(self, store: RedisStore, client: Redis) -> None:
+    def test_killed_connections_do_not_use_up_all_tries(self, store: Store, client: Redis) -> None:
         """A program with many threads has more connections than a call has tries."""
-        with ExitStack() as threads:
-            for _ in range(3 * TRIES):
-                threads.enter_context(store._servers.connection())
+        inside.has_connections(store, 3 * inside.number("tries to send a question"))
         client.client_kill_filter(_type="normal", skipme=True)
         taken(store)
 
-    def test_fence_grows_over_a_restart_that_kept_nothing(self, own_redis: RedisServer, store: RedisStore) -> None:
+    def test_fence_grows_over_a_restart_that_kept_nothing(self, own_redis: RedisServer, store: Store) -> None:
         first = taken(store)
         own_redis.restart()
         assert taken(store).fence > first.fence
 
-    def test_fence_grows_over_a_flush(self, store: RedisStore, client: Redis) -> None:
+    def test_fence_grows_over_a_flush(self, store: Store, client: Redis) -> None:
         fences = []
         for _ in range(5):
             fences.append(taken(store).fence)
@@ -236,32 +230,32 @@ class TestServer:
         assert fences == sorted(set(fences))
 
     def test_repeated_acquire_has_a_fence_when_the_highest_is_not_known_any_more(
-        self, store: RedisStore, client: Redis
+        self, store: Store, client: Redis
     ) -> None:
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         first = store.acquire(request)
-        client.delete(keyspace.shared_fence_key(keyspace.shared(KEY)))
+        client.delete(inside.shared_counter(KEY))
         again = store.acquire(request)
         assert isinstance(first, Lease)
         assert isinstance(again, Lease)
         assert again.fence == first.fence
 
-    def test_fence_is_exact_beyond_the_digits_that_lua_prints(self, store: RedisStore, client: Redis) -> None:
-        client.set(keyspace.shared_fence_key(keyspace.shared(KEY)), 2**53 - 10)
+    def test_fence_is_exact_beyond_the_digits_that_lua_prints(self, store: Store, client: Redis) -> None:
+        client.set(inside.shared_counter(KEY), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
 
-    def test_waiter_that_leaves_discards_no_wake_up_of_others(self, store: RedisStore, client: Redis) -> None:
+    def test_waiter_that_leaves_discards_no_wake_up_of_others(self, store: Store, client: Redis) -> None:
         """A semaphore may have several wake-ups at once; the one meant for this waiter goes back."""
         with ExitStack() as exits:
-            wake_up = exits.push(store._wake_up(KEY))
+            wake_up = exits.push(inside.wake_up_of(store, KEY))
             wake_up.wait(0.01)
-            client.rpush(keyspace.wake_key(KEY), 1, 1, 1)
-            assert client.llen(keyspace.wake_key(KEY)) == 2, "it was woken"
-        assert client.llen(keyspace.wake_key(KEY)) == 3
-        assert 0 < client.pttl(keyspace.wake_key(KEY)) <= 1000
+            client.rpush(inside.wake_list(KEY), 1, 1, 1)
+            assert client.llen(inside.wake_list(KEY)) == 2, "it was woken"
+        assert client.llen(inside.wake_list(KEY)) == 3
+        assert 0 < client.pttl(inside.wake_list(KEY)) <= 1000
 
     @pytest.mark.parametrize("waiting", [False, True])
-    def test_unclaimed_wake_up_costs_no_waiter_its_place(self, store: RedisStore, waiting: bool) -> None:
+    def test_unclaimed_wake_up_costs_no_waiter_its_place(self, store: Store, waiting: bool) -> None:
         """A newcomer has taken the lock just then: its end wakes the next waiter."""
         first = taken(store)
         requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True) for _ in range(2)]
@@ -276,7 +270,7 @@ class TestServer:
             assert isinstance(behind.wait(0.05), Held)
             assert isinstance(before.wait(5), Lease)
 
-    def test_full_memory_refuses_an_acquire_and_lets_others_finish(self, store: RedisStore, client: Redis) -> None:
+    def test_full_memory_refuses_an_acquire_and_lets_others_finish(self, store: Store, client: Redis) -> None:
         lease = taken(store)
         waiting = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True))
         assert isinstance(waiting, Held)
@@ -286,12 +280,12 @@ class TestServer:
         assert store.renew([lease], timeout=1) == [True]
         assert store.free(lease)
 
-    def test_read_only_replica_is_reported(self, store: RedisStore, client: Redis) -> None:
+    def test_read_only_replica_is_reported(self, store: Store, client: Redis) -> None:
         client.replicaof("127.0.0.1", 1)
         with pytest.raises(LockUnavailable, match=r"ReadOnly|read only"):
             acquire(store)
 
-    def test_every_key_has_a_time_to_live(self, store: RedisStore, client: Redis) -> None:
+    def test_every_key_has_a_time_to_live(self, store: Store, client: Redis) -> None:
         lease = taken(store)
         store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True))
         store.free(lease)
@@ -316,6 +310,13 @@ class TestServer:
             store.acquire(LockRequest("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME))
         store.close()
 
+    def test_user_without_the_right_to_a_time_gets_an_error(self, store: Store, client: Redis) -> None:
+        taken(store)
+        client.acl_setuser("default", enabled=True, commands=["-pttl"])
+        for look in (store.inspect, store.held):
+            with pytest.raises(LockUnavailable, match="permission"):
+                look(KEY)
+
     def test_wrong_password_is_reported_at_once_without_it(self, own_redis: RedisServer, client: Redis) -> None:
         client.config_set("requirepass", "right")
         store = open_url(f"redis://:wr0ng@127.0.0.1:{own_redis.port}/0")
@@ -326,20 +327,20 @@ class TestServer:
 
 
 class TestForeignValues:
-    def test_foreign_text_is_a_held_lock(self, store: RedisStore, client: Redis) -> None:
+    def test_foreign_text_is_a_held_lock(self, store: Store, client: Redis) -> None:
         client.set(f"{KEY}:run", "hello")
         found = acquire(store)
         assert isinstance(found, Held)
         assert found.holder is None
         assert client.get(f"{KEY}:run") == "hello"
 
-    def test_value_of_another_type_is_a_clear_error(self, store: RedisStore, client: Redis) -> None:
+    def test_value_of_another_type_is_a_clear_error(self, store: Store, client: Redis) -> None:
         client.rpush(f"{KEY}:run", "hello")
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
             acquire(store)
         assert client.lrange(f"{KEY}:run", 0, -1) == ["hello"]
 
-    def test_search_for_locks_passes_over_them(self, store: RedisStore, client: Redis) -> None:
+    def test_search_for_locks_passes_over_them(self, store: Store, client: Redis) -> None:
         taken(store)
         client.lpush("probe:other:run", "x")
         client.set("probe:text:run", "\x00" * 3)
@@ -348,36 +349,36 @@ class TestForeignValues:
         assert found.keys() == {KEY, "probe:text"}
         assert found["probe:text"].holder is None
 
-    def test_record_of_another_type_does_not_count(self, store: RedisStore, client: Redis) -> None:
+    def test_record_of_another_type_does_not_count(self, store: Store, client: Redis) -> None:
         client.lpush(f"{KEY}:done:{ME.message}", "x")
         lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True))
         assert isinstance(lease, Lease)
         assert store.free(lease, record=Record(ME.message, b"record", 60))
 
-    def test_number_of_slots_that_nobody_can_have(self, store: RedisStore, client: Redis) -> None:
-        client.set(keyspace.slots_key(KEY), 99_999)
+    def test_number_of_slots_that_nobody_can_have(self, store: Store, client: Redis) -> None:
+        client.set(inside.slots_number(KEY), 99_999)
         with pytest.raises(LockUnavailable, match="slots"):
             acquire(store)
         with pytest.raises(LockUnavailable, match="slots"):
             store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
 
-    def test_release_finds_a_value_of_another_type(self, store: RedisStore, client: Redis) -> None:
+    def test_release_finds_a_value_of_another_type(self, store: Store, client: Redis) -> None:
         lease = taken(store)
         client.delete(f"{KEY}:run")
         client.lpush(f"{KEY}:run", "x")
         assert not store.free(lease)
         assert client.llen(f"{KEY}:run") == 1
 
-    def test_value_of_another_type_does_not_stop_the_renewal_of_others(self, store: RedisStore, client: Redis) -> None:
+    def test_value_of_another_type_does_not_stop_the_renewal_of_others(self, store: Store, client: Redis) -> None:
         broken, good = taken(store), store.acquire(LockRequest(f"{KEY}2", new_owner(), ttl=TTL, holder=ME))
         assert isinstance(good, Lease)
         client.delete(f"{KEY}:run")
         client.rpush(f"{KEY}:run", "hello")
         assert store.renew([broken, good], timeout=1) == [False, True]
 
-    def test_broken_fence_counter_counts_as_lost(self, store: RedisStore, client: Redis) -> None:
+    def test_broken_fence_counter_counts_as_lost(self, store: Store, client: Redis) -> None:
         """Other locks share the counter: they must stay available."""
-        counter, fences = keyspace.shared_fence_key(keyspace.shared(KEY)), [0]
+        counter, fences = inside.shared_counter(KEY), [0]
         for break_it in (lambda: client.set(counter, "hello"), lambda: client.lpush(counter, "x"), lambda: None):
             client.delete(counter)
             break_it()
@@ -395,27 +396,28 @@ class TestInterruptedAhead:
     """A lock that is asked for while a message is made (`task.asking`)."""
 
     @pytest.mark.parametrize("sent", [True, False])
-    def test_interruption_as_it_is_sent(self, store: RedisStore, monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
+    def test_interruption_as_it_is_sent(self, store: Store, monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
         store.free(taken(store))
-        send, interruptions = Connection.send, [KeyboardInterrupt()]
+        connection = inside.named("stores.redis.connection.Connection")
+        send, interruptions = connection.send, [KeyboardInterrupt()]
 
-        def interrupted(connection: Connection, *commands: Sent) -> None:
+        def interrupted(it: object, *commands: object) -> None:
             if sent or not interruptions:
-                send(connection, *commands)
+                send(it, *commands)
             if interruptions:
                 raise interruptions.pop()
 
-        monkeypatch.setattr(Connection, "send", interrupted)
+        monkeypatch.setattr(connection, "send", interrupted)
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
-        with pytest.raises(KeyboardInterrupt), Asking(store, request):
+        with pytest.raises(KeyboardInterrupt), inside.named("task.asking.Asking")(store, request):
             pass
         assert store.held(KEY) == []
 
-    def test_interruption_before_its_answer(self, store: RedisStore) -> None:
+    def test_interruption_before_its_answer(self, store: Store) -> None:
         """Nobody mistakes that answer for another one."""
         store.free(taken(store))
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
-        with pytest.raises(KeyboardInterrupt), Asking(store, request):
+        with pytest.raises(KeyboardInterrupt), inside.named("task.asking.Asking")(store, request):
             raise KeyboardInterrupt
         assert store.held(KEY) == []
         assert taken(store).owner != request.owner
@@ -454,7 +456,7 @@ class TestConnections:
         store = open_url("rediss://h?ssl_cert_reqs=CERT_NONE")
         assert store._servers._options["ssl_cert_reqs"] == "none"
 
-    def test_child_of_a_fork_does_not_use_the_connection_of_its_parent(self, store: RedisStore) -> None:
+    def test_child_of_a_fork_does_not_use_the_connection_of_its_parent(self, store: Store) -> None:
         lease = taken(store)
         child = os.fork()
         if child == 0:
@@ -467,7 +469,7 @@ class TestConnections:
         assert store.renew([lease], timeout=1) == [True]
         assert store.free(lease)
 
-    def test_threads_share_a_store(self, store: RedisStore) -> None:
+    def test_threads_share_a_store(self, store: Store) -> None:
         owners: list[str] = []
 
         def work() -> None:
@@ -484,13 +486,13 @@ class TestConnections:
             thread.join()
         assert len(owners) == len(set(owners)) > 0
 
-    def test_two_round_trips_for_an_acquire_and_a_release(self, store: RedisStore, client: Redis) -> None:
+    def test_two_round_trips_for_an_acquire_and_a_release(self, store: Store, client: Redis) -> None:
         store.free(taken(store))
         before = _calls(client)
         store.free(taken(store))
         assert _calls(client) - before == 2
 
-    def test_record_of_a_message_costs_no_round_trip(self, store: RedisStore, client: Redis) -> None:
+    def test_record_of_a_message_costs_no_round_trip(self, store: Store, client: Redis) -> None:
         store.free(taken(store))
         before = _calls(client)
         lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True))

@@ -14,27 +14,26 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
-from redis.connection import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
-from celery_singleton_lock.beat.leader import Leadership
-from celery_singleton_lock.confirmations import Confirmations
-from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
-from celery_singleton_lock.stores.redis.redlock import commands, conversation
-from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
-from celery_singleton_lock.stores.redis.redlock.node import Node
-from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, PROMISED, RedlockStore
-from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Server
-from celery_singleton_lock.task.queue_lock import QueueLock
 from celery_singleton_lock.testing import RedisServer
 from tests.bench import Bench
+from tests.contract import inside
+from tests.contract.inside import (
+    Freeing,
+    Held,
+    Holder,
+    Kept,
+    Lease,
+    LockRequest,
+    Record,
+    Reservation,
+    Store,
+    new_owner,
+    node_command,
+    node_told,
+    open_url,
+)
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
@@ -59,23 +58,23 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def store(nodes: Nodes) -> Iterator[RedlockStore]:
+def store(nodes: Nodes) -> Iterator[Store]:
     store = open_url(nodes.url, BELIEVED)
     yield store
     store.close()
 
 
-def acquire(store: RedlockStore, *, ttl: float = TTL, owner: str | None = None, **options: object) -> object:
+def acquire(store: Store, *, ttl: float = TTL, owner: str | None = None, **options: object) -> object:
     return store.acquire(LockRequest(KEY, owner or new_owner(), ttl=ttl, holder=options.pop("holder", ME), **options))
 
 
-def taken(store: RedlockStore, **options: object) -> Lease:
+def taken(store: Store, **options: object) -> Lease:
     lease = acquire(store, **options)
     assert isinstance(lease, Lease)
     return lease
 
 
-def taken_on_all(nodes: Nodes, store: RedlockStore) -> Lease:
+def taken_on_all(nodes: Nodes, store: Store) -> Lease:
     lease = taken(store)
     until(lambda: len(nodes.holding(RUN)) == len(nodes.servers), "all nodes have it")
     return lease
@@ -90,7 +89,7 @@ def die(server: RedisServer) -> None:
 
 
 @pytest.fixture(params=[False, True], ids=["new connections", "old connections"])
-def connected(request: pytest.FixtureRequest, store: RedlockStore) -> None:
+def connected(request: pytest.FixtureRequest, store: Store) -> None:
     """Some failures look different on existing connections."""
     if request.param:
         store.free(taken(store))
@@ -100,7 +99,7 @@ def connected(request: pytest.FixtureRequest, store: RedlockStore) -> None:
 @pytest.mark.parametrize("fail", [die, hang])
 class TestFailedNodes:
     @pytest.mark.parametrize("failed", [0, 1, 2])
-    def test_minority_does_not_matter(self, nodes: Nodes, store: RedlockStore, fail: Callable, failed: int) -> None:
+    def test_minority_does_not_matter(self, nodes: Nodes, store: Store, fail: Callable, failed: int) -> None:
         for server in nodes.servers[:failed]:
             fail(server)
         for _ in range(20):
@@ -113,7 +112,7 @@ class TestFailedNodes:
         until(lambda: nodes.holding(RUN) == [], "the nodes that came back have carried out the releases as well")
         assert clock.now() - began < TTL / 2, "by the releases, not by the ttl"
 
-    def test_majority_matters(self, nodes: Nodes, store: RedlockStore, fail: Callable) -> None:
+    def test_majority_matters(self, nodes: Nodes, store: Store, fail: Callable) -> None:
         for server in nodes.servers[:3]:
             fail(server)
         began = clock.now()
@@ -124,24 +123,13 @@ class TestFailedNodes:
         until(lambda: nodes.holding(RUN) == [], "nothing is left of the attempts")
         until(lambda: isinstance(acquire_or_none(store), Lease), "it is available again")
 
-    def test_holder_learns_that_it_has_lost_the_majority(
-        self, nodes: Nodes, store: RedlockStore, fail: Callable
-    ) -> None:
-        lease, told = taken(store, ttl=6.0), Told()
-        Heartbeat(store).start(lease, told.lost)
+    def test_holder_learns_that_it_has_lost_the_majority(self, nodes: Nodes, store: Store, fail: Callable) -> None:
+        kept = Kept(store, taken(store, ttl=6.0))
         for server in nodes.servers[:3]:
             fail(server)
-        assert told.event.wait(LIMIT)
-        assert lease.remaining > 0, "before anybody else could have it"
+        assert kept.told.wait(LIMIT)
+        assert kept.left > 0, "before anybody else could have it"
         resume(nodes)
-
-
-class Told:
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def lost(self) -> None:
-        self.event.set()
 
 
 def resume(nodes: Nodes) -> None:
@@ -151,14 +139,14 @@ def resume(nodes: Nodes) -> None:
         server.resume()
 
 
-def acquire_or_none(store: RedlockStore) -> object:
+def acquire_or_none(store: Store) -> object:
     try:
         return acquire(store)
     except LockUnavailable:
         return None
 
 
-def acquire_once(store: RedlockStore) -> object:
+def acquire_once(store: Store) -> object:
     """As a message that does not run if it has a record."""
     try:
         return acquire(store, once=True)
@@ -167,14 +155,14 @@ def acquire_once(store: RedlockStore) -> object:
 
 
 class TestReach:
-    def test_holder_on_the_majority_is_named(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_holder_on_the_majority_is_named(self, nodes: Nodes, store: Store) -> None:
         taken(store)
         found = acquire(open_url(nodes.url, BELIEVED))
         assert isinstance(found, Held)
         assert found.holder == ME
         assert 0 < found.remaining <= TTL
 
-    def test_lease_excludes_the_time_of_the_acquire_and_clock_drift(self, store: RedlockStore) -> None:
+    def test_lease_excludes_the_time_of_the_acquire_and_clock_drift(self, store: Store) -> None:
         before = clock.now()
         lease = taken(store)
         assert lease.trusted_until <= before + (clock.now() - before) + TTL - TTL * 0.01 - 0.002
@@ -202,7 +190,7 @@ class TestReach:
             began = clock.now()
             with suppress(LockUnavailable):
                 store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("first")))
-            clock.sleep(max(began + conversation.MUTE_FOR - clock.now(), 0.0))
+            clock.sleep(max(began + inside.seconds("for which a node may be mute") - clock.now(), 0.0))
             assert isinstance(
                 store.acquire(LockRequest(f"{KEY}:2", new_owner(), ttl=TTL, holder=Holder("second"))), Lease
             )
@@ -222,11 +210,11 @@ class TestReach:
             store.close()
 
     def test_silence_does_not_take_back_a_refusal(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The refusal may belong to another copy, which looks like this one."""
-        monkeypatch.setattr(conversation, "MUTE_FOR", LONG)  # The nodes are to get all that is sent.
-        record, key = Record(ME.message, b"refused", 60.0), keyspace.done_key(KEY, ME.message)
+        inside.set_seconds(monkeypatch, "for which a node may be mute", LONG)  # The nodes are to get all that is sent.
+        record, key = Record(ME.message, b"refused", 60.0), inside.record_key(KEY, ME.message)
         clients = [server.client() for server in nodes.servers]
         assert store.refuse(KEY, ME, record) is None
         until(lambda: all(client.get(key) == "refused" for client in clients), "all nodes have it")
@@ -238,11 +226,11 @@ class TestReach:
         resume(nodes)
         another = Holder("another")
         assert store.refuse(KEY, another, record._replace(message=another.message)) is None
-        other_key = keyspace.done_key(KEY, another.message)
+        other_key = inside.record_key(KEY, another.message)
         until(lambda: all(client.get(other_key) for client in clients), "they have read the earlier commands")
         assert [client.get(key) for client in clients] == ["refused"] * 5
 
-    def test_nobody_waits_for_a_promise_that_was_not_answered(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_nobody_waits_for_a_promise_that_was_not_answered(self, nodes: Nodes, store: Store) -> None:
         """The message comes again, and would find its own promise for half a minute."""
         assert store.free(taken(store))
         for server in nodes.servers[:3]:
@@ -252,124 +240,126 @@ class TestReach:
         resume(nodes)
         began = clock.now()
         until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
-        assert clock.now() - began < PROMISED / 2
+        assert clock.now() - began < inside.seconds("that a promise lasts") / 2
 
     def test_nobody_waits_for_a_promise_that_was_interrupted(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ask = Conversation.ask
+        ask = inside.step("ask")
 
         def interrupted(*args: Any, **options: Any) -> None:
             ask(*args, **options)
             raise SoftTimeLimitExceeded
 
-        monkeypatch.setattr(Conversation, "ask", interrupted)
+        inside.set_step(monkeypatch, "ask", interrupted)
         with pytest.raises(SoftTimeLimitExceeded):
             store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
         monkeypatch.undo()
         began = clock.now()
         until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
-        assert clock.now() - began < PROMISED / 2
+        assert clock.now() - began < inside.seconds("that a promise lasts") / 2
 
     @pytest.mark.parametrize("node", [0, 1])
     def test_record_that_is_interrupted_is_written_to_a_majority(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, node: int
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch, node: int
     ) -> None:
         """One that only some nodes have would be the end of the message for those copies that ask these first."""
-        send, clients = Conversation._send, [server.client() for server in nodes.servers]
+        send, clients = inside.step("send to one"), [server.client() for server in nodes.servers]
 
-        def interrupted(it: Conversation, index: int, request: Any, *args: Any) -> None:
+        def interrupted(it: Any, index: int, request: Any, *args: Any) -> None:
             if index == node and b"refused" in request.call.args:
                 raise SoftTimeLimitExceeded
             send(it, index, request, *args)
 
-        monkeypatch.setattr(Conversation, "_send", interrupted)
+        inside.set_step(monkeypatch, "send to one", interrupted)
         with pytest.raises(SoftTimeLimitExceeded):
             store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
         monkeypatch.undo()
-        key = keyspace.done_key(KEY, ME.message)
-        until(lambda: [client.get(key) for client in clients].count("refused") >= 3, seconds=PROMISED / 2)
+        key = inside.record_key(KEY, ME.message)
+        until(
+            lambda: [client.get(key) for client in clients].count("refused") >= 3,
+            seconds=inside.seconds("that a promise lasts") / 2,
+        )
 
     def test_promise_of_one_node_is_outvoted(self) -> None:
         """However soon that node answers."""
         with Nodes(3, proxied=True) as nodes:
             store = open_url(nodes.url, BELIEVED)
-            (node, *_), record = store._nodes.each, Record(ME.message, b"refused", 60.0)
-            node.server.run(commands.refuse(KEY, ME, commands.promise_of(record, 30.0), slots=1))
+            record = Record(ME.message, b"refused", 60.0)
+            node_told(store, 0, node_command("refuse", KEY, ME, node_command("promise_of", record, 30.0), slots=1))
             nodes.slow(1, 0.05)
             nodes.slow(2, 0.05)
             assert isinstance(acquire_once(store), Lease)
             store.close()
 
-    def test_promise_that_is_taken_back_late(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_promise_that_is_taken_back_late(self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         """The next promise is another one: what takes the first one back comes on a connection of its own."""
-        key, clients = keyspace.done_key(KEY, ME.message), [server.client() for server in nodes.servers]
-        ask, late, promised = Conversation.ask, list[Call](), list[object]()
+        key, clients = inside.record_key(KEY, ME.message), [server.client() for server in nodes.servers]
+        ask, late, promised = inside.step("ask"), list[Any](), list[object]()
 
-        def ask_then(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
+        def ask_then(it: Any, call: Any, *args: Any, **options: Any) -> dict[int, Any]:
             if call.args[0] == b"refused":
-                for each in store._nodes.each:
+                for number in range(5):
                     for taken_back in late:
-                        each.server.run(taken_back)
+                        node_told(store, number, taken_back)
                 promised.extend(client.get(key) for client in clients)
             return ask(it, call, *args, **options)
 
-        def send_later(it: Conversation, call: Call, *args: Any, **options: Any) -> None:
+        def send_later(it: Any, call: Any, *args: Any, **options: Any) -> None:
             late.append(call)
             for client in clients[:3]:
                 client.delete(key)  # Gone by the next try.
 
         for client in clients[:3]:
             client.set(key, "?anothersrefused")
-        monkeypatch.setattr(Conversation, "send", send_later)
-        monkeypatch.setattr(Conversation, "ask", ask_then)
-        monkeypatch.setattr("celery_singleton_lock.stores.redis.redlock.store.MAX_ANSWER", LIMIT)
+        inside.set_step(monkeypatch, "send", send_later)
+        inside.set_step(monkeypatch, "ask", ask_then)
+        inside.set_seconds(monkeypatch, "that the nodes have to answer", LIMIT)
         assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
         assert late, "a promise was taken back"
         assert sum(text is not None for text in promised) >= 3
 
     def test_record_of_another_copy_is_not_taken_back(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """This process slept for so long that its promise has expired, and a copy has promised the same meanwhile."""
-        key, clients = keyspace.done_key(KEY, ME.message), [server.client() for server in nodes.servers]
-        ask, send, record = Conversation.ask, Conversation.send, Record(ME.message, b"refused", 60.0)
-        promise = commands.promise_of(record, 30.0)
+        key, clients = inside.record_key(KEY, ME.message), [server.client() for server in nodes.servers]
+        ask, send, record = inside.step("ask"), inside.step("send"), Record(ME.message, b"refused", 60.0)
+        promise = node_command("promise_of", record, 30.0)
+        taking_its_place = node_command("refuse", KEY, ME, record, slots=1, promise=promise)
 
-        def ask_late(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
+        def ask_late(it: Any, call: Any, *args: Any, **options: Any) -> dict[int, Any]:
             if call.args[0] == record.content:
                 for client in clients:
                     client.set(key, promise.content, px=30_000)
             return ask(it, call, *args, **options)
 
-        def send_late(it: Conversation, *args: Any, **options: Any) -> None:
-            for node in store._nodes.each:
-                assert node.server.run(commands.refuse(KEY, ME, record, slots=1, promise=promise)) == [Answer.GRANTED]
+        def send_late(it: Any, *args: Any, **options: Any) -> None:
+            for number in range(5):
+                assert node_told(store, number, taking_its_place) == [inside.answer("GRANTED")]
             send(it, *args, **options)
 
-        monkeypatch.setattr(Conversation, "ask", ask_late)
-        monkeypatch.setattr(Conversation, "send", send_late)
+        inside.set_step(monkeypatch, "ask", ask_late)
+        inside.set_step(monkeypatch, "send", send_late)
         with pytest.raises(LockUnavailable):
             store.refuse(KEY, ME, record)
         monkeypatch.undo()
         other = Holder("another")
         assert store.refuse(KEY, other, record._replace(message=other.message)) is None
-        until(lambda: all(each.exists(keyspace.done_key(KEY, other.message)) for each in clients), "all is carried out")
-        assert [client.get(key) for client in clients].count("refused") >= store._nodes.quorum
+        until(lambda: all(each.exists(inside.record_key(KEY, other.message)) for each in clients), "all is carried out")
+        assert [client.get(key) for client in clients].count("refused") >= 3
 
-    def test_record_takes_the_place_of_its_promise_only(self, nodes: Nodes, store: RedlockStore) -> None:
-        (node, *_), record = store._nodes.each, Record(ME.message, b"refused", 60.0)
-        promise, another = (commands.promise_of(record, 5.0) for _ in range(2))
-        refusal = commands.refuse(KEY, ME, record, slots=1, promise=promise)
-        assert node.server.run(refusal) == [Answer.GIVEN_UP]
-        assert node.server.run(commands.refuse(KEY, ME, another, slots=1)) == [Answer.GRANTED]
-        assert node.server.run(refusal) == [Answer.GIVEN_UP]
-        assert node.server.run(commands.take_back(KEY, another)) == 1
-        assert node.server.run(commands.refuse(KEY, ME, promise, slots=1)) == [Answer.GRANTED]
-        assert node.server.run(refusal) == [Answer.GRANTED]
-        assert nodes.servers[0].client().get(keyspace.done_key(KEY, ME.message)) == "refused"
+    def test_record_takes_the_place_of_its_promise_only(self, nodes: Nodes, store: Store) -> None:
+        record = Record(ME.message, b"refused", 60.0)
+        promise, another = (node_command("promise_of", record, 5.0) for _ in range(2))
+        refusal = node_command("refuse", KEY, ME, record, slots=1, promise=promise)
+        assert node_told(store, 0, refusal) == [inside.answer("GIVEN_UP")]
+        assert node_told(store, 0, node_command("refuse", KEY, ME, another, slots=1)) == [inside.answer("GRANTED")]
+        assert node_told(store, 0, refusal) == [inside.answer("GIVEN_UP")]
+        assert node_told(store, 0, node_command("take_back", KEY, another)) == 1
+        assert node_told(store, 0, node_command("refuse", KEY, ME, promise, slots=1)) == [inside.answer("GRANTED")]
+        assert node_told(store, 0, refusal) == [inside.answer("GRANTED")]
+        assert nodes.servers[0].client().get(inside.record_key(KEY, ME.message)) == "refused"
 
     def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:
         with ExitStack() as exits:
@@ -383,27 +373,25 @@ class TestReach:
             until(lambda: nodes.holding(RUN) == [], "the other nodes get the release on a new connection")
             store.close()
 
-    def test_error_of_one_node_is_not_an_error(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_error_of_one_node_is_not_an_error(self, nodes: Nodes, store: Store) -> None:
         nodes.servers[0].client().execute_command("ACL", "SETUSER", "default", "-@scripting")
         lease = taken(store)
         assert store.free(lease)
 
-    def test_reasons_of_all_nodes_are_reported(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_reasons_of_all_nodes_are_reported(self, nodes: Nodes, store: Store) -> None:
         for server in nodes.servers[:3]:
             server.client().execute_command("ACL", "SETUSER", "default", "-@scripting")
         with pytest.raises(LockUnavailable, match=r"(?s)(NoPermission.*){3}"):
             acquire(store)
 
-    def test_release_that_reaches_no_majority_says_so(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_release_that_reaches_no_majority_says_so(self, nodes: Nodes, store: Store) -> None:
         lease = taken(store)
         for server in nodes.servers[:4]:
             server.kill()
         with pytest.raises(LockUnavailable):
             store.free(lease)
 
-    def test_no_threads_and_few_connections(
-        self, nodes: Nodes, store: RedlockStore, started: list[threading.Thread]
-    ) -> None:
+    def test_no_threads_and_few_connections(self, nodes: Nodes, store: Store, started: list[threading.Thread]) -> None:
         nodes.servers[0].pause()
         for _ in range(50):
             store.free(taken(store))
@@ -426,7 +414,7 @@ class TestReach:
         assert store.free(lease, record=Record(ME.message, b"record", 60))
         store.close()
 
-    def test_seeded_random_numbers_make_no_equal_owners(self, store: RedlockStore) -> None:
+    def test_seeded_random_numbers_make_no_equal_owners(self, store: Store) -> None:
         owners = []
         for _ in range(2):
             random.seed(0)
@@ -451,7 +439,7 @@ class TestGivenUp:
         assert clock.now() - began < LONG / 2, "by the commands, not by the ttl"
 
     @pytest.mark.parametrize("connected", [False, True], ids=["new connections", "old connections"])
-    def test_acquire_without_an_answer_leaves_nothing(self, nodes: Nodes, store: RedlockStore, connected: bool) -> None:
+    def test_acquire_without_an_answer_leaves_nothing(self, nodes: Nodes, store: Store, connected: bool) -> None:
         if connected:
             store.free(taken(store))
         self.stop_majority(nodes)
@@ -472,18 +460,19 @@ class TestGivenUp:
             self.wait_until_free(nodes)
             store.close()
 
-    def test_interrupted_acquire_leaves_nothing(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_interrupted_acquire_leaves_nothing(self, nodes: Nodes, store: Store) -> None:
         store.free(taken(store))
         self.stop_majority(nodes)
-        conversation = store._nodes._conversations[-1]
-        hear = conversation._hear
 
-        def interrupted(seconds: float) -> bool:
-            if seconds:
-                raise KeyboardInterrupt
-            return hear(seconds)
+        def interrupted(hear: inside.Call) -> inside.Call:
+            def interrupt(seconds: float) -> bool:
+                if seconds:
+                    raise KeyboardInterrupt
+                return hear(seconds)
 
-        conversation._hear = interrupted  # type: ignore[method-assign]
+            return interrupt
+
+        inside.listened(store, interrupted)
         with pytest.raises(KeyboardInterrupt):
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
@@ -499,8 +488,8 @@ class TestGivenUp:
     def test_interrupted_end_is_sent_anyway(
         self,
         nodes: Nodes,
-        store: RedlockStore,
-        ending: Callable[[RedlockStore, Lease], object],
+        store: Store,
+        ending: Callable[[Store, Lease], object],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """A time limit strikes during the connection to a node, before any node was told."""
@@ -511,12 +500,12 @@ class TestGivenUp:
             monkeypatch.undo()
             raise SoftTimeLimitExceeded
 
-        monkeypatch.setattr(Conversation, "connect", interrupted)
+        inside.set_step(monkeypatch, "connect", interrupted)
         with pytest.raises(SoftTimeLimitExceeded):
             ending(store, lease)
         until(lambda: not nodes.holding(RUN), "all nodes have freed it")
 
-    def test_release_without_an_answer_is_repeated_and_counts(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_release_without_an_answer_is_repeated_and_counts(self, nodes: Nodes, store: Store) -> None:
         lease = taken(store, ttl=LONG)
         self.stop_majority(nodes)
         with pytest.raises(LockUnavailable):
@@ -524,9 +513,7 @@ class TestGivenUp:
         self.wait_until_free(nodes)
         assert store.free(lease) == Freeing.UNCLEAR
 
-    def test_release_is_repeated_to_nodes_that_come_back_with_their_data(
-        self, nodes: Nodes, store: RedlockStore
-    ) -> None:
+    def test_release_is_repeated_to_nodes_that_come_back_with_their_data(self, nodes: Nodes, store: Store) -> None:
         lease = taken(store, ttl=LONG)
         for server in nodes.servers[:3]:
             server.client().save()
@@ -539,28 +526,28 @@ class TestGivenUp:
         """A waiter may ask for days, while the connections of one node are cut each time."""
         with Nodes(3, proxied=True) as nodes:
             store = open_url(nodes.url, BELIEVED)
-            lease = taken(store, ttl=LONG)
+            lease, most = taken(store, ttl=LONG), inside.number("late attempts that are remembered")
             request = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("another"))
-            for _ in range(MOST_LATE + 10):
+            for _ in range(most + 10):
                 assert store.renew([lease], timeout=1.0) == [True]  # This opens a new connection to the node.
                 nodes.proxies[0].hold(replies=True)
                 assert isinstance(store.acquire(request), Held)
                 nodes.proxies[0].cut()
                 nodes.proxies[0].let_through()
-            assert len(request.attempts) <= MOST_LATE + 2  # The last two may already be settled.
+            assert len(request.attempts) <= most + 2  # The last two may already be settled.
             store.close()
 
     def test_no_attempt_gets_the_name_of_one_that_is_being_undone(self) -> None:
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         names = set()
-        for _ in range(commands.ATTEMPTS - 1):
-            names.add(name := commands.next_attempt(request))
+        for _ in range(inside.number("names of attempts") - 1):
+            names.add(name := node_command("next_attempt", request))
             request.attempts.clear()
             request.attempts[name] = set()
-        assert len(names) == commands.ATTEMPTS - 1
-        assert commands.attempt_of(request.owner, 0) not in names
+        assert len(names) == inside.number("names of attempts") - 1
+        assert node_command("attempt_of", request.owner, 0) not in names
 
-    def test_abandoned_owner_no_longer_takes_anything(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_abandoned_owner_no_longer_takes_anything(self, nodes: Nodes, store: Store) -> None:
         owner = new_owner()
         lease = taken(store, owner=owner)
         store.abandon(lease)
@@ -570,21 +557,21 @@ class TestGivenUp:
 
     @pytest.mark.parametrize("leaves", [{}, {"record": Record(ME.message, b"record", 60.0)}, {"reservation": True}])
     def test_late_release_frees_nothing_of_the_next_holder(
-        self, nodes: Nodes, store: RedlockStore, leaves: dict[str, Any]
+        self, nodes: Nodes, store: Store, leaves: dict[str, Any]
     ) -> None:
         """Even if both have the same message: another thread has sent the release, on its own connection."""
         if leaves.get("reservation"):
             leaves = {"reservation": Reservation(replace(ME, retries=1), TTL)}
         first = taken_on_all(nodes, store)
-        late = commands.free(first, **leaves)
+        late = node_command("free", first, **leaves)
         assert store.free(first)
         lease = taken_on_all(nodes, store)
-        for each in store._nodes.each:
-            assert each.server.run(late) == FreeAnswer.NOT_OURS
+        for number in range(5):
+            assert node_told(store, number, late) == inside.answer_to_free("NOT_OURS")
         assert len(nodes.holding(RUN)) == 5
         assert store.renew([lease], timeout=1.0) == [True]
 
-    def test_freed_owner_no_longer_takes_anything(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_freed_owner_no_longer_takes_anything(self, nodes: Nodes, store: Store) -> None:
         """So a late command for it cannot meet its newer hold; each hold has its own owner."""
         lease = taken_on_all(nodes, store)
         assert store.free(lease)
@@ -594,48 +581,48 @@ class TestGivenUp:
 
     @pytest.mark.parametrize("how", ["acquire", "waiter", "acquire, then waiter"])
     def test_late_attempt_takes_nothing_from_the_next_one(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, how: str
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch, how: str
     ) -> None:
         """Nor does the undoing, which may come even later: another thread has sent it, on its own connection."""
-        ask, send, late = Conversation.ask, Conversation.send, []
+        ask, send, late = inside.step("ask"), inside.step("send"), []
 
-        def ask_late(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
+        def ask_late(it: Any, call: Any, *args: Any, **options: Any) -> dict[int, Any]:
             if late:
                 return ask(it, call, *args, **options)
             late.append(call)
             return {}
 
-        def send_late(it: Conversation, call: Call, *args: Any, **options: Any) -> None:
+        def send_late(it: Any, call: Any, *args: Any, **options: Any) -> None:
             if len(late) > 1:
                 send(it, call, *args, **options)
             else:
                 late.append(call)
 
-        monkeypatch.setattr(Conversation, "ask", ask_late)
-        monkeypatch.setattr(Conversation, "send", send_late)
+        inside.set_step(monkeypatch, "ask", ask_late)
+        inside.set_step(monkeypatch, "send", send_late)
         if how == "acquire":
             lease = taken(store)
         else:
-            monkeypatch.setattr("celery_singleton_lock.stores.redis.redlock.nodes.TRIES", 1)
+            inside.set_number(monkeypatch, "tries to ask the nodes", 1)
             request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
             with store.waiter(request) as waiter:
                 with pytest.raises(LockUnavailable):
                     waiter.ask() if how == "waiter" else store.acquire(request)
                 lease = waiter.ask()
         assert isinstance(lease, Lease)
-        for each in store._nodes.each:
+        for number in range(5):
             for call in late:
-                each.server.run(call)
+                node_told(store, number, call)
         assert store.renew([lease], timeout=1.0) == [True]
 
-    def test_late_undoing_takes_back_nothing_that_a_renewal_counted(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_late_undoing_takes_back_nothing_that_a_renewal_counted(self, nodes: Nodes, store: Store) -> None:
         """A node that did not answer the attempt that gave the lease may hold an earlier attempt that failed."""
-        lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
-        request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
-        assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == 1
+        lease = taken_on_all(nodes, store)
+        request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
+        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[0] == 1
         assert store.renew([lease], timeout=1.0) == [True]
         until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
-        assert node.server.run(commands.undo(lease, request.owner)) == 0
+        assert node_told(store, 0, node_command("undo", lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
     def test_attempts_that_somebody_renews_do_not_block_each_other(self) -> None:
@@ -643,100 +630,96 @@ class TestGivenUp:
         with Nodes(3) as nodes:
             store = open_url(nodes.url, BELIEVED)
             requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder(f"task-{number}")) for number in range(2)]
-            for node, request in zip(store._nodes.each, requests, strict=False):
-                attempt = request.named(commands.next_attempt(request))
-                assert node.server.run(commands.vote(attempt, slot=0, memory=None))[0] == Answer.GRANTED
+            granted = inside.answer("GRANTED")
+            for node, request in enumerate(requests):
+                attempt = request.named(node_command("next_attempt", request))
+                assert node_told(store, node, node_command("vote", attempt, slot=0, memory=None))[0] == granted
                 assert store.renew([request.hold()], timeout=1.0) == [False]
-                node.server.run(commands.undo(request.hold(), attempt.owner))
+                node_told(store, node, node_command("undo", request.hold(), attempt.owner))
             nodes.servers[2].kill()
             assert any(isinstance(store.acquire(request), Lease) for request in requests)
             store.close()
 
     @pytest.mark.parametrize("how", ["renewed", "put back"])
     def test_late_attempt_takes_nothing_from_a_node_that_was_counted(
-        self, nodes: Nodes, store: RedlockStore, how: str
+        self, nodes: Nodes, store: Store, how: str
     ) -> None:
         """Its vote comes after the node was counted, or has got the hold back, and is undone after that."""
-        lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
+        lease = taken_on_all(nodes, store)
         if how == "put back":
             nodes.servers[0].client().delete(RUN)
         until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
-        request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
-        assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == 1
-        assert node.server.run(commands.undo(lease, request.owner)) == 0
+        request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
+        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[0] == 1
+        assert node_told(store, 0, node_command("undo", lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
-    def test_late_attempt_does_not_shorten_a_hold(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_late_attempt_does_not_shorten_a_hold(self, nodes: Nodes, store: Store) -> None:
         """The lock of a message lasts for a day once it is confirmed, and nobody renews it."""
-        lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
+        lease = taken_on_all(nodes, store)
         assert store.renew([lease.asked_for(LONG)], timeout=1.0) == [True]
         until(lambda: all(pttl(server, RUN) > 1000 * TTL for server in nodes.servers), "all nodes have renewed it")
-        request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
-        assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == Answer.GRANTED
+        request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
+        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[0] == inside.answer("GRANTED")
         assert pttl(nodes.servers[0], RUN) > 1000 * TTL
 
-    def test_abandoning_never_raises(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_abandoning_never_raises(self, nodes: Nodes, store: Store) -> None:
         lease = taken(store, ttl=LONG)
         self.stop_majority(nodes)
         store.abandon(lease)
         self.wait_until_free(nodes)
 
-    def test_thread_ends_when_nothing_is_pending(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_thread_ends_when_nothing_is_pending(self, nodes: Nodes, store: Store) -> None:
         self.stop_majority(nodes)
         with pytest.raises(LockUnavailable):
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
-        until(lambda: store._nodes._repeater._thread is None, "nothing is pending any more")
-        assert not any(node.server._free for node in store._nodes.each), "its connections are closed"
+        until(lambda: inside.repeating_thread(store) is None, "nothing is pending any more")
+        assert not any(node.server._free for node in inside.nodes_of(store)), "its connections are closed"
 
-    def test_node_that_answers_late_is_not_left_alone(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_node_that_answers_late_is_not_left_alone(self, nodes: Nodes, store: Store) -> None:
         """Only a node without a connection is avoided: a late node is there, and others may need it."""
         with LossyProxy(nodes.servers[0].port) as proxy:
-            node = Node(Server(ConnectionPool(port=proxy.port)))
-            with node.server.connection():
-                pass  # From now on, it is connected.
-            node.note(commands.abandon(taken(store)), clock.now() + LONG, NotAsked())
+            node = inside.node_at(proxy.port)
+            inside.node_owes(node, node_command("abandon", taken(store)), LONG)
             proxy.hold(replies=True)
             threading.Timer(0.2, proxy.let_through).start()
             assert not node.settle(0.05, LIMIT), "nothing is left"
             assert not node.is_avoided
             assert not node.has_failed
 
-    def test_connection_is_kept_after_a_hold_was_put_back(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_connection_is_kept_after_a_hold_was_put_back(self, nodes: Nodes, store: Store) -> None:
         lease = taken_on_all(nodes, store)
         with nodes.servers[0].client() as client:
             client.delete(RUN)
         until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "all nodes have it again")
-        (talk,) = store._nodes._conversations
-        until(lambda: talk.collect() or not any(talk._unanswered), "all nodes have answered")
-        assert all(connection is not None for connection in talk._connections)
+        until(lambda: inside.has_heard_all(store), "all nodes have answered")
+        assert all(inside.connected(store))
 
     def test_connection_to_a_node_that_stays_silent_is_given_up(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert store.free(taken_on_all(nodes, store))
-        (talk,) = store._nodes._conversations
-        until(lambda: talk.collect() or not any(talk._unanswered), "all nodes have answered")
-        monkeypatch.setattr(conversation, "MUTE", 10)
+        until(lambda: inside.has_heard_all(store), "all nodes have answered")
+        inside.set_number(monkeypatch, "answers that a node may owe", 10)
         hang(nodes.servers[0])
         for _ in range(6):  # Each sends a vote and a release.
             assert store.free(taken(store))
-            until(lambda: talk.collect() or not any(talk._unanswered[1:]), "the others have answered")
-        assert [connection is None for connection in talk._connections] == [True, False, False, False, False]
-        assert not talk._unanswered[0]
+            until(lambda: inside.has_heard_all(store, but=0), "the others have answered")
+        assert inside.connected(store) == [False, True, True, True, True]
+        assert inside.has_heard_all(store)
 
-    def test_node_that_cannot_be_connected_to_is_left_alone(self, nodes: Nodes, store: RedlockStore) -> None:
-        node = store._nodes.each[0]
-        node.note(commands.abandon(taken_on_all(nodes, store)), clock.now() + LONG, NotAsked())
+    def test_node_that_cannot_be_connected_to_is_left_alone(self, nodes: Nodes, store: Store) -> None:
+        node = inside.nodes_of(store)[0]
+        inside.node_owes(node, node_command("abandon", taken_on_all(nodes, store)), LONG)
         hang(nodes.servers[0])
         assert node.settle(0.05, LIMIT)
         assert node.is_avoided
 
-    def test_large_semaphore_is_given_up_as_fast_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_large_semaphore_is_given_up_as_fast_as_a_small_one(self, nodes: Nodes, store: Store) -> None:
         self.stop_majority(nodes)
         asked: list[int] = []
-        attempt = store._try
-        store._try = lambda *args: asked.append(1) or attempt(*args)  # type: ignore[method-assign]
+        inside.tries_through(store, lambda attempt: lambda *args: asked.append(1) or attempt(*args))
         with pytest.raises(LockUnavailable):
             acquire(store, limit=50)
         assert len(asked) <= 3, "one slot in each try"
@@ -744,22 +727,18 @@ class TestGivenUp:
 
 
 class TestManyLeases:
-    def many(self, store: RedlockStore, count: int, ttl: float) -> list[Lease]:
+    def many(self, store: Store, count: int, ttl: float) -> list[Lease]:
         """Leases as if they had been acquired: renewals of others put them on the nodes."""
         return [
             Lease(f"many:{{{n}}}", new_owner(), ttl=ttl, fence=1, sent_at=clock.now(), slot=0) for n in range(count)
         ]
 
-    def test_round_has_one_timeout_for_all_leases_when_a_majority_is_silent(
-        self, nodes: Nodes, store: RedlockStore
-    ) -> None:
+    def test_round_has_one_timeout_for_all_leases_when_a_majority_is_silent(self, nodes: Nodes, store: Store) -> None:
         store.free(taken(store))
         for server in nodes.servers[:3]:
             server.pause()
         waits: list[float] = []
-        conversation = store._nodes._conversations[-1]
-        hear = conversation._hear
-        conversation._hear = lambda seconds: waits.append(seconds) or hear(seconds)  # type: ignore[method-assign]
+        inside.listened(store, lambda hear: lambda seconds: waits.append(seconds) or hear(seconds))
         with pytest.raises(LockUnavailable):
             store.renew(self.many(store, 5000, 30.0), timeout=0.5)
         assert waits, "it has waited"
@@ -767,7 +746,7 @@ class TestManyLeases:
         assert max(waits) <= 0.5
         resume(nodes)
 
-    def test_thousands_are_renewed_at_once(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_thousands_are_renewed_at_once(self, nodes: Nodes, store: Store) -> None:
         leases = self.many(store, 2000, 30.0)
         for server in nodes.servers:
             with server.client().pipeline(transaction=False) as pipe:
@@ -780,35 +759,23 @@ class TestManyLeases:
         assert store.renew(self.many(store, 2000, 30.0), timeout=5.0) == [False] * 2000
 
     @pytest.mark.slow
-    def test_holders_are_notified_before_their_leases_end(self, nodes: Nodes, store: RedlockStore) -> None:
-        leases, told = [], []
+    def test_holders_are_notified_before_their_leases_end(self, nodes: Nodes, store: Store) -> None:
+        leases = []
         for number in range(300):
             holder = Holder(f"task {number}")
             lease = store.acquire(LockRequest(f"many:{{{number}}}", new_owner(), ttl=6.0, holder=holder))
             assert isinstance(lease, Lease)
             leases.append(lease)
 
-        class Loss:
-            def __init__(self, lease: Lease) -> None:
-                self.lease, self.left = lease, None
-
-            def lost(self) -> None:
-                if self.left is None:
-                    self.left = self.lease.remaining
-                    told.append(self)
-
-        losses = [Loss(lease) for lease in leases]
-        heartbeat = Heartbeat(store)
-        for loss in losses:
-            heartbeat.start(loss.lease, loss.lost)
+        kept = Kept.together(store, leases)
         for server in nodes.servers[:3]:
             server.pause()
-        until(lambda: len(told) == len(losses), "all were notified")
-        assert min(loss.left for loss in losses) > 0, "before anybody else could have it"
+        until(lambda: all(each.told.is_set() for each in kept), "all were notified")
+        assert min(each.left for each in kept) > 0, "before anybody else could have it"
         resume(nodes)
 
 
-def acquire_by(store: RedlockStore, owner: str) -> object:
+def acquire_by(store: Store, owner: str) -> object:
     try:
         return acquire(store, owner=owner)
     except LockUnavailable:
@@ -816,7 +783,7 @@ def acquire_by(store: RedlockStore, owner: str) -> object:
 
 
 class TestForgetfulNodes:
-    def hold_on_first_three(self, nodes: Nodes, options: dict[str, object]) -> tuple[RedlockStore, Lease]:
+    def hold_on_first_three(self, nodes: Nodes, options: dict[str, object]) -> tuple[Store, Lease]:
         store = open_url(nodes.url, options)
         for server in nodes.servers[3:]:
             server.kill()
@@ -841,10 +808,10 @@ class TestForgetfulNodes:
     def test_lock_of_a_message_is_on_all_nodes_again_when_it_is_confirmed(self, nodes: Nodes) -> None:
         """Its sender confirms it, or each worker that gets it: the lock is not renewed while the message waits."""
         key, owner = f"{KEY}:queue", new_owner()
-        lock = QueueLock(key, owner, seconds=LONG, limit=1, scope="until_executed")
+        lock = inside.queue_lock(key, owner, LONG)
         store = open_url(nodes.url, BELIEVED)
         assert isinstance(store.acquire(lock.request(ME)), Lease)
-        run = keyspace.run_key(key, 0)
+        run = inside.lock_key(key, 0)
         until(lambda: len(nodes.holding(run)) == 5)
         nodes.servers[0].restart()
         until(lambda: nodes.holding(run) == [1, 2, 3, 4])
@@ -855,7 +822,7 @@ class TestForgetfulNodes:
             confirmations.write()
             return len(nodes.holding(run)) == 5
 
-        confirmations = Confirmations(store)
+        confirmations = inside.confirmations(store)
         until(is_everywhere)
         store.free(lock.hold())
         until(lambda: nodes.holding(run) == [])
@@ -868,7 +835,7 @@ class TestForgetfulNodes:
         bench = Bench(app, monkeypatch)
 
         def body() -> str:
-            locks = [keyspace.run_key(key) for key in (of_message, task.lock_key_of())]
+            locks = [inside.lock_key(key) for key in (of_message, task.lock_key_of())]
             for server in nodes.servers:
                 server.restart()
                 until(lambda: all(len(nodes.holding(each)) == 5 for each in locks), "all nodes have both", seconds=20.0)
@@ -910,7 +877,7 @@ class TestForgetfulNodes:
         assert set(nodes.holding(RUN)) >= {2, 3, 4}
         store.free(lease)
 
-    def test_renewal_puts_the_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_renewal_puts_the_lock_back(self, nodes: Nodes, store: Store) -> None:
         """Otherwise a rolling restart of the nodes would cost every long lease its majority."""
         lease = taken_on_all(nodes, store)
         self.restart_one_by_one(nodes, store, lease)
@@ -919,8 +886,8 @@ class TestForgetfulNodes:
         assert store.free(lease)
         until(lambda: nodes.holding(RUN) == [], "it is free")
 
-    def restart_one_by_one(self, nodes: Nodes, store: RedlockStore, lease: Lease) -> None:
-        run = keyspace.run_key(KEY, lease.slot or 0)
+    def restart_one_by_one(self, nodes: Nodes, store: Store, lease: Lease) -> None:
+        run = inside.lock_key(KEY, lease.slot or 0)
         until(lambda: len(nodes.holding(run)) == 5, "all nodes have it")
         for server in nodes.servers:
             server.restart()
@@ -944,9 +911,7 @@ class TestForgetfulNodes:
             store.close()
 
     @pytest.mark.parametrize("limit", [1, 2])
-    def test_copy_finds_its_message_where_the_lock_was_put_back(
-        self, nodes: Nodes, store: RedlockStore, limit: int
-    ) -> None:
+    def test_copy_finds_its_message_where_the_lock_was_put_back(self, nodes: Nodes, store: Store, limit: int) -> None:
         """Otherwise a copy would be refused as another task, or run beside it in another slot."""
         lease = taken(store, limit=limit)
         self.restart_one_by_one(nodes, store, lease)
@@ -955,13 +920,13 @@ class TestForgetfulNodes:
             assert isinstance(found, Held)
             assert found.holder == ME
 
-    def test_slot_counts_under_a_lower_limit_where_it_was_put_back(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_slot_counts_under_a_lower_limit_where_it_was_put_back(self, nodes: Nodes, store: Store) -> None:
         first, second = (taken(store, holder=Holder(name), limit=2) for name in "ab")
         self.restart_one_by_one(nodes, store, second)
         store.free(first)
         found = acquire(store)
         assert isinstance(found, Held)
-        assert found.owner == commands.attempt_of(second.owner, 0)
+        assert found.owner == node_command("attempt_of", second.owner, 0)
 
     def test_frozen_child_keeps_its_lock(
         self, redis_server: RedisServer, shop_on: Callable[..., Shop], nodes: Nodes
@@ -976,11 +941,11 @@ class TestForgetfulNodes:
         os.kill(run.pid, signal.SIGSTOP)
         for server in nodes.servers:
             server.restart()
-            until(lambda: len(nodes.holding(keyspace.run_key(lock))) == 5, "it is on all nodes again", seconds=20.0)
+            until(lambda: len(nodes.holding(inside.lock_key(lock))) == 5, "it is on all nodes again", seconds=20.0)
         os.kill(run.pid, signal.SIGCONT)
         shop.record.let_end("report")
 
-    def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: Store) -> None:
         lease = taken_on_all(nodes, store)
         store.free(lease)
         assert store.renew([lease], timeout=0.5) == [False]
@@ -991,7 +956,7 @@ class TestForgetfulNodes:
         self.remember(nodes)
         for server in nodes.servers[3:]:
             server.kill()
-        leadership = Leadership(open_url(nodes.url), KEY, "test", ttl=LONG, holder=ME)
+        leadership = inside.named("beat.leader.Leadership")(open_url(nodes.url), KEY, "test", ttl=LONG, holder=ME)
         assert leadership.lead(0)
         for server in nodes.servers[3:]:
             server.start()
@@ -1005,7 +970,7 @@ class TestForgetfulNodes:
         until(leads_again, "it leads again")
         leadership.resign()
 
-    def test_renewal_without_a_majority_does_not_count(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_renewal_without_a_majority_does_not_count(self, nodes: Nodes, store: Store) -> None:
         lease = taken_on_all(nodes, store)
         for server in nodes.servers[:3]:
             server.flush()
@@ -1013,7 +978,7 @@ class TestForgetfulNodes:
 
 
 class TestFences:
-    def test_they_grow_when_nodes_come_back_with_older_data(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_they_grow_when_nodes_come_back_with_older_data(self, nodes: Nodes, store: Store) -> None:
         store.free(taken(store))
         for server in nodes.servers:
             server.client().save()
@@ -1029,7 +994,7 @@ class TestFences:
         assert fences == sorted(set(fences))
 
     def test_they_grow_over_changing_majorities_with_a_stopped_clock(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Then only the counters count, and any later majority knows the highest one."""
         monkeypatch.setattr(clock, "wall", lambda: 1000.0)
@@ -1048,21 +1013,21 @@ class TestFences:
         assert fences == sorted(set(fences))
 
 
-def released(store: RedlockStore, lease: object) -> bool:
+def released(store: Store, lease: object) -> bool:
     try:
         return isinstance(lease, Lease) and store.free(lease)
     except LockUnavailable:
         return False
 
 
-def renewed(store: RedlockStore, lease: Lease) -> bool:
+def renewed(store: Store, lease: Lease) -> bool:
     try:
         return store.renew([lease], timeout=0.5) == [True]
     except LockUnavailable:
         return False
 
 
-def acquire_for(store: RedlockStore, ttl: float) -> object:
+def acquire_for(store: Store, ttl: float) -> object:
     try:
         return acquire(store, ttl=ttl)
     except LockUnavailable:
@@ -1070,7 +1035,7 @@ def acquire_for(store: RedlockStore, ttl: float) -> object:
 
 
 class TestMarks:
-    def test_record_is_found_by_any_majority(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_record_is_found_by_any_majority(self, nodes: Nodes, store: Store) -> None:
         lease = taken(store, once=True)
         for server in nodes.servers[:2]:
             server.kill()
@@ -1084,7 +1049,7 @@ class TestMarks:
         until(lambda: nodes.holding(RUN) == [], "the two nodes were told to undo it")
 
     def test_node_that_gets_it_later_forgets_it_with_the_others(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """From the remaining time, a reader sees how long ago the body ended."""
         lease, late, now = taken_on_all(nodes, store), nodes.servers[:2], clock.now
@@ -1095,12 +1060,12 @@ class TestMarks:
         monkeypatch.setattr(clock, "now", lambda: now() + 20.0)
         for server in late:
             server.start()
-        key = keyspace.done_key(KEY, ME.message)
+        key = inside.record_key(KEY, ME.message)
         until(lambda: all(server.client().exists(key) for server in late), "they have the record")
         assert all(35_000 < pttl(server, key) <= 40_000 for server in late)
         assert all(40_000 < pttl(server, key) <= 60_000 for server in nodes.servers[2:])
 
-    def test_lock_is_passed_on_to_the_next_attempt(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_lock_is_passed_on_to_the_next_attempt(self, nodes: Nodes, store: Store) -> None:
         following = Holder("my-task", 1)
         store.free(taken(store), reservation=Reservation(following, TTL))
         assert isinstance(acquire(store, holder=Holder("another")), Held)
@@ -1109,20 +1074,20 @@ class TestMarks:
 
 
 class TestSemaphore:
-    def test_leftover_of_an_attempt_is_not_a_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
-        owner, node = new_owner(), store._nodes.each[0].server
+    def test_leftover_of_an_attempt_is_not_a_vote_for_another_slot(self, nodes: Nodes, store: Store) -> None:
+        owner = new_owner()
         request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
-        assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
-        assert node.run(commands.vote(request, slot=1, memory=None))[0] == 0
-        assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
+        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[::2] == [1, 0]
+        assert node_told(store, 0, node_command("vote", request, slot=1, memory=None))[0] == 0
+        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[::2] == [1, 0]
 
-    def test_number_of_slots_that_nobody_can_have(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_number_of_slots_that_nobody_can_have(self, nodes: Nodes, store: Store) -> None:
         for server in nodes.servers:
-            server.client().set(keyspace.slots_key(KEY), 99_999)
+            server.client().set(inside.slots_number(KEY), 99_999)
         with pytest.raises(LockUnavailable, match="slots"):
             store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
 
-    def test_limit_of_holders(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_limit_of_holders(self, nodes: Nodes, store: Store) -> None:
         """No more: if each node only counted, three nodes that each admit two would admit three with a majority."""
         leases = [acquire(store, limit=2, holder=Holder(f"task {number}")) for number in range(3)]
         assert [type(lease) for lease in leases] == [Lease, Lease, Held]
@@ -1131,7 +1096,7 @@ class TestSemaphore:
 
 
 class TestWaiting:
-    def wait_for(self, store: RedlockStore, holder: Holder = ME) -> tuple[threading.Thread, list[float]]:
+    def wait_for(self, store: Store, holder: Holder = ME) -> tuple[threading.Thread, list[float]]:
         got: list[float] = []
 
         def wait() -> None:
@@ -1148,7 +1113,7 @@ class TestWaiting:
         return thread, got
 
     @pytest.mark.parametrize("dead", range(-1, 5))
-    def test_release_wakes_a_waiter(self, nodes: Nodes, store: RedlockStore, dead: int) -> None:
+    def test_release_wakes_a_waiter(self, nodes: Nodes, store: Store, dead: int) -> None:
         """Also if the node that would wake it is dead."""
         if dead >= 0:
             nodes.servers[dead].kill()
@@ -1161,10 +1126,10 @@ class TestWaiting:
         assert got[0] - released_at < 3.0, "not by the end of a slice"
 
     def test_copy_of_a_finished_message_wakes_the_next_waiter(
-        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The copy was woken for a lock that it does not take."""
-        monkeypatch.setattr("celery_singleton_lock.stores.redis.waiter.SLICE", 60.0)
+        inside.set_seconds(monkeypatch, "of one wait of a waiter", 60.0)
         lease = taken(store, ttl=60, holder=ME)
         copy = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True, once=True)
         assert isinstance(store.acquire(copy), Held)
@@ -1186,7 +1151,7 @@ class TestWaiting:
         behind.join(30)
         assert not behind.is_alive()
 
-    def test_nothing_is_left_of_waiters(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_nothing_is_left_of_waiters(self, nodes: Nodes, store: Store) -> None:
         lease = taken(store)
         waiters = [self.wait_for(store) for _ in range(3)]
         until(lambda: blocked(nodes) == 3, "all wait")
@@ -1207,7 +1172,7 @@ def blocked(nodes: Nodes) -> int:
 
 def test_unclaimed_wake_ups_do_not_pile_up(nodes: Nodes) -> None:
     """Waiters take wake-ups from one node; releases leave one on each node."""
-    server = open_url(nodes.servers[0].url)._servers
+    store = open_url(nodes.servers[0].url)
     for _ in range(5):
-        server.run(lock_commands.wake(KEY, limit=2))
-    assert server.command("LLEN", keyspace.wake_key(KEY)) == 2
+        inside.told(store, inside.command("wake", KEY, limit=2))
+    assert inside.asked(store, "LLEN", inside.wake_list(KEY)) == 2

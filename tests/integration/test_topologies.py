@@ -14,18 +14,9 @@ import pytest
 from redis import Connection, ConnectionPool
 
 from celery_singleton_lock import InvalidOption, Lock, LockUnavailable, Semaphore, clock
-from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.server import Server
-from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.stops import StopOrder
-from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.stores.waiters import AskingWaiter
 from celery_singleton_lock.testing import RedisServer
+from tests.contract import inside
+from tests.contract.inside import Held, Holder, Kept, Lease, LockRequest, Record, StopOrder, Store, new_owner, open_url
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Cluster, SentinelGroup, until
@@ -69,19 +60,6 @@ def patiently_taken(store: Store, key: str = KEY) -> Lease:
     lease = found[-1]
     assert isinstance(lease, Lease)
     return lease
-
-
-class Kept:
-    """A lease under a heartbeat."""
-
-    def __init__(self, store: Store, lease: Lease) -> None:
-        self.lease = lease
-        self.told = threading.Event()
-        self.heartbeat = Heartbeat(store)
-        self.heartbeat.start(lease, self.lost)
-
-    def lost(self) -> None:
-        self.told.set()
 
 
 @pytest.fixture
@@ -305,7 +283,8 @@ class TestReplicas:
 
         with RedisServer(["--replicaof", "127.0.0.1", str(new.port)]) as replica:
             until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
-            store = RedisStore(Server(ConnectionPool(ToMaster)), "the master", replicas=1)
+            server = inside.named("stores.redis.server.Server")(ConnectionPool(ToMaster))
+            store = inside.named("stores.redis.store.RedisStore")(server, "the master", replicas=1)
             lease, message = taken(store), Holder("ran")
             new.client().replicaof("NO", "ONE")
             master = new
@@ -326,7 +305,7 @@ class TestReplicas:
             assert master.client().delete(done)
             until(lambda: keeps_record_of(master, message), "it is repeated")
         replica.client().replicaof("127.0.0.1", master.port)
-        until(lambda: not store._pending, "nothing is pending")
+        until(lambda: inside.is_settled(store), "nothing is pending")
         assert keeps_record_of(replica, message)
 
     def test_lock_without_a_message_is_freed_at_once(self, pair: tuple[RedisServer, RedisServer]) -> None:
@@ -470,7 +449,7 @@ class TestCluster:
             calls = [StopOrder(new_owner(), "first"), StopOrder(new_owner(), "second")]
             store.tell("followed", PROCESS, calls[0])
             until(lambda: heard, "the first call has arrived, and it waits for the next")
-            cluster.migrate_slot(keyspace.stops_key("followed", PROCESS))
+            cluster.migrate_slot(inside.stop_list("followed", PROCESS))
             store.tell("followed", PROCESS, calls[1])
             listening.result(LIMIT)
         assert heard == calls
@@ -496,7 +475,7 @@ class TestCluster:
 
         def wait() -> None:
             request = LockRequest(key, owner, ttl=TTL, holder=other)
-            asking = AskingWaiter(store._wake_up(key), lambda: acquire_by(store, key, owner, other))
+            asking = inside.asking_waiter(store, key, lambda: acquire_by(store, key, owner, other))
             with asking if way == "asking" else store.waiter(request) as waiter:
                 found = acquire_by(store, key, owner, other)
                 while not isinstance(found, Lease):
@@ -536,7 +515,7 @@ class TestCluster:
         fence, dead = kept.lease.fence, cluster.fail_over(KEY)
         until(lambda: renewed(store, kept.lease), "it is renewed on the new master")
         assert not kept.told.is_set()
-        kept.heartbeat.stop(kept.lease)
+        kept.release()
         assert isinstance(acquire(store), Held)
         assert store.free(kept.lease)
         lease = patiently_taken(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 from celery import Celery
@@ -23,8 +24,10 @@ def app(request: pytest.FixtureRequest) -> Celery:
 
 
 @pytest.fixture
-def bench(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(app, monkeypatch)
+def bench(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    bench = Bench(app, monkeypatch)
+    yield bench
+    bench.close()
 
 
 @pytest.fixture

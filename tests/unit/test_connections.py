@@ -21,7 +21,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands, repeater
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.redlock import commands, conversation, node
+from celery_singleton_lock.stores.redis.redlock import commands, conversation
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import BATCH, Script
@@ -342,21 +342,6 @@ class TestReplaced:
         assert found is not None
         assert found.content == RECORD.content
         assert not store._pending
-
-    def test_node_of_a_redlock_is_connected_to_anew(
-        self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch, refusal: str
-    ) -> None:
-        servers = [played() for _ in range(3)]
-        store = redlock(exits, servers)
-        with store._nodes.conversation() as conversation:
-            connection = conversation._connections[0]
-            assert connection is not None
-            connection._wire._socket.player = Replaced(refusal)
-        for seconds in (0.0, node.PAUSE):
-            monkeypatch.setattr(clock, "now", lambda now=clock.now, more=seconds: now() + more)
-            assert store.free(Hold(KEY, new_owner(), ttl=TTL)) == Freeing.NOW
-        assert [server.opened for server in servers] == [2, 1, 1]
-        assert not store._nodes.each[0].has_pending
 
 
 @pytest.mark.parametrize("is_answered", [False, True])

@@ -6,20 +6,31 @@ import json
 import math
 from typing import Any
 
-import pytest
+from celery.contrib.testing.worker import start_worker
+from celery.events.event import get_exchange
+from kombu import Queue
 
 from celery_singleton_lock import LockConflict, signals
-from celery_singleton_lock.worker import events
+from tests.bench import Bench, raises
+from tests.patience import LIMIT
 
 
-@pytest.mark.parametrize(("remaining", "expected"), [(2.5, 2.5), (math.inf, None)])
-def test_conflict_with_a_lock_that_never_expires_is_valid_json(
-    monkeypatch: pytest.MonkeyPatch, remaining: float, expected: float | None
-) -> None:
-    sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(events, "_send", lambda *_, **details: sent.append(details))
-    conflict = LockConflict("k", "other", remaining)
-    signals.lock_conflict.send(sender=None, task_id="id", key="k", conflict=conflict, policy="skip")
-    assert [json.loads(json.dumps(details, allow_nan=False)) for details in sent] == [
-        {"policy": "skip", "holder": "other", "remaining": expected}
-    ]
+def test_conflict_with_a_lock_that_never_expires_is_valid_json(bench: Bench) -> None:
+    bench.app.conf.worker_send_task_events = True
+    task, read = bench.task(), list[Any]()
+    with (
+        start_worker(bench.app, pool="solo", perform_ping_check=False, loglevel="CRITICAL", shutdown_timeout=LIMIT),
+        bench.app.connection_for_read() as connection,
+    ):
+        queue = Queue(f"events-of-{bench.app.main}", get_exchange(connection), routing_key="#")(
+            connection.default_channel
+        )
+        queue.declare()
+        for remaining in (2.5, math.inf):
+            conflict = LockConflict("k", "other", remaining)
+            signals.lock_conflict.send(sender=task, task_id="id", key="k", conflict=conflict, policy="skip")
+            event: Any = queue.get(no_ack=True)
+            read.append(json.loads(event.body, parse_constant=raises(AssertionError("no JSON"))))
+    told = {"type": "lock-conflict", "policy": "skip", "holder": "other"}
+    assert [it["remaining"] for it in read] == [2.5, None]
+    assert all(it.items() >= told.items() for it in read)

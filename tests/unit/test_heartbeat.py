@@ -88,18 +88,6 @@ def threads() -> int:
     return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
 
 
-def test_lease_outlives_its_ttl(store: Store, heartbeat: Heartbeat) -> None:
-    lease, execution = store.take(), Execution()
-    first_end = lease.trusted_until
-    heartbeat.start(lease, execution.when_lost)
-    while clock.now() < first_end + TTL:
-        store.renewed.clear()
-        assert store.renewed.wait(LIMIT)
-    assert lease.held
-    assert not execution.lost.is_set()
-    heartbeat.stop(lease)
-
-
 def test_stopped_lease_is_not_renewed(store: Store, heartbeat: Heartbeat) -> None:
     stopped, going, execution = store.take("a"), store.take("b"), Execution()
     heartbeat.start(stopped, execution.when_lost)
@@ -120,28 +108,6 @@ def test_seeded_numbers_of_a_task_are_left_alone(store: Store, heartbeat: Heartb
     assert random.getstate() == before
 
 
-def test_one_thread_for_many_leases(store: Store, heartbeat: Heartbeat) -> None:
-    leases, execution = [store.take(str(n)) for n in range(100)], Execution()
-    for lease in leases:
-        heartbeat.start(lease, execution.when_lost)
-    assert threads() == 1
-    for lease in leases:
-        heartbeat.stop(lease)
-
-
-def test_thread_ends_after_a_while_with_nothing_to_renew(store: Store, heartbeat: Heartbeat) -> None:
-    """A program that makes a client for each request would pile up threads; the next lease starts another."""
-    for _ in range(2):
-        lease, execution = store.take(), Execution()
-        store.renewed.clear()
-        heartbeat.start(lease, execution.when_lost)
-        assert store.renewed.wait(LIMIT)
-        until(lambda: threads() == 1, "nobody watches any more")
-        heartbeat.stop(lease)
-        store.free(lease)
-        until(lambda: threads() == 0, "the thread has ended")
-
-
 def test_missing_answer_is_retried_and_survived(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(ttl=2.0), Execution()
     store.fail = True
@@ -150,28 +116,6 @@ def test_missing_answer_is_retried_and_survived(store: Store, heartbeat: Heartbe
     store.fail = False
     assert store.renewed.wait(LIMIT)
     assert not execution.lost.is_set()
-    heartbeat.stop(lease)
-
-
-def test_lease_without_an_answer_is_lost_before_it_can_end(store: Store, heartbeat: Heartbeat) -> None:
-    lease, execution = store.take(ttl=1.0), Execution()
-    execution.lease = lease
-    store.fail = True
-    heartbeat.start(lease, execution.when_lost)
-    assert execution.lost.wait(LIMIT)
-    assert execution.left > 0
-    assert lease.reason is not None
-    assert "could not be renewed" in lease.reason
-    heartbeat.stop(lease)
-
-
-def test_lease_that_was_taken_over_is_lost(store: Store, heartbeat: Heartbeat) -> None:
-    lease, execution = store.take(ttl=1.0), Execution()
-    heartbeat.start(lease, execution.when_lost)
-    store.free(lease)
-    store.take(ttl=5.0)
-    assert execution.lost.wait(LIMIT)
-    assert not lease.held
     heartbeat.stop(lease)
 
 
@@ -232,25 +176,6 @@ class TestSuperseded:
         losses = execution.losses
         until(lambda: execution.losses > losses, "reported again")
         heartbeat.stop(lease)
-
-
-def test_error_in_one_execution_does_not_end_the_thread(store: Store, heartbeat: Heartbeat) -> None:
-    class Bad(Execution):
-        def when_lost(self) -> None:
-            super().when_lost()
-            raise RuntimeError("told wrong")
-
-    # The good lease is long: on a busy machine the thread may be delayed for the whole time of the short one.
-    bad, good, execution, other = store.take("bad"), store.take("good", ttl=3.0), Bad(), Execution()
-    heartbeat.start(bad, execution.when_lost)
-    heartbeat.start(good, other.when_lost)
-    store.free(bad)
-    assert execution.lost.wait(LIMIT)
-    store.renewed.clear()
-    assert store.renewed.wait(LIMIT)
-    assert good.held
-    heartbeat.stop(bad)
-    heartbeat.stop(good)
 
 
 def test_unexpected_error_does_not_end_the_thread(
@@ -343,50 +268,6 @@ def test_error_while_choosing_due_leases_does_not_end_the_thread(
     assert store.renewed.wait(LIMIT)
     assert execution.losses == 0
     heartbeat.stop(lease)
-
-
-def test_any_callable_is_called_on_loss(store: Store, heartbeat: Heartbeat) -> None:
-    lost = threading.Event()
-    lease = store.take()
-    heartbeat.start(lease, lambda: lost.set())
-    store.fail = True
-    assert lost.wait(LIMIT)
-    heartbeat.stop(lease)
-
-
-def test_forgotten_lease_ends(store: Store, heartbeat: Heartbeat) -> None:
-    """A time limit that strikes right before `stop` must not leave behind a lock that is renewed forever."""
-    lease, execution = store.take(), Execution()
-    heartbeat.start(lease, execution.when_lost)
-    del lease, execution
-    gc.collect()
-    deadline = clock.now() + LIMIT
-    while not isinstance(store.acquire(LockRequest("k", new_owner(), ttl=TTL, holder=Holder())), Lease):
-        assert clock.now() < deadline, "still renewed"
-        clock.sleep(0.01)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_child_has_its_own_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
-    inherited, execution = store.take("parent", ttl=5.0), Execution()
-    heartbeat.start(inherited, execution.when_lost)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            mine = store.take("child", ttl=1.0)
-            end = mine.trusted_until
-            store.renewed.clear()
-            heartbeat.start(mine, execution.when_lost)
-            renewed = store.renewed.wait(LIMIT)
-            until(lambda: threads() == 1, "nobody watches any more")
-            heartbeat.stop(mine)
-            status = 0 if renewed and mine.trusted_until > end else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    heartbeat.stop(inherited)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -680,38 +561,6 @@ class TestManyStores:
         other.stop(long)
         other.stop(short)
 
-    def test_lease_in_an_endless_round_is_given_up_in_time(self) -> None:
-        """Even if the store breaks its promise to return within a few steps."""
-        go_on = threading.Event()
-        store, other = HangingStore(go_on), Store()
-        lease, execution = store.take(ttl=1.0), Execution()
-        execution.lease = lease
-        going = other.take(ttl=600.0)
-        its, others = Heartbeat(store), Heartbeat(other)
-        others.start(going, execution.when_lost)
-        its.start(lease, execution.when_lost)
-        assert execution.lost.wait(LIMIT)
-        assert store.hangs.is_set()
-        assert not go_on.is_set()
-        assert lease.reason is not None
-        go_on.set()
-        its.stop(lease)
-        others.stop(going)
-
-
-def test_lease_in_an_endless_first_try_is_given_up_in_time() -> None:
-    """Even if all leases are in one store, whose thread is in the round: the server may have closed the connection, and
-    its name has to be looked up, which may take long.
-    """
-    store = HangingStore(threading.Event())
-    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=3.0), Execution()
-    heartbeat.start(lease, execution.when_lost)
-    assert execution.lost.wait(LIMIT)
-    assert store.hangs.is_set()
-    assert "has not answered" in str(lease.reason)
-    store.go_on.set()
-    heartbeat.stop(lease)
-
 
 class TestRoundOfALongLease:
     """It may take seconds, and other leases in the store wait for it, which have a shorter ttl."""
@@ -726,31 +575,6 @@ class TestRoundOfALongLease:
         lease = store.take("long", ttl=3600.0)
         lease.acquired_at -= 1300.0
         return lease
-
-    def only_the_shorter_is_lost(self, of_shorter: Execution, short: Lease, long: Lease) -> None:
-        assert of_shorter.lost.wait(LIMIT)
-        assert "has not answered" in str(short.reason)
-        assert long.held
-
-    def test_shorter_lease_is_given_up_in_time(self, store: HangingStore, long: Lease) -> None:
-        heartbeat, short, execution = Heartbeat(store), store.take("short", ttl=3.0), Execution()
-        heartbeat.start(short, execution.when_lost)
-        heartbeat.start(long, Execution().when_lost)
-        self.only_the_shorter_is_lost(execution, short, long)
-        store.go_on.set()
-        heartbeat.stop(short)
-        heartbeat.stop(long)
-
-    def test_shorter_lease_that_begins_meanwhile_is_given_up_in_time(self, store: HangingStore, long: Lease) -> None:
-        heartbeat, execution = Heartbeat(store), Execution()
-        heartbeat.start(long, Execution().when_lost)
-        assert store.hangs.wait(LIMIT)
-        short = store.take("short", ttl=1.0)
-        heartbeat.start(short, execution.when_lost)
-        self.only_the_shorter_is_lost(execution, short, long)
-        store.go_on.set()
-        heartbeat.stop(short)
-        heartbeat.stop(long)
 
     def test_holder_that_is_to_stop_is_still_asked_again(self, store: HangingStore, long: Lease) -> None:
         heartbeat, other, execution = Heartbeat(store), store.take("other", ttl=600.0), Execution()
@@ -913,17 +737,6 @@ class TestErrors:
 
 
 class TestAnotherTtl:
-    def test_shorter_lease_is_renewed_as_often_as_necessary(self, store: Store, heartbeat: Heartbeat) -> None:
-        lease, execution = store.take(ttl=600.0), Execution()
-        heartbeat.start(lease, execution.when_lost)
-        assert heartbeat.renew(lease, TTL)
-        end = lease.trusted_until
-        assert end < clock.now() + TTL
-        until(lambda: clock.now() > end + TTL, "it would have ended")
-        assert lease.held
-        assert not execution.lost.is_set()
-        heartbeat.stop(lease)
-
     def test_longer_lease_is_renewed_less_often(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(), Execution()
         heartbeat.start(lease, execution.when_lost)
@@ -933,18 +746,6 @@ class TestAnotherTtl:
         assert not threading.Event().wait(TTL)
         assert store.renewals == renewals
         heartbeat.stop(lease)
-
-    def test_missing_answer_changes_only_the_trust(self, store: Store, heartbeat: Heartbeat) -> None:
-        lease = store.take(ttl=600.0)
-        store.fail = True
-        with pytest.raises(LockUnavailable):
-            heartbeat.renew(lease, 10.0)
-        assert lease.ttl == 600.0
-        assert lease.remaining < 10.0
-        store.fail = False
-        # The unanswered request may be carried out only now.
-        assert heartbeat.renew(lease, 600.0)
-        assert lease.remaining < 10.0
 
     def test_missing_answer_to_a_longer_ttl_leaves_the_trust_unchanged(
         self, store: Store, heartbeat: Heartbeat

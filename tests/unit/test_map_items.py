@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 from celery import Celery, Task
 
-from celery_singleton_lock import (
-    LockConflict,
-    LockUnavailable,
-    SingletonTask,
-    clock,
-)
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task import requeue
-from tests.inside import hold
-from tests.patience import LIMIT, in_this_thread, sleepless
+from celery_singleton_lock import LockConflict, LockUnavailable, SingletonTask, clock
+from celery_singleton_lock.testing import hold_lock
+from tests.bench import is_free
+from tests.inside import at_question, silence
+from tests.patience import LIMIT, in_this_thread
 
 _numbers = itertools.count()
 
@@ -47,10 +39,6 @@ def make(app: Celery, seen: list[Any] | None = None, function: Callable[..., Any
     return job
 
 
-def held(app: Celery) -> list[str]:
-    return [key for key, _ in Runtime.of(app).store.all_held(app.main)]
-
-
 def test_each_item_is_called_under_its_own_lock(app: Celery) -> None:
     seen: list[Any] = []
     task = make(app, seen)
@@ -58,7 +46,7 @@ def test_each_item_is_called_under_its_own_lock(app: Celery) -> None:
     assert task.starmap([(1, 2), (3, 4)]).apply().get() == [3, 7]
     assert [it[:2] for it in seen] == [(1, 0), (2, 0), (1, 0), (1, 2), (3, 4)]
     assert all(it[2:] == (True, True) for it in seen)
-    assert held(app) == []
+    assert all(is_free(task, *it[:2]) for it in seen)
 
 
 def test_chunks_are_exclusive(app: Celery) -> None:
@@ -72,41 +60,35 @@ def test_chunks_are_exclusive(app: Celery) -> None:
 def test_item_whose_lock_is_held_fails_the_map(app: Celery) -> None:
     seen: list[Any] = []
     task = make(app, seen)
-    hold(task, 2)
-    result = task.map([1, 2, 3]).apply()
+    with hold_lock(task, 2):
+        result = task.map([1, 2, 3]).apply()
     assert result.state == "FAILURE"
     assert isinstance(result.result, LockConflict)
-    assert result.result.task_id == "other-task"
+    assert str(result.result.task_id).startswith("hold-lock-")
     assert [it[0] for it in seen] == [1], "later items are not called either"
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "reject", lambda task, conflict: "skip"])
 def test_refused_item_has_no_result(app: Celery, policy: Any) -> None:
     task = make(app, on_conflict=policy)
-    hold(task, 1)
-    with pytest.raises(LockConflict):
+    with hold_lock(task, 1), pytest.raises(LockConflict):
         task.map([1]).apply().get()
 
 
-def test_item_waits_for_as_long_as_lock_wait_allows(app: Celery) -> None:
-    task = make(app, lock_wait=60)
-    lease = hold(task, 1)
-    threading.Timer(0.1, Runtime.of(app).store.free, (lease,)).start()
-    assert task.map([1]).apply().get() == [1]
-
-
-def test_item_waits_for_its_lock_if_a_message_would_be_put_back(app: Celery) -> None:
-    task = make(app, on_conflict="retry")
-    lease = hold(task, 1)
-    threading.Timer(0.1, Runtime.of(app).store.free, (lease,)).start()
-    assert task.map([1]).apply().get() == [1]
+@pytest.mark.parametrize("option", [{"lock_wait": 60}, {"on_conflict": "retry"}], ids=str)
+def test_item_waits_for_its_lock(app: Celery, option: dict[str, Any]) -> None:
+    """As long as `lock_wait` allows; without an end where a message would be put back."""
+    task = make(app, **option)
+    with ExitStack() as held:
+        held.enter_context(hold_lock(task, 1))
+        threading.Timer(0.1, held.close).start()
+        assert task.map([1]).apply().get() == [1]
 
 
 def test_item_within_an_exclusive_task_does_not_wait_forever(app: Celery) -> None:
     inner = make(app, on_conflict="retry", name=f"inner{next(_numbers)}")
-    hold(inner, 1)
     outer = make(app, function=lambda x: inner.map([x]).apply().get(), name=f"outer{next(_numbers)}")
-    with pytest.raises(LockConflict):
+    with hold_lock(inner, 1), pytest.raises(LockConflict):
         outer.apply((1,)).get()
 
 
@@ -139,97 +121,62 @@ def test_failed_item_frees_its_lock(app: Celery) -> None:
     task = make(app, function=fail)
     with pytest.raises(ValueError, match="1"):
         task.map([1, 2]).apply().get()
-    assert held(app) == []
+    assert is_free(task, 1)
 
 
-def test_item_waits_for_the_lock_server(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requeue, "FIRST_DELAY", 0.01)
-    acquire, tries = MemoryStore.acquire, []
+@contextmanager
+def outage(app: Celery, *, of: int, each: Callable[[float], None] = lambda seconds: None) -> Iterator[list[int]]:
+    """The lock server answers again when a call has slept so many times; yields the sizes of unanswered questions."""
+    slept = itertools.count(1)
+    with ExitStack() as silent, pytest.MonkeyPatch.context() as patch:
+        sizes = silent.enter_context(silence(app, heard=0))
 
-    def failing(self: Any, *args: Any, **options: Any) -> Any:
-        tries.append(args)
-        if len(tries) < 3:
-            raise LockUnavailable("k", "no answer")
-        return acquire(self, *args, **options)
+        def sleep(seconds: float) -> None:
+            each(seconds)
+            if next(slept) == of:
+                silent.close()
 
-    monkeypatch.setattr(MemoryStore, "acquire", failing)
-    assert make(app).map([1]).apply().get() == [1]
-    assert len(tries) == 3
+        patch.setattr(clock, "sleep", in_this_thread(sleep, clock.sleep))
+        yield sizes
+        assert next(slept) > of
+
+
+def test_item_waits_for_the_lock_server(app: Celery) -> None:
+    with outage(app, of=2):
+        assert make(app).map([1]).apply().get() == [1]
 
 
 def test_silence_of_the_server_does_not_shorten_the_wait_of_an_item(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays in its slot, so no later delivery could start a new wait."""
-    monkeypatch.setattr(requeue, "FIRST_DELAY", 0.01)
-    task = make(app, lock_wait=60)
-    store = Runtime.of(app).store
-    other = store.acquire(LockRequest(task.lock_key_of(1), new_owner(), ttl=10_000, holder=Holder("other")))
-    assert isinstance(other, Lease)
-    acquire, waiter, now, silent = MemoryStore.acquire, MemoryStore.waiter, clock.now, [100.0, 100.0]
-    outage = 0.0
+    task, now, jump = make(app, lock_wait=60, lock_ttl=10_000), clock.now, [0.0]
 
-    def failing(self: MemoryStore, request: LockRequest) -> Any:
-        nonlocal outage
-        if silent:
-            outage += silent.pop()
-            raise LockUnavailable("k", "no answer")
-        return acquire(self, request)
+    def pass_by(_seconds: float) -> None:
+        jump[0] += 100
 
-    def freed_soon(self: MemoryStore, request: LockRequest) -> Any:
-        threading.Timer(0.1, self.free, (other,)).start()
-        return waiter(self, request)
-
-    monkeypatch.setattr(clock, "now", in_this_thread(lambda: now() + outage, now))
-    monkeypatch.setattr(MemoryStore, "acquire", failing)
-    monkeypatch.setattr(MemoryStore, "waiter", freed_soon)
-    assert task.map([1]).apply().get() == [1]
+    monkeypatch.setattr(clock, "now", in_this_thread(lambda: now() + jump[0], now))
+    with ExitStack() as held:
+        held.enter_context(hold_lock(task, 1))
+        with at_question(app, 2, held.close), outage(app, of=2, each=pass_by):
+            assert task.map([1]).apply().get() == [1]
 
 
-def test_item_that_asks_many_times_names_only_its_latest_given_up_owners(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If it named all of them, each question would be longer than the one before."""
-    named: list[tuple[str, ...]] = []
-    acquire = MemoryStore.acquire
-
-    def failing(self: Any, request: LockRequest) -> Any:
-        named.append(request.given_up)
-        if len(named) <= 2 * requeue.MAX_GIVEN_UP:
-            raise LockUnavailable("k", "no answer")
-        return acquire(self, request)
-
-    monkeypatch.setattr(MemoryStore, "acquire", failing)
-    monkeypatch.setattr(clock, "sleep", sleepless())
-    assert make(app).map([1]).apply().get() == [1]
-    assert [len(owners) for owners in named] == [min(tries, requeue.MAX_GIVEN_UP) for tries in range(len(named))]
+def test_item_asks_a_silent_lock_server_after_growing_delays(app: Celery) -> None:
+    """And its questions do not grow without bound, though each names those that were not answered."""
+    task, waited = make(app), list[float]()
+    with outage(app, of=40, each=waited.append) as sizes:
+        assert task.map([1]).apply().get() == [1]
+    for seconds, longest in zip(waited, [1.0, 2.0, 4.0, 8.0, *[8.0] * 36], strict=True):
+        assert longest / 2 <= seconds <= longest
+    assert max(sizes) <= max(sizes[:40]) + 20
 
 
-def test_item_asks_a_silent_lock_server_after_growing_delays(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    acquire = MemoryStore.acquire
-
-    def failing(self: Any, request: LockRequest) -> Any:
-        if len(waited) < 8:
-            raise LockUnavailable("k", "no answer")
-        return acquire(self, request)
-
-    monkeypatch.setattr(MemoryStore, "acquire", failing)
-    monkeypatch.setattr(clock, "sleep", in_this_thread(waited.append, clock.sleep))
-    assert make(app).map([1]).apply().get() == [1]
-    most = requeue.MAX_DELAY["unavailable"]
-    for seconds, longest in zip(waited, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0], strict=True):
-        assert min(longest, most) / 2 <= seconds <= min(longest, most)
-
-
-def test_silent_lock_server_is_handled_as_the_task_says(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: Any, *args: Any, **options: Any) -> Any:
-        raise LockUnavailable("k", "no answer")
-
-    monkeypatch.setattr(MemoryStore, "acquire", failing)
-    with pytest.raises(LockUnavailable):
-        make(app, on_unavailable="raise").map([1]).apply().get()
-    assert make(app, on_unavailable="run", name=f"runs{next(_numbers)}").map([1]).apply().get() == [1]
+def test_silent_lock_server_is_handled_as_the_task_says(app: Celery) -> None:
+    with silence(app, heard=0):
+        with pytest.raises(LockUnavailable):
+            make(app, on_unavailable="raise").map([1]).apply().get()
+        assert make(app, on_unavailable="run", name=f"runs{next(_numbers)}").map([1]).apply().get() == [1]
 
 
 def test_error_of_the_function_is_not_taken_for_a_silent_lock_server(app: Celery) -> None:
@@ -272,4 +219,4 @@ def test_retry_in_an_item_works_as_in_celery(app: Celery) -> None:
 
     task = make(app, function=lambda x: task.retry(countdown=0))
     assert task.map([1]).apply().state == plain.map([1]).apply().state
-    assert held(app) == []
+    assert is_free(task, 1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu import Exchange, Queue, binding
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.transport.virtual import Channel
 
@@ -32,6 +34,8 @@ class TestCopy:
         task = bench.task(on_conflict="retry")
         options = {"priority": 7, "headers": {"traceparent": "00-1"}, "link": bench.task().s(), "reply_to": "answers"}
         message = bench.send(task, **options)
+        ours = {"message_id": "7", "app_id": "shop", "type": "t", "timestamp": 5, "delivery_mode": 1, "user_id": "web"}
+        message = replace(message, properties={**message.properties, **ours})
         copy = refused(bench, message)
         assert (copy.id, copy.body, copy.content) == (message.id, message.body, message.content)
         assert {**copy.properties} == {**message.properties}
@@ -42,11 +46,34 @@ class TestCopy:
 
     def test_what_belongs_to_one_delivery_stays_behind(self, bench: Bench) -> None:
         task = bench.task(on_conflict="retry")
-        dead = [{"queue": "failed", "reason": "rejected", "count": 2}]
-        gone = {"CC": ["another queue"], "x-first-death-queue": "singleton_lock.delay.4", "x-delivery-count": 1}
-        copy = refused(bench, bench.send(task).but(**gone, **{"x-death": dead}))
-        assert copy.headers["x-death"] == dead
+        ours = {"queue": "singleton_lock.delay.4", "reason": "expired", "count": 1}
+        theirs = {"queue": "failed", "reason": "rejected", "count": 2}
+        gone = {"CC": ["another queue"], "x-delivery-count": 1, "redelivered": True}
+        gone |= {f"x-first-death-{name}": "singleton_lock.delay.4" for name in ("queue", "reason", "exchange")}
+        message = bench.send(task).but(**gone, **{"x-death": [ours, theirs], "x-last-death-queue": "failed"})
+        of_sqs = {"MessageDeduplicationId": "x", "DelaySeconds": 3}
+        copy = refused(bench, replace(message, properties={**message.properties, **of_sqs}))
+        assert (copy.headers["x-death"], copy.headers["x-last-death-queue"]) == ([theirs], "failed")
         assert not {*gone} & {*copy.headers}
+        assert not {*of_sqs} & {*copy.properties}
+
+    def test_retry_of_its_task_goes_the_way_that_the_message_first_went(self, bench: Bench) -> None:
+        reports = Exchange("reports", type="topic")
+        bench.app.conf.task_queues = [Queue(bench.app.main, bindings=[binding(reports, routing_key="report.#")])]
+        task = bench.task(lambda: task.retry(countdown=0), on_conflict="retry")
+        message = bench.send(task, exchange=reports, routing_key="report.daily")
+        copy = refused(bench, refused(bench, message))
+        assert copy.route != message.route
+        bench.deliver(copy)
+        assert bench.put_back().route == message.route == {"exchange": "reports", "routing_key": "report.daily"}
+
+    @pytest.mark.parametrize(("expires", "kept"), [(None, "60000"), (100.0, None)])
+    def test_broker_lets_it_expire_only_if_no_worker_would(
+        self, bench: Bench, expires: float | None, kept: str | None
+    ) -> None:
+        message = bench.send(bench.task(on_conflict="retry"), expires=expires)
+        copy = refused(bench, replace(message, properties={**message.properties, "expiration": "60000"}))
+        assert copy.properties.get("expiration") == kept
 
     def test_message_that_has_not_begun_still_expires(self, bench: Bench) -> None:
         task = bench.task(on_conflict="retry", acks_late=True)
@@ -56,7 +83,8 @@ class TestCopy:
         bench.later(200.0)
         assert bench.deliver(copy.but(expires="2020-01-01T00:00:00+00:00")) == "REVOKED"
 
-    def test_message_that_may_have_begun_is_asked_about_first(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("expires", [100.0, None])
+    def test_message_that_may_have_begun_is_asked_about_first(self, bench: Bench, expires: float | None) -> None:
         """It does not expire on its way: it may be running."""
 
         def body() -> str:
@@ -64,10 +92,12 @@ class TestCopy:
             return "ran"
 
         task = bench.task(body, acks_late=True)
-        message = bench.send(task, expires=100.0)
+        message = bench.send(task, expires=expires)
+        message = replace(message, properties={**message.properties, "expiration": "60000"})
         bench.deliver(message)
         copy = bench.put_back()
         assert copy.headers["expires"] is None
+        assert "expiration" not in copy.properties
         assert bench.deliver(copy) == "ran"
         assert bench.runs == [message.id]
 

@@ -7,9 +7,12 @@ import weakref
 from typing import Any
 
 import pytest
-from celery import chain
+from celery import chain, chord
+from celery.backends.cache import CacheBackend
+from celery.result import GroupResult
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent
 
 VALUES = (True, "x", ["x"], {"key": "k", "owner": "o" * 32, "held": True})
@@ -51,12 +54,13 @@ def test_chain_that_is_sent_twice_runs_twice_and_each_step_once(bench: Bench) ->
     assert bench.runs == [one.id, step.id] * 2
 
 
+@pytest.mark.parametrize("canvas", [{}, {"root_id": "another", "parent_id": "another"}], ids=["alone", "canvas"])
 @pytest.mark.parametrize("is_exclusive", [True, False])
-def test_message_that_a_body_sends_is_new_each_time(bench: Bench, is_exclusive: bool) -> None:
+def test_message_that_a_body_sends_is_new_each_time(bench: Bench, is_exclusive: bool, canvas: dict[str, str]) -> None:
     other = bench.task()
 
     def send() -> None:
-        other.apply_async(task_id="fixed")
+        other.apply_async(task_id="fixed", **canvas)
 
     sender = bench.app.task(name="sender", shared=False, **({"base": SingletonTask} if is_exclusive else {}))(send)
     for _ in range(2):
@@ -65,6 +69,106 @@ def test_message_that_a_body_sends_is_new_each_time(bench: Bench, is_exclusive: 
         bench.deliver(message)
         bench.forget(message)
     assert bench.runs == ["fixed"] * 2
+
+
+@pytest.mark.parametrize("way", ["link", "chain", "chord", "chord that a task watches"])
+def test_plain_task_that_comes_again_is_followed_by_one_message(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    last = bench.task().si().set(task_id="last")
+
+    @bench.app.task(name="plain", shared=False)
+    def plain() -> None: ...
+
+    if way == "link":
+        plain.apply_async(link=last)
+    elif way == "chain":
+        chain(plain.si(), last).apply_async()
+    else:
+        monkeypatch.setattr(CacheBackend, "implements_incr", way == "chord")
+        monkeypatch.setattr(CacheBackend, "incr", lambda *_: 1)
+        monkeypatch.setattr(GroupResult, "delete", lambda *_: None)  # Its worker dies before that.
+        chord([plain.si()], last).apply_async()
+    *parts, message = sorted(bench.queued(), key=lambda it: str(it.headers["task"]), reverse=True)
+    for part in parts:
+        bench.deliver(part)
+    for _ in range(2):
+        bench.deliver(message)
+        come_again(bench, bench.put_back())
+    assert bench.runs == [bench.runs[0]]
+
+
+@pytest.mark.parametrize("way", ["body", "link"])
+def test_plain_task_that_is_called_eagerly_sends_as_in_a_worker(bench: Bench, way: str) -> None:
+    """The second time it is a copy of the first, if Celery sends it on."""
+    task = bench.task()
+    last = task.si().set(task_id="fixed")
+
+    @bench.app.task(name="plain", shared=False)
+    def plain() -> None:
+        if way == "body":
+            last.apply_async()
+
+    for _ in range(2):
+        plain.apply(task_id="the id", link=[last] if way == "link" else None)
+        come_again(bench, bench.put_back())
+    assert len(bench.runs) == (1 if way == "link" else 2)
+
+
+def test_task_that_its_own_handler_sends_again_is_a_new_sending(bench: Bench) -> None:
+    def send_again(task: Any, *_: Any) -> None:
+        if len(bench.runs) == 1:
+            task.apply_async(task_id=task.request.id)
+
+    message = bench.send(bench.task(on_success=send_again))
+    bench.deliver(message)
+    again = bench.put_back()
+    come_again(bench, message)
+    for copy in (again, *bench.queued()):
+        come_again(bench, copy)
+    assert bench.runs == [message.id] * 2, "two copies of one message send one"
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+def test_copy_that_is_made_anew_belongs_to_its_message(bench: Bench, has_header: bool) -> None:
+    """With a user's own Request class, the message itself is not available."""
+    last = bench.task()
+    task = bench.task(Request="celery.worker.request:Request", on_conflict="retry")
+    message = bench.send(task, link=last.si().set(task_id="last"))
+    copy = message if has_header else without_header(message)
+    copies = [copy]
+    for _ in range(2):
+        with hold_lock(task):
+            bench.deliver(copies[-1])
+        copies.append(bench.put_back())
+    assert bench.deliver(copies[-1]) == "ran"
+    for copy in copies:
+        come_again(bench, copy)
+    for following in bench.queued():
+        come_again(bench, following)
+    assert bench.runs == [message.id, "last"]
+
+
+def test_two_tasks_of_one_lock_may_have_one_id(bench: Bench) -> None:
+    for _ in range(2):
+        message = without_header(bench.send(bench.task(lock_name="same"), task_id="fixed"))
+        bench.deliver(message)
+        bench.forget(message)
+    assert bench.runs == ["fixed"] * 2
+
+
+@pytest.mark.parametrize("task_id", ["x" * 1000, "\x1b[2J"], ids=["long", "control"])
+def test_message_is_remembered_whatever_its_id(bench: Bench, task_id: str) -> None:
+    message = bench.send(bench.task(), task_id=task_id)
+    come_again(bench, message)
+    come_again(bench, message)
+    assert bench.runs == [task_id]
+
+
+def without_header(message: Sent) -> Sent:
+    """The same from a program without this package."""
+    headers = {name: value for name, value in message.headers.items() if name != "singleton_lock"}
+    return Sent(message.id, message.body, headers, message.properties, message.content, message.route)
 
 
 @pytest.mark.parametrize("has_header", [True, False])
@@ -82,8 +186,7 @@ def test_retry_and_replacement_belong_to_their_message(bench: Bench, has_header:
     task = bench.task(body, acks_late=True)
     message = bench.send(task, **({"parent_id": "parent", "root_id": "root"} if has_parent else {}))
     if not has_header:
-        headers = {name: value for name, value in message.headers.items() if name != "singleton_lock"}
-        message = Sent(message.id, message.body, headers, message.properties, message.content, message.route)
+        message = without_header(message if has_parent else message.but(root_id=None))
     all_of_it = [message]
     for _ in range(2):
         bench.deliver(all_of_it[-1])
@@ -128,11 +231,9 @@ def test_message_whose_header_was_moved_or_lost_is_told_of_once(
 ) -> None:
     """What it waits for, or took when it was sent, is not known: somebody rewrites headers."""
     message = bench.send(bench.task())
-    headers = {name: value for name, value in message.headers.items() if name != "singleton_lock"}
+    stripped = without_header(message).but(retries=1)
     if inner is not None:
-        headers["headers"] = {**inner, "singleton_lock": message.headers["singleton_lock"]}
-    headers["retries"] = 1
-    stripped = Sent(message.id, message.body, headers, message.properties, message.content, message.route)
+        stripped = stripped.but(headers={**inner, "singleton_lock": message.headers["singleton_lock"]})
     assert bench.deliver(stripped) == "ran"
     assert caplog.text.count("came without the header") <= 1
 
@@ -149,10 +250,12 @@ def test_no_header_forges_what_a_process_knows_of_its_message(bench: Bench, valu
     task = bench.task(body)
     assert bench.deliver(bench.send(task)) == "ran"
     forged = dict.fromkeys({*names, "lease", "in_body", "owner"} - {"singleton_lock"}, value)
-    message = bench.send(task).but(**forged)
+    message = bench.send(task, link=bench.task().si().set(task_id="last")).but(**forged)
     assert bench.deliver(message) == "ran"
     come_again(bench, message)
-    assert bench.runs.count(message.id) == 1
+    for following in bench.queued():
+        come_again(bench, following)
+    assert bench.runs[1:] == [message.id, "last"]
 
 
 def test_finished_request_is_not_kept(bench: Bench) -> None:
