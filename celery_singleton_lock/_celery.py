@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import partial
 from glob import escape as glob_escape
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +26,12 @@ from celery import Celery, _state, bootsteps
 from celery.app import trace
 from celery.app.control import Control, Inspect
 from celery.app.defaults import SETTING_KEYS
-from celery.app.task import Context, Task
-from celery.app.utils import Settings
+from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
 from celery.utils.imports import load_extension_class_names
 from celery.worker import state as worker_state
 from kombu import serialization
-from kombu.exceptions import LimitExceeded
 from kombu.utils import functional
 
 if celery.VERSION[:2] < (5, 4):
@@ -53,15 +51,6 @@ _trace: Any = trace
 _bootsteps: Any = bootsteps
 _functional: Any = functional
 _serialization: Any = serialization
-
-_NOWHERE = object()
-
-
-#: As Celery has them: others may have put their own in their place, which says by `__module__` that it was there, too.
-_METHODS = tuple(
-    method if getattr(method, "__globals__", {}).get("__name__") == owner.__module__ else None
-    for method, owner in ((Task.apply_async, Task), (Celery.send_task, Celery), (Celery.producer_or_acquire, Celery))
-)
 
 if TYPE_CHECKING:
 
@@ -397,67 +386,6 @@ def current_task() -> Any:
     Touches: celery._state.get_current_task
     """
     return _internal_state.get_current_task()
-
-
-def sends_by_its_producer(app: Any, publish: Callable[..., Any]) -> bool:
-    """Whether what sends a task makes the message, then asks the producer that it was given for its connection, and
-    sends the message by that: so Celery does it, and so it may be where somebody has replaced a part of that.
-
-    Args:
-        app: of the task.
-        publish: the `apply_async` that sends.
-
-    Promise: nothing of a message leaves before it has its lock.
-    Touches: celery.Celery.send_task, celery.app.task.Task.apply_async, celery.Celery.producer_or_acquire
-    """
-    apply_async = getattr(getattr(publish, "func", publish), "__func__", publish)
-    methods = apply_async, getattr(app.send_task, "__func__", app), getattr(app.producer_or_acquire, "__func__", app)
-    return methods == _METHODS
-
-
-def context_of_producer(app: Any, given: Any) -> Any:
-    """A context that yields a producer to send with: the one that is given, or one of the app's pool, as soon as one is
-    free; after an error, it has the pool replace the producer's connection.
-
-    If one is free, Celery would only look up a setting first. Entering a producer yields it, and leaving it returns it
-    to its pool.
-
-    Promise: a message is made while its lock is asked for, and then sent as Celery would send it.
-    Touches: celery.Celery.producer_pool, celery.Celery.producer_or_acquire, kombu.pools.ProducerPool.acquire,
-    kombu.messaging.Producer.__enter__, kombu.messaging.Producer.__exit__
-    """
-    if given is None:
-        with suppress(LimitExceeded):
-            return app.producer_pool.acquire()
-    return app.producer_or_acquire(given)
-
-
-def setting(app: Celery, name: str) -> Any:
-    """As `app.conf.get(name)`, in a fourth of its time.
-
-    Promise: a task without a lock of its own as it is sent is sent as fast as any.
-    Touches: celery.app.utils.Settings.maps, celery.app.utils.Settings.key_t, celery.app.base.Celery.configured
-    """
-    conf: Any = app.conf
-    # Before the first look, one of the maps has only what was set on `conf` itself. This look loads the rest.
-    if not getattr(app, "configured", False) or type(conf) is not Settings or conf.key_t is not None:
-        return conf.get(name)
-    maps: Sequence[Mapping[str, Any]] = conf.maps or ()
-    for values in maps:
-        for spelling in spellings(name, conf.prefix, conf._keys):
-            if (value := values.get(spelling, _NOWHERE)) is not _NOWHERE:
-                return value
-    return None
-
-
-@lru_cache(maxsize=100)
-def spellings(name: str, prefix: str | None, older: Any) -> Sequence[str]:
-    """All names of a setting: with the prefix of the app's settings, and as it was called in older versions.
-
-    Promise: as for `setting`.
-    Touches: celery.app.utils.Settings._to_keys
-    """
-    return list(dict.fromkeys(Settings({}, [], older, prefix)._to_keys(name)))
 
 
 def current_worker_task() -> Any:

@@ -15,7 +15,7 @@ Protocol: `docs/protocol.md`, sections 2 and 6.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
@@ -205,18 +205,6 @@ class Reservation:
     def after(self, seconds: float) -> Reservation | None:
         """The reservation to leave that many seconds later; None if it is over by then."""
         return replace(self, seconds=self.seconds - seconds) if seconds < self.seconds else None
-
-
-class PendingAnswer(NamedTuple):
-    """A lock that was requested before the answer is wanted; a store that can do so has a method `ask`.
-
-    Attributes:
-        answer: returns or raises what `LockStore.acquire` does; call it once.
-        drop: call it if nobody wants the answer. The owner may have the lock: abandon it.
-    """
-
-    answer: Callable[[], Lease | Held | Record]
-    drop: Callable[[], None] = lambda: None
 
 
 class Waiter(Protocol):

@@ -9,8 +9,7 @@ Protocol: `docs/protocol.md`, section 12.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
@@ -22,7 +21,7 @@ from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Freeing, Held, Record, Reservation
+from celery_singleton_lock.stores.base import Freeing, Held, Record
 from celery_singleton_lock.task import leader, on_conflict, replacing, requeue
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import holder_of
@@ -131,8 +130,6 @@ class Queued:
             return
         if not self.lock.ends_at_start:
             self._keep()
-            if self.lock.ends_at_end:
-                self._progress.hands_over = self._handing_over
             return
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
@@ -140,25 +137,6 @@ class Queued:
         self._progress.is_begun = True  # Only now: an interruption before leaves it to the end.
         if freed in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (why := replacing.started(self._runtime.store, self.lock)):
             on_conflict.supersede(self._task, why, None)
-
-    @contextmanager
-    def _handing_over(self, to: Reservation) -> Iterator[None]:
-        """A new message has the lock from now on, unless it cannot be sent."""
-        if self._lease is not None:
-            self._runtime.heartbeat.stop(self._lease)
-        self._free(to)
-        self._progress.is_begun = True
-        try:
-            yield
-        except BaseException:
-            self._take_back(to.holder)
-            raise
-
-    def _take_back(self, holder: Holder) -> None:
-        with suppress(LockUnavailable):
-            if not isinstance(self._runtime.store.acquire(self.lock.request(holder)), Held):
-                self._progress.is_begun, self._lease = False, None
-                self._keep()
 
     def _going_on(self, error: Exception | None) -> Hold | None:
         """The lock as the copy or the next attempt has it, if the message goes on."""
@@ -199,11 +177,11 @@ class Queued:
             logger.warning("%s: another message may be sent while this one runs: %s", lease.key, lease.reason)
             self._runtime.heartbeat.stop(lease)
 
-    def _free(self, reservation: Reservation | None = None) -> Freeing | None:
+    def _free(self) -> Freeing | None:
         """What became of the lock; None if there is no answer."""
         lock, record = self.lock, self._what_it_is()
         try:
-            freed = Freeing(self._runtime.store.free(lock.hold(), record=record, reservation=reservation))
+            freed = Freeing(self._runtime.store.free(lock.hold(), record=record))
         except LockUnavailable as error:  # It is repeated until there is an answer.
             logger.warning("%s: the lock of a message that has arrived is not freed yet: %s", lock.key, error)
             return None

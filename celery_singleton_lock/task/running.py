@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.celery_types import RequestLike
 
@@ -34,8 +32,6 @@ class Progress:
         is_replaced: whether another task has its id now.
         is_retried: whether its retry was sent with that lock.
         passes_on: that lock, as what was sent under the message's id has it: its next attempt, or its replacement.
-        hands_over: ends that lock and reserves it for a new message that the body sends under the message's id (`with`:
-            until that was sent, or will not be); None if the lock is not to end before the body.
         settle: makes the record say that all was sent; None if there is nothing to say.
     """
 
@@ -47,7 +43,6 @@ class Progress:
     is_replaced: bool = False
     is_retried: bool = False
     passes_on: Hold | None = None
-    hands_over: Callable[[Reservation], AbstractContextManager[None]] | None = None
     settle: Callable[[], None] | None = None
 
     @property

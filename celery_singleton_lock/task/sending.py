@@ -10,7 +10,7 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -25,9 +25,9 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
-from celery_singleton_lock._celery import current_worker_task, setting
+from celery_singleton_lock._celery import current_worker_task
 from celery_singleton_lock.background import Aside
-from celery_singleton_lock.errors import DuplicateTask, LockUnavailable, WrongLockServer
+from celery_singleton_lock.errors import FOREIGN, DuplicateTask, LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.options.rules import (
     DUPLICATE_POLICIES,
@@ -40,9 +40,9 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held, Reservation
+from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import journal_entries, message_identity, outcome, replacing
-from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.leader import Leader, may_be_followed
@@ -93,7 +93,7 @@ class DuplicateResult(AsyncResult):  # type: ignore[type-arg]
 
 def is_locked_when_sent(task: Any) -> bool:
     """Whether a task's scope begins when it is sent; checked for each call, even if there is no lock server."""
-    scope = raw_attribute(task, "lock_scope") or setting(task.app, "singleton_lock_scope") or WHILE_EXECUTING
+    scope = raw_attribute(task, "lock_scope") or task.app.conf.get("singleton_lock_scope") or WHILE_EXECUTING
     return bool(scope != WHILE_EXECUTING)
 
 
@@ -133,35 +133,29 @@ def send(
     runtime = Runtime.of(task.app)
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
     # Another message with its id may run, and end later, if the lock of that ends, or has ended, as its body begins.
-    owns_result = has_new_id or not (before.is_one or lock.ends_at_start)
+    owns_result = has_new_id or not (before.shares_id or lock.ends_at_start)
     holder = holder_of_message(task_id, label, owns_result=owns_result)
     kept = before.lock if before.lock is not None and before.lock.key == key else None
-    if kept is not None and not before.has_new:
+    if kept is not None:
         follows = None if before.has_run(named) else kept.follows
         lock = replace(lock, owner=kept.owner, limit=kept.limit, follows=follows)
         result = _send_on(task, before, lock, holder, named, publish)
     else:
-        handing_over: AbstractContextManager[None] = nullcontext()
-        if kept is not None:  # Each of the two messages has an owner of its own.
-            holder = replace(holder, record=lock.owner)
-            lock = replace(lock, owner=holder.reserved_as)
-            handing_over = before.handing_over(Reservation(holder, lock.request(holder).ttl))
-        asking = Asking(runtime.store, lock.request(holder))
+        found, refusal = _take(runtime.store, lock.request(holder))
+        if found is not None and isinstance(refusal, DuplicateTask):
+            if before.is_one:
+                return _publish_without(publish, task, named, refusal)
+            again = partial(send, task, call, args, kwargs, named, publish, sender, has_new_id=has_new_id, asks=False)
+            return _Duplicate(task, options, lock, found, refusal).answer(named, publish, again if asks else None)
+        if refusal is not None:
+            if _is_raised(refusal, options) and not _follows(before, named):
+                raise refusal
+            return _publish_without(publish, task, named, refusal)
         try:
-            with handing_over, asking:
-                result = asking.publish(task.app, publish, _with_lock(task, named, lock))
-        except (DuplicateTask, LockUnavailable) as error:
-            if error is not asking.refusal:  # It is about something else that was sent meanwhile.
-                raise
-            if (found := asking.found) is not None and isinstance(error, DuplicateTask):
-                if not before.is_one:
-                    again = partial(
-                        send, task, call, args, kwargs, named, publish, sender, has_new_id=has_new_id, asks=False
-                    )
-                    return _Duplicate(task, options, lock, found, error).answer(named, publish, again if asks else None)
-            elif _is_raised(error, options) and not _follows(before, named):
-                raise
-            return _publish_without(publish, task, named, error)
+            result = publish(**_with_lock(task, named, lock))
+        except BaseException:  # For the caller, nothing was sent.
+            runtime.store.abandon(lock.hold())
+            raise
     if lock.scope != UNTIL_EXPIRED:
         runtime.confirmations.add(lock.confirmed())
     return result
@@ -172,25 +166,26 @@ class _Before(NamedTuple):
 
     Attributes:
         is_one: whether there is such a message.
+        shares_id: whether there is a message with this one's id, which may end later, even if this one is new.
         request: its request, if this process carries it out.
         lock: the lock that it brought with it, and still has.
-        has_new: whether its body sends a new message under its id.
     """
 
     is_one: bool
+    shares_id: bool
     request: RequestLike | None = None
     lock: QueueLock | None = None
-    has_new: bool = False
 
     @classmethod
     def of(cls, task: Any, named: Mapping[str, Any], sender: Any) -> _Before:
         if sender is None or sender.request.id != named["task_id"]:
             # If a worker's main process retries, no task sends it.
             lock = lock_in(named["headers"][HEADER], task.app, task.name)
-            return cls(lock is not None, None, lock)
+            return cls(lock is not None, lock is not None, None, lock)
+        if message_identity.is_new(named, sender):
+            return cls(False, True)
         request = sender.request
-        lock = None if progress_of(request).is_begun else lock_of(sender, request)
-        return cls(True, request, lock, has_new=message_identity.is_new(named, sender))
+        return cls(True, True, request, None if progress_of(request).is_begun else lock_of(sender, request))
 
     def has_run(self, named: Mapping[str, Any]) -> bool:
         """Whether its body sends this message as its next attempt. The child may have died before it had begun if a
@@ -198,17 +193,32 @@ class _Before(NamedTuple):
         """
         return self.request is not None and (named.get("retries") or 0) != (self.request.retries or 0)
 
-    def handing_over(self, to: Reservation) -> AbstractContextManager[None]:
-        """Hand its lock over to a new message (`with`: until that was sent, or will not be), if it ends as it ends."""
-        hands_over = progress_of(self.request).hands_over if self.request is not None else None
-        return nullcontext() if hands_over is None else hands_over(to)
-
     def pass_on(self, lock: QueueLock, named: Mapping[str, Any]) -> None:
         """This message was sent with its lock."""
         if self.request is not None:
             progress = progress_of(self.request)
             progress.passes_on = lock.confirmed()
             progress.is_retried |= (named.get("retries") or 0) > (self.request.retries or 0)
+
+
+def _take(store: Store, request: LockRequest) -> tuple[Held | None, DuplicateTask | LockUnavailable | None]:
+    """Take the lock of a message that is about to be sent.
+
+    Returns:
+        Who has it, and why it was not taken; twice None if it was.
+    """
+    try:
+        found = store.acquire(request)
+    except LockUnavailable as error:
+        return None, error
+    except BaseException:  # Interrupted, maybe after it was granted.
+        store.abandon(request.hold())
+        raise
+    if not isinstance(found, Held):
+        return None, None
+    if found.holder is None or found.holder.task_id is None:
+        return found, LockUnavailable(store.server, f"the lock {request.key} is held by {FOREIGN}")
+    return found, DuplicateTask(request.key, found.holder.task_id, found.holder.since, label=found.holder.label)
 
 
 def _send_on(

@@ -18,7 +18,7 @@ from celery import Task
 from celery.utils import uuid
 from celery.utils.log import get_logger
 
-from celery_singleton_lock._celery import current_worker_task, forget_task, setting, with_dumped_models
+from celery_singleton_lock._celery import current_worker_task, forget_task, with_dumped_models
 from celery_singleton_lock.errors import InvalidOption, LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
@@ -365,7 +365,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidKey: an argument has no stable form.
         """
         settings = Runtime.of(self.app).settings
-        if not settings.enabled or is_builtin(self.name) or setting(self.app, "task_always_eager"):
+        if not settings.enabled or is_builtin(self.name) or self.app.conf.get("task_always_eager"):
             return None
         options = options_for(self, settings, call)
         key, label = self._key(settings, options.key, args, kwargs)

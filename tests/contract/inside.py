@@ -295,14 +295,9 @@ class Settling:
 QUESTION = ("redis/store.py", "redis/question.py")
 
 
-def set_dropped(patch: pytest.MonkeyPatch, note: Callable[[Any], object]) -> None:
-    """Note which connections with an unread answer are given up, and keep them."""
-    patch.setattr(named("stores.redis.server.Unread"), "drop", lambda unread: note(unread))
-
-
 def interrupt_release(patch: pytest.MonkeyPatch, interrupt: Callable[..., Any]) -> None:
     """Before it is sent."""
-    patch.setattr(named("stores.redis.stencil"), "free", interrupt)
+    patch.setattr(named("stores.redis.lock_commands"), "free", interrupt)
 
 
 def server_at(port: int) -> Any:

@@ -126,31 +126,6 @@ class TestQuestionAhead:
             assert isinstance(waiter.wait(60), Lease)
             assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "the waiter confirms"
 
-    @pytest.mark.parametrize(("once", "commands"), [(False, 15), (True, 16)])
-    def test_hand_over_is_cheap(
-        self,
-        redis_store: Store,
-        redis_server: RedisServer,
-        monkeypatch: pytest.MonkeyPatch,
-        once: bool,
-        commands: int,
-    ) -> None:
-        """For the server: 6 commands to free, 6 to take, 3 to confirm; and one to see what messages are over."""
-        monkeypatch.setattr(waiter_module, "SLICE", 60.0)
-        for _ in range(2):  # The server knows the scripts the second time.
-            first = taken(redis_store)
-            with piped(redis_store, once=once, holder=replace(ME, sending=new_owner())) as waiter:
-                with redis_server.client() as client:
-                    client.config_resetstat()
-                    redis_store.free(first)
-                    found = waiter.wait(60)
-                    calls = {name: it["calls"] for name, it in client.info("commandstats").items()}
-                assert isinstance(found, Lease)
-            redis_store.free(found)
-        # Some versions count a blocking command when it is woken.
-        mine = {"cmdstat_blpop", "cmdstat_config", "cmdstat_config|resetstat", "cmdstat_info"}
-        assert sum(count for name, count in calls.items() if name not in mine) == commands
-
     def test_question_that_comes_after_the_waiter_has_left_takes_nothing(self, redis_store: Store) -> None:
         """As when the server sees late that the connection is closed."""
         first = taken(redis_store)

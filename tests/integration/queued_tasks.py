@@ -97,13 +97,6 @@ def define(app: Celery) -> SimpleNamespace:
                 self.retry(countdown=PAUSE, throw=False)
         return job
 
-    def sends_its_id(self: Any, job: str, again: bool = True) -> str:
-        with recording.run(job, self.request.id):
-            if again:
-                self.apply_async((job, False), task_id=self.request.id, countdown=PAUSE)
-                os.kill(os.getpid(), signal.SIGKILL)
-        return job
-
     def given_back(self: Any, job: str) -> None:
         with recording.run(job, self.request.id):
             raise Reject("as told", requeue=True)
@@ -163,7 +156,6 @@ def define(app: Celery) -> SimpleNamespace:
         dies=task(name="queued.dies")(dies),
         too_long=task(name="queued.too_long", time_limit=1)(too_long),
         resent=task(name="queued.resent")(resent),
-        sends_its_id=task(name="queued.sends_its_id")(sends_its_id),
         given_back=task(name="queued.given_back")(given_back),
         hooked=task(name="queued.hooked", before_start=ends_before_start)(works_when_asked),
         retries_when_late=task(name="queued.retries_when_late", soft_time_limit=1)(retries_when_late),

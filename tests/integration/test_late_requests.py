@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -405,31 +404,16 @@ class TestRelease:
         assert direct.held(KEY) == []
         assert isinstance(ask(direct, holder=ME, once=True), Record)
 
-    @pytest.mark.parametrize("ahead", [False, True])
     def test_is_carried_out_before_the_next_question(
-        self, store: Store, hold_back_release: Callable[[Lease], None], ahead: bool
+        self, store: Store, hold_back_release: Callable[[Lease], None]
     ) -> None:
         """A copy of the message may ask as soon as the server answers again, and must find how it has ended."""
         hold_back_release(taken(store, holder=ME))
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)
-        found = store.ask(request).answer() if ahead else store.acquire(request)
+        found = store.acquire(request)
         assert isinstance(found, Record)
         assert found.content == b"record"
         assert is_settled(store)
-
-    def test_question_that_was_sent_ahead_of_it_is_dropped_if_there_is_no_answer(
-        self, store: Store, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Otherwise the kernel might send it much later."""
-        lease, dropped = taken(store, holder=ME), []
-        inside.repeat_nothing(monkeypatch, store)
-        inside.set_dropped(monkeypatch, dropped.append)
-        asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=OTHER))
-        proxy.hold(7)
-        for ask_or_free in (partial(store.free, lease), asked.answer):
-            with pytest.raises(LockUnavailable):
-                ask_or_free()
-        assert len(dropped) == 1
 
     def test_is_carried_out_before_its_record_is_looked_for(
         self, store: Store, hold_back_release: Callable[[Lease], None]

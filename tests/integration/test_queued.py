@@ -356,17 +356,6 @@ class TestMessageGoesOn:
         shop.record.wait_for(ends=2)
         until_can_be_sent(shop)
 
-    def test_by_a_message_that_it_sends_under_its_id_before_its_child_is_killed(
-        self, shop: Shop, tasks: SimpleNamespace
-    ) -> None:
-        start(shop)
-        first = tasks.sends_its_id.delay("report")
-        until(lambda: first.state == states.FAILURE)
-        clock.sleep(PAUSE / 16)
-        assert not is_sent(tasks.sends_its_id.delay("report"))
-        shop.record.wait_for(ends=1)
-        until_can_be_sent(shop)
-
     @pytest.mark.parametrize(
         ("name", "state"),
         [("retrying", states.RETRY), ("replaced", states.IGNORED), ("resent", states.RETRY)],

@@ -370,12 +370,3 @@ class TestRunsLikeAnyOther:
         line = Line(bench, followers=0, lock_scope="until_executed", lock_name="shared")
         parent = bench.task(lambda: bench.deliver(bench.send(line.task, parent_id="x")), lock_name="shared")
         assert bench.deliver(bench.send(parent)) == "REVOKED"
-
-    def test_follower_ends_as_a_leader_that_sends_its_own_id_again(self, bench: Bench) -> None:
-        """It would wait forever for a task that sends itself again and again."""
-        line = Line(bench)
-        line.look()
-        line.body = lambda: line.task.apply_async(task_id=line.first.id) and "ran"
-        line.run_first()
-        line.body = lambda: "ran again"
-        assert line.follow() == "ran"

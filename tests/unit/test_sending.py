@@ -484,6 +484,23 @@ class TestEnds:
         assert not is_free(task)
 
 
+class TestOwnId:
+    """A body that sends its task again is to use `retry`."""
+
+    @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])
+    def test_new_message_under_a_messages_own_id_is_a_duplicate(self, bench: Bench, scope: str) -> None:
+        """As under any other id: it is sent only if the lock has ended as the body began."""
+
+        def body() -> bool:
+            sent = task.apply_async(task_id=bench.runs[-1], countdown=500)
+            return not isinstance(sent, DuplicateResult)
+
+        task = queued(bench, body, lock_scope=scope)
+        assert bench.deliver(bench.send(task)) is (scope == "until_executing")
+        assert len(bench.queued()) == (scope == "until_executing")
+        assert is_free(task) is (scope == "until_executed")
+
+
 class TestHasEnded:
     """A lock whose message has ended, as the result backend says, was left behind: the next message takes it."""
 

@@ -16,7 +16,7 @@ from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedE
 
 from celery_singleton_lock.stores.redis.address import PoolOf
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas, alone
-from celery_singleton_lock.stores.redis.script import Call, Command, Ready
+from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
 
 Address = tuple[str, int]
@@ -48,7 +48,7 @@ class Cluster:
         self._slots: dict[int, Address] = {}
         self.step = self._server(self._start[0]).step
 
-    def run(self, call: Call | Ready, *, step: float | None = None) -> Any:
+    def run(self, call: Call, *, step: float | None = None) -> Any:
         return self._followed(
             self._address_of(call.keys[0]), lambda server, asking: server.run(call, step=step, asking=asking)
         )
@@ -219,7 +219,7 @@ class ClusterPart:
         self._cluster = cluster
         self._address = address
 
-    def run(self, call: Call | Ready) -> Any:
+    def run(self, call: Call) -> Any:
         return self._cluster.run(call)
 
     def command(self, *command: object) -> Any:

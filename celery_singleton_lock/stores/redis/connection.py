@@ -11,6 +11,7 @@ import encodings.idna  # noqa: F401 - or the first look-up of a host does it, ma
 import os
 import re
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -30,8 +31,7 @@ from redis.exceptions import (
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis._redis_py import error_of, socket_of
-from celery_singleton_lock.stores.redis.script import Call, Command, Ready, Sent
-from celery_singleton_lock.stores.redis.wire import Wire
+from celery_singleton_lock.stores.redis.script import Call, Command
 
 #: Errors in place of an answer: the server may carry the command out, or have done so.
 NO_ANSWER = (ConnectionError, TimeoutError, OSError)
@@ -44,16 +44,17 @@ _ASKING: Sequence[Command] = (("ASKING",),)
 
 _READ = 65_536
 
+#: Linger for no time: closing resets the connection.
+_AT_ONCE = struct.pack("ii", 1, 0)
+
 _WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
 
 
-def packed(command: Sent) -> bytes:
+def packed(command: Command) -> bytes:
     """A command as it goes over the wire.
 
     hiredis (3.5) crashes the process if a signal handler raises while it formats a number, so it gets no numbers.
     """
-    if isinstance(command, bytes):
-        return command
     parts: Any = tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
     packed: bytes = hiredis.pack_command(parts)
     return packed
@@ -100,7 +101,7 @@ class Connection:
         undialed.connect()  # type: ignore[no-untyped-call]
         self._dialed = undialed
         self._pid = os.getpid()
-        self._wire = Wire(socket_of(undialed))
+        self._socket = socket_of(undialed)
         self._step: float | None = None
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
@@ -115,18 +116,16 @@ class Connection:
         self._unsent = bytearray()
 
     def fileno(self) -> int:
-        return self._wire.fileno()
+        return self._socket.fileno()
 
-    def send(self, *commands: Sent) -> None:
+    def send(self, *commands: Command) -> None:
         """Send some commands at once; `read` gives the answer to each, after the answers to earlier commands."""
-        wire = commands[0] if len(commands) == 1 else b"".join(map(packed, commands))
-        if not isinstance(wire, bytes):
-            wire = packed(wire)
+        wire = b"".join(map(packed, commands))
         # Before it is sent: an interruption may come between any two lines, and the next user must not take the answer
         # to this for an answer to something else.
         self.unanswered += len(commands)
         try:
-            self._wire.send_all(wire)
+            self._socket.sendall(wire)
         except OSError as error:
             raise _as_redis_py_says(error, "sending") from error
 
@@ -139,7 +138,7 @@ class Connection:
         """Send as much of what was pushed as the socket takes."""
         while self._unsent:
             try:
-                sent = self._wire.send(self._unsent)
+                sent = self._socket.send(self._unsent)
             except OSError as error:
                 said = _as_redis_py_says(error, "sending")
                 if isinstance(said, TimeoutError):
@@ -172,7 +171,7 @@ class Connection:
                 del answer
         return answer
 
-    def ask(self, command: Sent, *behind: Sent, asking: bool = False) -> Any:
+    def ask(self, command: Command, *behind: Command, asking: bool = False) -> Any:
         """The answer to a command; the answers to the commands behind it are still to be read.
 
         Args:
@@ -194,7 +193,7 @@ class Connection:
         self.is_doubtful |= any(map(may_be_replaced, answers))
         return answers
 
-    def run(self, call: Call | Ready, *, asking: bool = False) -> Any:
+    def run(self, call: Call, *, asking: bool = False) -> Any:
         """Run a script by its digest, or by its text if the server does not know it yet.
 
         Args:
@@ -205,23 +204,9 @@ class Connection:
             TooFewReplicas: too few had it in time; what was written stays.
         """
         try:
-            if type(call) is Ready and not asking:  # As most are: each further step takes time.
-                self.unanswered += 1
-                try:
-                    self._wire.send_all(call.by_digest)
-                except OSError as error:
-                    raise _as_redis_py_says(error, "sending") from error
-                return call.script.understood(self.read())
             return self._run(call, call.by_digest, asking)
         except NoScriptError:
             return self._run(call, call.by_text, asking)
-
-    def answer_to(self, call: Ready) -> Any:
-        """As `run`, for a call whose digest was sent."""
-        try:
-            return call.script.understood(self.read())
-        except NoScriptError:
-            return self._run(call, call.by_text, asking=False)
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
         """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
@@ -255,7 +240,7 @@ class Connection:
             self._is_understood = False
             return error.with_traceback(None)
 
-    def _run(self, call: Call | Ready, command: Sent, asking: bool) -> Any:
+    def _run(self, call: Call, command: Command, asking: bool) -> Any:
         if call.replicas is None:
             return call.understood(self.ask(command, asking=asking))
         try:
@@ -298,7 +283,7 @@ class Connection:
         """How long a step of sending or reading may take from now on; 0: no step waits."""
         if seconds != self._step:
             self._step = seconds
-            self._wire.wait_at_most(seconds)
+            self._socket.settimeout(seconds)
 
     @property
     def is_between(self) -> bool:
@@ -320,13 +305,13 @@ class Connection:
         """
         if os.getpid() == self._pid:
             with suppress(OSError):
-                self._wire.reset_at_end()
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.close()
 
     def _received(self) -> bytes:
         """What has come, or comes in time."""
         try:
-            received = self._wire.receive(_READ)
+            received = self._socket.recv(_READ)
         except OSError as error:
             raise _as_redis_py_says(error, "reading") from error
         if not received:

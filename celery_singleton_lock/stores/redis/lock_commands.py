@@ -40,11 +40,10 @@ HAND_OVER_TTL = 1.0
 #: Arguments of `replace_records.lua` for each record.
 _OF_RECORD = 4
 
-#: The parts with which scripts grant a lock, and those with which they look at it first.
-GRANTING = "now", "lock/grant", "lock/answers"
-LOOKING = "lock/request", "lock/places", "lock/ended", "lock/newest"
-ACQUIRE = Script(*GRANTING, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)
-HAND_OVER = Script(*GRANTING, "lock/handed", *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
+#: The parts of a script that takes a lock.
+TAKING = "now", "lock/grant", "lock/answers", "lock/request", "lock/places", "lock/ended", "lock/newest"
+ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
+HAND_OVER = Script(*TAKING, "lock/hand_over", "lock/acquire", answers=answers_question)
 FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
 REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("now", "lock/answers", "lock/ended", "lock/recorded", answers=answers_refusal)
@@ -138,12 +137,12 @@ def hand_over(request: LockRequest, place: str) -> Call:
 
 
 def question(
-    request: LockRequest, name: str, *, slots: int = 0, late: Sequence[str] = (), shared: str | None = None
+    request: LockRequest, name: str, *, slots: int = 0, late: Sequence[str] = ()
 ) -> tuple[list[str], AcquireArgs]:
-    """KEYS and ARGV of `request.lua`; see `acquire`, and `keyspace.shared`."""
+    """KEYS and ARGV of `request.lua`; see `acquire`."""
     key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
     arrival = request.arrival
-    slots, shared = max(slots, request.limit), shared or keyspace.shared(key)
+    slots, shared = max(slots, request.limit), keyspace.shared(key)
     ended_name = keyspace.ended_name(key, holder.message) if once else b""
     ended, more = keyspace.ended_keys(shared, ended_name)
     keys = [keyspace.shared_fence_key(shared), *([ended] if once else []), keyspace.slots_key(key)]
@@ -160,7 +159,7 @@ def question(
         fence_ttl_ms=fence_ms(request.ttl),
         ended_name=ended_name,
         waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
-        asked_at_ms=asked_at(request),
+        asked_at_ms=ms(clock.wall()) if request.waiting else 0,
         reserved_as=_reserved_as(holder),
         sending=_beginning_of_copies(holder) if slots > 1 or arrival else "",
         slots=slots,
@@ -175,16 +174,9 @@ def question(
     )
 
 
-def asked_at(request: LockRequest) -> int:
-    """When a waiter asks: milliseconds of its host's clock; 0 if it will not wait."""
-    return ms(clock.wall()) if request.waiting else 0
-
-
-def free(
-    hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, began: float | None = None
-) -> Call:
-    """See `LockStore.free`; `began` as for `ending`."""
-    return ending(hold, hold.owner, record=record, reservation=reservation, began=began)
+def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
+    """See `LockStore.free`."""
+    return ending(hold, hold.owner, record=record, reservation=reservation)
 
 
 def abandon(hold: Hold) -> Call:
@@ -206,8 +198,6 @@ def ending(
     over_for: int | None = None,
     wakes: bool = True,
     repeated: bool = False,
-    began: float | None = None,
-    shared: str | None = None,
 ) -> Call:
     """A call of `free.lua`.
 
@@ -222,10 +212,8 @@ def ending(
         over_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
-        began: when it was first to be sent; None: now.
-        shared: what `keyspace.shared` says of the key.
     """
-    key, places, shared = hold.key, keyspace.places_of(hold), shared or keyspace.shared(hold.key)
+    key, places, shared = hold.key, keyspace.places_of(hold), keyspace.shared(hold.key)
     ended_ms, name, name_of_next = 0, b"", b""
     keys = [keyspace.waiting_key(key), keyspace.wake_key(key)]
     if record is not None:
@@ -259,7 +247,7 @@ def ending(
     )
     if record is None and reservation is None:
         return Call(FREE, keys, args)
-    began = clock.now() if began is None else began
+    began = clock.now()
     same = partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes)
 
     def later(repeated: bool) -> Call:

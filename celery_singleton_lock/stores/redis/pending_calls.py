@@ -17,7 +17,7 @@ from redis.exceptions import ClusterDownError, TryAgainError
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, TooFewReplicas, may_be_replaced
 from celery_singleton_lock.stores.redis.repeater import Repeater
-from celery_singleton_lock.stores.redis.script import Call, Ready, batches
+from celery_singleton_lock.stores.redis.script import Call, batches
 
 logger = get_logger(__name__)
 
@@ -39,7 +39,7 @@ CallId = tuple[str, str, str]
 class _Pending(NamedTuple):
     """A call that was not answered, and until when it is worth repeating."""
 
-    call: Call | Ready
+    call: Call
     until: float
 
 
@@ -75,7 +75,7 @@ class PendingCalls:
         with self._mutex:
             return list(self._calls)
 
-    def add(self, call_id: CallId, call: Call | Ready, *, seconds: float) -> None:
+    def add(self, call_id: CallId, call: Call, *, seconds: float) -> None:
         """Repeat it until it is answered, for that many seconds; it replaces what was added under this id."""
         with self._mutex:
             self._calls.pop(call_id, None)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError, TimeoutError
+from redis.exceptions import TimeoutError
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.redis import lock_answers, lock_commands, stencil
+from celery_singleton_lock.stores.redis import lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.lock_answers import Answer
-from celery_singleton_lock.stores.redis.script import Call, Ready
-from celery_singleton_lock.stores.redis.server import Server, Unread
+from celery_singleton_lock.stores.redis.script import Call
 
 
 def granted(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lease:
@@ -42,11 +41,11 @@ class Question:
         replicas: see `Call`.
     """
 
-    __slots__ = ("_first", "_replicas", "_request", "_run", "_sent_at", "_slots", "_unanswered")
+    __slots__ = ("_replicas", "_request", "_run", "_slots", "_unanswered")
 
     def __init__(
         self,
-        run: Callable[[Call | Ready], Sequence[Any]],
+        run: Callable[[Call], Sequence[Any]],
         request: LockRequest,
         replicas: tuple[int, float] | None,
     ) -> None:
@@ -54,26 +53,6 @@ class Question:
         self._slots = request.limit
         #: Names of the tries that were not answered.
         self._unanswered: list[str] = []
-        #: If the first try was sent ahead: where to read its answer, or why it was not sent; until it is read.
-        self._first: Unread | RedisError | OSError | None = None
-        #: When it was sent.
-        self._sent_at = 0.0
-
-    def send_ahead(self, server: Server) -> None:
-        """Send the first try now; `try_once` reads its answer, and sends rare requests itself."""
-        name, self._sent_at = new_owner(), clock.now()
-        if isinstance(call := self._call(name, self._slots), Ready):
-            self._unanswered.append(name)
-            try:
-                self._first = server.send(call)
-            except (RedisError, OSError) as error:
-                self._first = error
-
-    def drop(self) -> None:
-        """Nobody wants the answer to what was sent ahead."""
-        first, self._first = self._first, None
-        if isinstance(first, Unread):
-            first.drop()
 
     def try_once(self) -> Lease | Held | Record:
         """Ask; may be repeated after any error.
@@ -102,23 +81,14 @@ class Question:
         return lock_commands.undo(request.hold(), value, names)
 
     def _ask(self, slots: int) -> Lease | Held | Record:
-        first, self._first = self._first, None
-        if first is not None:
-            try:
-                if isinstance(first, Unread):
-                    return self._understood(first.read(), self._sent_at)
-                raise first
-            finally:
-                # An error refers to this frame, and so to the leases of its callers; see `Connection.read`.
-                del first
         name, sent_at = new_owner(), clock.now()
         self._slots = slots
-        call = self._call(name, slots)
+        call = lock_commands.acquire(
+            self._request, name, slots=slots, late=tuple(self._unanswered), replicas=self._replicas
+        )
         # Noted before it is sent: an interruption may come between any two lines.
         self._unanswered.append(name)
-        return self._understood(self._run(call), sent_at)
-
-    def _understood(self, answer: Sequence[Any], sent_at: float) -> Lease | Held | Record:
+        answer = self._run(call)
         if answer[0] == Answer.GRANTED:
             self._unanswered.clear()
             return granted(answer, self._request, sent_at)
@@ -129,9 +99,3 @@ class Question:
             raise
         self._unanswered.clear()
         return found
-
-    def _call(self, name: str, slots: int) -> Call | Ready:
-        request, late, replicas = self._request, self._unanswered, self._replicas
-        if slots == 1 and not late and replicas is None and (ready := stencil.acquire(request, name)) is not None:
-            return ready
-        return lock_commands.acquire(request, name, slots=slots, late=tuple(late), replicas=replicas)

@@ -23,9 +23,6 @@ T = TypeVar("T")
 #: A command's name and arguments: texts, bytes and numbers.
 Command = tuple[Any, ...]
 
-#: A command, or its bytes on the wire.
-Sent = Command | bytes
-
 
 def is_whole(answer: object) -> bool:
     """Whether it is a whole number."""
@@ -130,38 +127,6 @@ class Call(NamedTuple):
     def and_wait(self) -> Command:
         count, seconds = self.replicas or (0, 0.0)
         return "WAIT", count, ms(seconds)
-
-
-class Ready:
-    """A call that is already encoded for the wire; what is rarely needed of it is made on demand.
-
-    Attributes:
-        written_out: makes the whole call.
-    """
-
-    # Not a tuple, which takes twice as long to make: each acquire makes one, and each free.
-    __slots__ = ("by_digest", "script", "written_out")
-
-    def __init__(self, script: Script, by_digest: bytes, written_out: Callable[[], Call]) -> None:
-        self.script, self.by_digest, self.written_out = script, by_digest, written_out
-
-    @property
-    def replicas(self) -> None:
-        return None
-
-    @property
-    def keys(self) -> Sequence[str]:
-        return self.written_out().keys
-
-    @property
-    def by_text(self) -> Command:
-        return self.written_out().by_text
-
-    def again(self, *, repeated: bool = True) -> Call:
-        return self.written_out().again(repeated=repeated)
-
-    def understood(self, answer: Any) -> Any:
-        return answer if isinstance(answer, Exception) else self.script.understood(answer)
 
 
 def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:

@@ -25,7 +25,7 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import FOREIGN
 from celery_singleton_lock.stores.redis._redis_py import names_of_library
 from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced
-from celery_singleton_lock.stores.redis.script import Call, Command, Ready
+from celery_singleton_lock.stores.redis.script import Call, Command
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
 STEP_TIMEOUT = 1.0
@@ -78,7 +78,7 @@ def is_of_a_cluster(error: BaseException) -> bool:
 class Endpoint(Protocol):
     """A server, or what a cluster shows of one key or one master."""
 
-    def run(self, call: Call | Ready) -> Any: ...
+    def run(self, call: Call) -> Any: ...
 
     def command(self, *command: object) -> Any: ...
 
@@ -109,35 +109,14 @@ class Server:
         at = self._options
         return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db') or 0}")
 
-    def run(self, call: Call | Ready, *, step: float | None = None, asking: bool = False) -> Any:
+    def run(self, call: Call, *, step: float | None = None, asking: bool = False) -> Any:
         """Run a script; one round trip. See `Connection.run`.
 
         Raises:
             RedisError, OSError: no answer, or an error.
         """
-        # As `connection` does, which takes time to enter and to leave.
-        connection = self._take(step or self.step)
-        try:
-            answer = connection.run(call, asking=asking)
-        except BaseException as error:
-            self._give_back_after(error, connection)
-            raise
-        self._give_back(connection)
-        return answer
-
-    def send(self, call: Ready) -> Unread:
-        """Send a script; its answer is read later.
-
-        Raises:
-            RedisError, OSError: it was not sent.
-        """
-        connection = self._take(self.step)
-        try:
-            connection.send(call.by_digest)
-        except BaseException as error:
-            self._give_back_after(error, connection)
-            raise
-        return Unread(self, connection, call)
+        with self.connection(step) as connection:
+            return connection.run(call, asking=asking)
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip. See `Connection.run_each`."""
@@ -203,16 +182,6 @@ class Server:
             while True:
                 self._free.pop().close()
 
-    def read(self, connection: Connection, call: Ready) -> Any:
-        """The answer to what was sent on this connection, which is given back; see `run`."""
-        try:
-            answer = connection.answer_to(call)
-        except BaseException as error:
-            self._give_back_after(error, connection)
-            raise
-        self._give_back(connection)
-        return answer
-
     def _take(self, step: float) -> Connection:
         if self._pid != (pid := os.getpid()):
             # Forked: these sockets are the parent's. Dropped unclosed, since closing would shut down its TLS.
@@ -244,20 +213,3 @@ class Server:
         connection.drop()
         if connection.is_doubtful:
             self.close()  # As after an error.
-
-
-class Unread:
-    """A call that was sent, and whose answer is to be read; once."""
-
-    def __init__(self, server: Server, connection: Connection, call: Ready) -> None:
-        self._server = server
-        self._connection = connection
-        self._call = call
-
-    def read(self) -> Any:
-        """The answer; see `Server.run`."""
-        return self._server.read(self._connection, self._call)
-
-    def drop(self) -> None:
-        """Nobody will read it."""
-        self._connection.drop()

@@ -31,16 +31,16 @@ from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.errors import LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, PendingAnswer, Record, Reservation, Waiter
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
-from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands, stencil
+from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import CallId, PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
-from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Ready, batches
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
 from celery_singleton_lock.stores.redis.server import (
     NAME_THE_CLUSTER,
     OF_A_CLUSTER,
@@ -98,15 +98,7 @@ class RedisStore:
         self._pending = PendingCalls(servers.run_each, server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        return self._acquired(Question(self._run, request, self._replicas), request)
-
-    def ask(self, request: LockRequest) -> PendingAnswer:
         question = Question(self._run, request, self._replicas)
-        if isinstance(self._servers, Server) and not self._pending:
-            question.send_ahead(self._servers)
-        return PendingAnswer(partial(self._acquired, question, request), question.drop)
-
-    def _acquired(self, question: Question, request: LockRequest) -> Lease | Held | Record:
         attempt = partial(self._in_order, request.key, question.try_once)
         try:
             try:
@@ -118,7 +110,6 @@ class RedisStore:
                 raise  # It has done nothing.
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
-            question.drop()  # What is pending for this lock may have kept it from being read.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             call_id = "acquire", request.key, request.owner
             self._end(call_id, question.undone(), request.ttl, at_once=answers)
@@ -148,10 +139,9 @@ class RedisStore:
         return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
-        call: Ready | Call | None = None
+        call: Call | None = None
         try:
-            call = stencil.free(hold, record) if reservation is None and self._replicas is None else None
-            call = call or self._written_out(hold, record, reservation)
+            call = self._freeing(hold, record, reservation)
             try:
                 if self._run_end(call):
                     return Freeing.NOW
@@ -162,7 +152,7 @@ class RedisStore:
         except BaseException:  # Or an interruption, before or after the call was made.
             hold.ending = True
             worth = max(hold.ttl, record.seconds if record is not None else 0.0)
-            call = call or self._written_out(hold, record, reservation)
+            call = call or self._freeing(hold, record, reservation)
             self._end(("free", hold.key, hold.owner), call, worth, at_once=False)
             raise
 
@@ -329,14 +319,14 @@ class RedisStore:
             self._pending.send(key)
         return ask()
 
-    def _written_out(self, hold: Hold, record: Record | None, reservation: Reservation | None) -> Call:
+    def _freeing(self, hold: Hold, record: Record | None, reservation: Reservation | None) -> Call:
         return self._replicated(lock_commands.free(hold, record=record, reservation=reservation), record)
 
-    def _freed_again(self, call: Ready | Call) -> Freeing:
+    def _freed_again(self, call: Call) -> Freeing:
         # Gone when the call is repeated: the first one has worked, and only its reply was lost.
         return Freeing.NOW if self._run_end(call.again(repeated=False)) else Freeing.UNCLEAR
 
-    def _end(self, call_id: CallId, call: Call | Ready, seconds: float, *, at_once: bool) -> Any:
+    def _end(self, call_id: CallId, call: Call, seconds: float, *, at_once: bool) -> Any:
         """Send the end of a lock, a question, or a message; its answer, or None if there is none yet. Never raises an
         error.
 
@@ -358,7 +348,7 @@ class RedisStore:
         repeat()
         return None
 
-    def _run(self, call: Call | Ready) -> Sequence[Any]:
+    def _run(self, call: Call) -> Sequence[Any]:
         """Run an acquire; a lock that too few replicas have does not count as taken, while a refusal counts."""
         try:
             answer: Sequence[Any] = self._servers.run(call)
@@ -372,7 +362,7 @@ class RedisStore:
         """The call, which replicas must have if it leaves a record: otherwise a failover would forget an end."""
         return call if record is None else call._replace(replicas=self._replicas)
 
-    def _run_end(self, call: Call | Ready) -> Any:
+    def _run_end(self, call: Call) -> Any:
         """Run what ends a lock or a message."""
         try:
             return self._servers.run(call)

@@ -31,7 +31,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
-from celery_singleton_lock.stores.redis.connection import Connection, packed
+from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
@@ -138,8 +138,7 @@ class RedisWakeUp:
         self._behind = behind
         self._renewal = renewal
         self._step = step
-        #: The renewal as it goes over the wire; when it was sent, until its answer is read.
-        self._renews = b"" if renewal is None else packed(renewal.by_digest)
+        #: When the renewal was sent, until its answer is read.
         self._renewed_at: float | None = None
         self._server_of = server_of
         self._server = server
@@ -214,10 +213,10 @@ class RedisWakeUp:
             return True
         if behind is None:
             return True
-        if self._renews and lock_answers.is_granted(answer):
+        if self._renewal is not None and lock_answers.is_granted(answer):
             # First of all: it is answered while the waiter reads what it has got.
             self._renewed_at = clock.now()
-            connection.send(self._renews)
+            connection.send(self._renewal.by_digest)
         connection.ran.add(behind.script.sha)
         return behind.understood(answer)
 

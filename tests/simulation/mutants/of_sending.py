@@ -7,7 +7,6 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _sending = partial(Mutant, file="task/sending.py", kind="sent")
-_asking = partial(Mutant, file="task/asking.py", kind="sent")
 _lock = partial(Mutant, file="task/queue_lock.py", kind="sent")
 _queued = partial(Mutant, file="task/queued.py", kind="sent")
 _request = partial(Mutant, file="worker/request.py", kind="sent")
@@ -44,10 +43,10 @@ MUTANTS = (
         old="        ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(UNCONFIRMED_TTL, self.seconds)\n",
         new="        ttl = self.seconds\n",
     ),
-    _asking(
+    _sending(
         "what was not sent can be sent again",
-        old="        if error is not None and error is not self.refusal:",
-        new="        if False:",
+        old="            runtime.store.abandon(lock.hold())\n            raise\n",
+        new="            raise\n",
     ),
     _sending(
         "a queue lock lasts as long as its message may wait",
@@ -61,8 +60,8 @@ MUTANTS = (
     ),
     _sending(
         "without a lock server, on_send_unavailable decides whether it is sent",
-        old="            elif _is_raised(error, options) and not _follows(before, named):\n",
-        new="            elif not _follows(before, named):\n",
+        old="            if _is_raised(refusal, options) and not _follows(before, named):\n",
+        new="            if not _follows(before, named):\n",
     ),
     _sending(
         "none is sent while another one waits",

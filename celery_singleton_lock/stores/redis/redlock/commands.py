@@ -27,7 +27,7 @@ MEMORY_TTL = 315_360_000.0
 #: refused with equal records, and none of them may take back what another one has promised.
 PROMISE, PROMISE_NAME = b"?", 8
 
-VOTE = Script(*lock_commands.GRANTING, *lock_commands.LOOKING, "lock/vote", "lock/acquire", answers=answers_vote)
+VOTE = Script(*lock_commands.TAKING, "lock/vote", "lock/acquire", answers=answers_vote)
 PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
 VALUES = Script("lock/values", answers=are_texts, each=lambda call: len(call.keys))
 RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")

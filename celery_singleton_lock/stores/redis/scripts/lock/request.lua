@@ -1,4 +1,4 @@
--- Names what is asked of a lock, for acquire.lua and for what looks before it (plain.lua, hand_over.lua, vote.lua).
+-- Names what is asked of a lock, for acquire.lua and for what looks before it (hand_over.lua, vote.lua).
 -- A key or an argument costs the server as much as half a command. So rare ones are left out if they are not needed.
 -- KEYS fence, [messages that are over (if once),] slots, over, over of this request, wake,
 --      [record, more messages that are over (if once),] [waiting (if it will wait, was woken, gives owners up, or has arrived),]
@@ -24,7 +24,6 @@ local once = ended_name ~= ''
 -- Whether it is a waiter that has just been woken, and blocks again if it gets nothing.
 local is_handed_over = false
 
--- OTHERS: from this key on, none exists in most cases, see plain.lua.
 local OTHERS = once and 3 or 2
 local fence, ended, in_use, over = KEYS[1], once and KEYS[2], KEYS[OTHERS], KEYS[OTHERS + 1]
 local request, wake = KEYS[OTHERS + 2], KEYS[OTHERS + 3]
