@@ -15,24 +15,7 @@ class Scores(dict[bytes, float]):
         return sorted(self, key=lambda member: (self[member], member))
 
 
-class Stream:
-    """Entries by their ids; the stream exists even if it is empty."""
-
-    __slots__ = ("entries", "first_of_nodes", "last_id")
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[tuple[int, int], list[bytes]]] = []
-        self.last_id = (0, 0)
-        #: How many entries each node of a real stream has; nodes are trimmed as a whole.
-        self.first_of_nodes: list[int] = []
-
-    def copy(self) -> Stream:
-        copy = Stream()
-        copy.entries, copy.last_id, copy.first_of_nodes = list(self.entries), self.last_id, list(self.first_of_nodes)
-        return copy
-
-
-TYPES = {bytes: b"string", list: b"list", dict: b"hash", Scores: b"zset", Stream: b"stream"}
+TYPES = {bytes: b"string", list: b"list", dict: b"hash", Scores: b"zset"}
 
 
 class Change(NamedTuple):
@@ -93,6 +76,6 @@ def copied(value: Any) -> Any:
         return value
     if isinstance(value, Scores):
         return Scores(value)
-    if isinstance(value, (list, dict, Stream)):
+    if isinstance(value, (list, dict)):
         return value.copy()
     raise UnknownCommand(f"a value of type {type(value)}")
