@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,6 @@ class Invariants:
         self._next_look = 0.0
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
-        self._dead_since: dict[int, float] = {}
         self._leftovers = Leftovers(world)
         #: Free locks that some node could not grant. Nobody notices when a node can again.
         self._free_on_some: set[Any] = set()
@@ -76,22 +75,12 @@ class Invariants:
         self._next_look = self.run.now + OFTEN
         if len(self.world.servers) == 1:
             self._look_at_records(self.world.servers[0].living_values())
-        for process in self.run.processes:
-            if not process.alive:
-                self._dead_since.setdefault(process.pid, self.run.now)
         held = holds.on_most(self.world.servers)
         for server in self.world.servers if held else ():
             endless = server.without_end("run")
             self.run.must(endless is None, "the hold {} on {} has no time to live", endless, server.host.name)
             holds.must_not_be_given_up(self.run, server)
-        now: set[Any] = set()
-        if held:
-            now |= {("dead", *it) for it in self._left_behind(held)}
-            now |= {("left", *it) for it in self._left_on_a_host(held)}
-            now |= {("kept", *it) for it in self._kept(held)}
-            now |= {("ended", *it) for it in self._not_freed(held)}
-            now |= {("idle", *it) for it in self._idle(held)}
-        now |= {("free", *it) for it in self._missed(held)}
+        now = {*self._of_holds(held), *(("free", *it) for it in self._missed(held))}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         self._free_on_some &= now
         for it, since in self._since.items():
@@ -285,66 +274,35 @@ class Invariants:
             for server in self.world.servers
         )
 
-    def _not_freed(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds whose body has ended in a process that is well."""
-        ended = self.world.bodies.owners_ended
-        return {
-            (key, process.pid, holds.stem(value))
-            for key, value in held.items()
-            if (process := ended.get(holds.stem(value))) is not None and process.alive and process.runs
-        }
-
-    def _idle(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of processes that are well, without a running body."""
-        bodies = self.world.bodies
-        busy = {inside.stem(body.lease.owner) for running in bodies.running.values() for body in running}
-        living = {process.pid for process in self.run.processes if process.alive and process.runs}
-        return {
-            (key, pid, holds.stem(value))
-            for key, value in held.items()
-            if (pid := holds.pid_in(value)) in living and holds.stem(value) not in busy
-        }
-
-    def _left_behind(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of dead processes that a living process knows."""
-        found = set()
+    def _of_holds(self, held: dict[str, bytes]) -> Iterator[tuple[Any, ...]]:
+        """The states of holds that must not last."""
+        processes, ended_in = {it.pid: it for it in self.run.processes}, self.world.bodies.owners_ended
+        busy = {inside.stem(lease.owner) for _, lease in self.world.leases()}
+        ended = {inside.attempt_of(key) for key, _ in self.world.servers[0].living_values()}
         for key, value in held.items():
-            pid = holds.pid_in(value)
-            if pid in self._dead_since and self._knows(pid):
-                found.add((key, pid, holds.stem(value)))
-        return found
-
-    def _left_on_a_host(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of dead processes for which a waiter on the same host looks every second."""
-        found = set()
-        for key, value in held.items():
-            pid = holds.pid_in(value)
-            if pid not in self._dead_since:
-                continue
-            (dead,) = [process for process in self.run.processes if process.pid == pid]
-            wake = inside.of_lock(inside.lock_of(key), "wake").encode()
-            for server in self.world.servers:
-                sessions = _in_slots(server.model._waiting.get((0, wake), ())) if server.model is not None else ()
-                if any(session.address.startswith(f"{dead.host.name}:") for session in sessions):
-                    found.add((key, pid, holds.stem(value)))
-        return found
-
-    def _kept(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds kept for an attempt, and whether it already has an end, so that it never comes."""
-        found = set()
-        for key, value in held.items():
-            hold = inside.hold_of(value)
+            hold, stem = inside.hold_of(value), holds.stem(value)
+            holder, process = processes.get(hold.pid), ended_in.get(stem)
+            if holder is not None and not holder.alive:
+                # Its main process knows that it is dead.
+                if holder.parent is not None and holder.parent.is_well:
+                    yield "dead", key, hold.pid, stem
+                if self._is_waited_for_beside(holder, key):
+                    yield "left", key, hold.pid, stem
             if "shop.keeps" in key and hold.is_kept:
-                attempt, values = (hold.task_id, hold.retries), self.world.servers[0].living_values()
-                is_done = attempt in {inside.attempt_of(key) for key, _ in values}
-                found.add((key, f"for {hold.task_id}.{hold.retries}", is_done))
-        return found
+                # And whether the attempt for which it is kept has an end, so that it never comes.
+                attempt = hold.task_id, hold.retries
+                yield "kept", key, f"for {hold.task_id}.{hold.retries}", attempt in ended
+            if process is not None and process.is_well:
+                yield "ended", key, process.pid, stem
+            if holder is not None and holder.is_well and stem not in busy:
+                yield "idle", key, hold.pid, stem
 
-    def _knows(self, pid: int) -> bool:
-        """Whether the main process of a dead child is alive."""
-        (dead,) = [process for process in self.run.processes if process.pid == pid]
-        parent: Process | None = dead.parent
-        return parent is not None and parent.alive and parent.runs
+    def _is_waited_for_beside(self, dead: Process, key: str) -> bool:
+        """Whether a process on its host waits for the lock, and so looks every second."""
+        wake = inside.of_lock(inside.lock_of(key), "wake").encode()
+        models = (server.model for server in self.world.servers if server.model is not None)
+        waiting = (session for model in models for session in _in_slots(model._waiting.get((0, wake), ())))
+        return any(session.address.startswith(f"{dead.host.name}:") for session in waiting)
 
     def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:
         """Check that most servers know its end and, if `is_settled`, that everything after it was sent."""

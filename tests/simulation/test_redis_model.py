@@ -1,29 +1,25 @@
-"""The model of Redis has the same answers and data as a real server, and the stores keep their promises on it."""
+"""The model of Redis has the same answers and data as a real server."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
 
-from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.redis.script import Command
-from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer, StoreContract
+from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster, until
 from tests.simulation.redis import ClusterMap, RedisModel, slot_of
 from tests.simulation.redis.comparison import ModelSession, Pair, RealSession, alike, version_of
 from tests.simulation.redis.questions import HAND_OVERS, SEQUENCES
-from tests.simulation.redis.served import ServedModel
 
 Steps = Sequence[tuple[int, Sequence[Command]]]
 
 SOME, MANY = 60, int(os.environ.get("MODEL_SEQUENCES", "5000"))
-_SETTINGS: dict[str, Any] = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
 @pytest.fixture
@@ -42,30 +38,15 @@ def compare(server: RedisServer, control: RealSession, steps: Steps) -> None:
         pair.close()
 
 
-@given(steps=SEQUENCES)
-@settings(max_examples=SOME, **_SETTINGS)
-def test_some_sequences(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
-    compare(redis_server, control, steps)
+@pytest.mark.parametrize("many", [SOME, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [SEQUENCES, HAND_OVERS], ids=["any", "hand-overs"])
+def test_sequences(redis_server: RedisServer, control: RealSession, kind: SearchStrategy[Steps], many: int) -> None:
+    @given(steps=kind)
+    @settings(max_examples=many if kind is SEQUENCES else many // 3, suppress_health_check=[HealthCheck.too_slow])
+    def agree(steps: Steps) -> None:
+        compare(redis_server, control, steps)
 
-
-@pytest.mark.slow
-@given(steps=SEQUENCES)
-@settings(max_examples=MANY, **_SETTINGS)
-def test_many_sequences(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
-    compare(redis_server, control, steps)
-
-
-@given(steps=HAND_OVERS)
-@settings(max_examples=SOME // 2, **_SETTINGS)
-def test_waiters_are_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
-    compare(redis_server, control, steps)
-
-
-@pytest.mark.slow
-@given(steps=HAND_OVERS)
-@settings(max_examples=MANY // 5, **_SETTINGS)
-def test_many_waiters_are_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
-    compare(redis_server, control, steps)
+    agree()
 
 
 @pytest.mark.parametrize("size", [100, 20_000])
@@ -193,24 +174,3 @@ class RealCluster:
                 modelled.send([command])
                 (expected,) = modelled.answers()
                 assert alike(real.ask(*command), expected), command
-
-
-class OnTheModel(StoreContract):
-    databases = 1
-
-    @pytest.fixture
-    def store(self) -> Iterator[Store]:
-        with ServedModel() as served:
-            urls = ";".join(map(served.url_of, range(self.databases)))
-            store = open_url(urls, {"restart_delay": False})
-            yield store
-            store.close()
-
-
-class TestRedisOnTheModel(OnTheModel):
-    pass
-
-
-class TestRedlockOnTheModel(OnTheModel):
-    databases = 5
-    frees_beyond_the_limit = False

@@ -1,7 +1,7 @@
 """A model of Redis: one server as its clients see it, with a clock and a network given from outside.
 
-It knows the commands that the package uses, but for the journal and for diagnosis; a real Lua 5.1 runs the scripts. Unknown commands
-end the simulation with `UnknownCommand`: a guessed answer would prove nothing.
+It knows the commands that the package uses, but for those of the journal and of diagnosis; a real Lua 5.1 runs the
+scripts. Unknown commands end the simulation with `UnknownCommand`: a guessed answer would prove nothing.
 
 Known differences from a real server (`tests/simulation/test_redis_model.py` compares them):
 

@@ -30,8 +30,8 @@ _SHORT = 20_000
 
 _NUMBER = re.compile(rb"-?[0-9]{4,}(\.[0-9]+)?")
 
-#: A hold: its fence is a time in µs.
-_HOLD = re.compile(rb"(.+,)([0-9]{16})(\])", re.DOTALL)
+#: A hold, perhaps without its last character: its fence is a time in µs.
+_HOLD = re.compile(rb"(.+,)([0-9]{16})(\]?)", re.DOTALL)
 
 #: A message that has ended, see `ended.lua`, and the time in seconds from which on it may be forgotten.
 _ENDED, _SECONDS = re.compile(rb"(.{8})(.{4})", re.DOTALL), 10**9

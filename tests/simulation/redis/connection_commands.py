@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation.redis import numbers
 from tests.simulation.redis.registry import command, none
 from tests.simulation.redis.replies import OK, CommandError, UnknownCommand
-
-_DATABASES = 16
-
-
-@command("SELECT", 2, none)
-def select(server: Any, args: list[bytes]) -> Any:
-    index = numbers.integer(args[0], "ERR invalid DB index")
-    if not 0 <= index < _DATABASES:
-        raise CommandError("ERR DB index is out of range")
-    if index and server.cluster is not None:
-        raise CommandError("ERR SELECT is not allowed in cluster mode")
-    server.session.database = index
-    return OK
 
 
 @command("HELLO", 1, none, in_scripts=False)

@@ -120,11 +120,6 @@ class RedisModel:
         while self._to_flush:
             self._to_flush.pop(next(iter(self._to_flush))).flush()
 
-    def disconnect_all(self) -> None:
-        """The server closes all connections, for example when it ends."""
-        for session in list(self.sessions.values()):
-            self.drop(session)
-
     def drop(self, session: Session) -> None:
         """Close a connection from the server's side."""
         if session.id in self.sessions:
