@@ -28,8 +28,10 @@ SOME = 20
 HELD, DIFFER = 60.0, 5.0
 
 #: Faults that delay no message in line.
-HARMLESS = (*trouble.HARMLESS, "worker ended", "woken in vain")
-HARMLESS = (*HARMLESS, "child killed", "child killed at an end", "child killed by SIGTERM")
+HARMLESS = (
+    *(*trouble.HARMLESS, "worker ended", "woken in vain"),
+    *("child killed", "child killed at an end", "child killed by SIGTERM"),
+)
 
 
 #: Faults that cause several copies of one message.

@@ -35,9 +35,11 @@ BEGUN = inside.SOON + 0.6
 SOME = 10
 
 #: Faults that delay no send, confirmation or release.
-HARMLESS = (*trouble.BRIEF, "sending refused", "sending unheard", "sending slow", "queue purged", "message lost")
-HARMLESS = (*HARMLESS, "revoked", "sender dies", "sender dies before it sends", "sender dies as it has sent")
-HARMLESS = (*HARMLESS, "child killed at a start", "worker killed at a start")
+HARMLESS = (
+    *(*trouble.BRIEF, "sending refused", "sending unheard", "sending slow", "queue purged", "message lost", "revoked"),
+    *("sender dies", "sender dies before it sends", "sender dies as it has sent"),
+    *("child killed at a start", "worker killed at a start"),
+)
 
 
 @dataclass(eq=False)

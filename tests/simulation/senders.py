@@ -90,12 +90,12 @@ class Entrance:
         #: Ids of messages that it has, but whose senders got an error.
         self.unheard: set[str] = set()
 
-    def __call__(self, queue: str, message: dict[str, Any]) -> None:
+    def __call__(self, message: dict[str, Any]) -> None:
         broker, run = self.world.broker, self.run
         process = run.current.process
         sender = next((it for it in self.world.senders if it.process is process), None)
         if sender is None:
-            broker.put(queue, message)
+            broker.put(message)
             return
         is_after, seconds = self.doomed.pop(0) if self.doomed else (None, 0.0)
         if is_after is not None:
@@ -107,7 +107,7 @@ class Entrance:
             # The delay comes before it has the message, or before it confirms that.
             before = run.rng.choice((0.0, 1.0))
             run.park(before * self.slow_for)
-            broker.put(queue, message)
+            broker.put(message)
             run.park((1.0 - before) * self.slow_for)
         elif run.now < self.refuses_until:
             run.strikes("sending refused")
@@ -116,10 +116,10 @@ class Entrance:
             run.strikes("sending unheard")
             if run.rng.random() < 0.7:
                 self.unheard.add(str(message["headers"].get("id")))
-                broker.put(queue, message)
+                broker.put(message)
             raise OSError("the broker does not answer")
         else:
-            broker.put(queue, message)
+            broker.put(message)
         if is_after:
             self._dies(process, sender, seconds)
 

@@ -33,8 +33,10 @@ OF_SENDING: dict[str, tuple[float, float]] = {
 LOSES = ("queue purged", "message lost", "worker killed", "worker killed at a start")
 
 #: Faults of `KINDS` that also strike such messages.
-OF_WORKERS = ("child killed", "worker killed", "child stopped", "worker stopped", "server stalled", "server restarted")
-OF_WORKERS = (*OF_WORKERS, "cut there", "cut back", "slow", "delivered again", "acknowledgement lost", "broker cut")
+OF_WORKERS = (
+    *("child killed", "worker killed", "child stopped", "worker stopped", "server stalled", "server restarted"),
+    *("cut there", "cut back", "slow", "delivered again", "acknowledgement lost", "broker cut"),
+)
 
 #: Seconds after everything until each job is sent once more: by then, leftovers have expired.
 AGAIN = 32.0
@@ -267,8 +269,10 @@ def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
 
 
 #: Tasks whose messages are followed.
-FOLLOWED = ("shop.once", "shop.once", "shop.once_early", "shop.waits", "shop.waits_early", "shop.behind", "shop.each")
-FOLLOWED = (*FOLLOWED, "shop.behind_early")
+FOLLOWED = (
+    *("shop.once", "shop.once", "shop.once_early", "shop.waits", "shop.waits_early", "shop.behind", "shop.each"),
+    "shop.behind_early",
+)
 
 IN_CANVAS: tuple[Shape, ...] = (
     *(parts_of_canvas, parts_of_canvas, leader_is_gone, leader_waits, leader_begins_meanwhile, leader_ends_meanwhile),

@@ -101,15 +101,9 @@ def simulate(plan: Plan) -> Result:
             server.replica = Replica(run, server)
     if plan.beyond:
         beyond.take_away(world)
-    begins: dict[str, Any] = {
-        "tasks": _begin_tasks,
-        "sent": _begin_sent,
-        "joined": _begin_tasks,
-        "newest": _begin_tasks,
-    }
-    begins["follows"] = _begin_sent
-    begins |= {"locks": locks.begin, "nodes": nodes.begin, "beats": beats.begin}
-    checker = begins[plan.kind](world)
+    begin_with = {"sent": _begin_sent, "follows": _begin_sent, "locks": locks.begin}
+    begin_with |= {"nodes": nodes.begin, "beats": beats.begin}
+    checker = begin_with.get(plan.kind, _begin_tasks)(world)
     for fault in plan.faults:
         run.at(fault.at, partial(faults.befall, world, fault))
     run.watch.append(checker.look)
@@ -244,9 +238,8 @@ class Checker:
         """Check, when everything should be over."""
         world, run, must = self.world, self.run, self.run.must
         bodies = [body.number for running in world.bodies.running.values() for body in running]
-        queues = {name: len(queue) for name, queue in world.broker.queues.items() if queue}
         is_over = run.is_finished or (world.broker.is_empty() and not bodies)
-        must(is_over, "stuck: queues {}, bodies {}", queues, bodies)
+        must(is_over, "stuck: queues {}, bodies {}", len(world.broker.queue), bodies)
         if not is_over:
             return
         for server in (server for server in world.servers if server.living()):

@@ -133,7 +133,7 @@ class Worker(Program):
             self.run.at(notices, lambda: loop.post(lambda: self._lost_its_broker(seconds)))
 
         self._channel, self._app = channel, app
-        channel.consumer = Consumer(self.world.broker, ("celery",), take, self.prefetch, cut)
+        channel.consumer = Consumer(self.world.broker, take, self.prefetch, cut)
         process.at_end.append(channel.consumer.close)
         process.handlers[signal.SIGTERM] = lambda *_: self._is_told_to_end(consumer)
         self._connected()
