@@ -138,7 +138,7 @@ class Invariants:
         An end that was reported to nobody may be forgotten: it counts once replicas have it. The note that everything
         after a message was sent does not wait for replicas.
         """
-        there = model.dataset.database(0).values
+        there = model.dataset.values
         for key in [key for key in self._ended if key.encode() not in there]:
             ended, (state, _) = _attempt_at(key), self._ended[key]
             if state not in self.world.ends.get(f"m{ended[0]}", ()):
@@ -227,7 +227,7 @@ class Invariants:
             if server.model is None or not server.model._waiting:
                 continue
             values = dict(server.living_values())
-            for (_, key), blocked in server.model._waiting.items():
+            for key, blocked in server.model._waiting.items():
                 lock, sessions = inside.lock_of(key.decode()), _in_slots(blocked)
                 is_lock = "shop.two" not in lock and key.endswith(inside.WAKE)
                 grants = self._grant(run := inside.of_lock(lock))
@@ -301,7 +301,7 @@ class Invariants:
         """Whether a process on its host waits for the lock, and so looks every second."""
         wake = inside.of_lock(inside.lock_of(key), "wake").encode()
         models = (server.model for server in self.world.servers if server.model is not None)
-        waiting = (session for model in models for session in _in_slots(model._waiting.get((0, wake), ())))
+        waiting = (session for model in models for session in _in_slots(model._waiting.get(wake, ())))
         return any(session.address.startswith(f"{dead.host.name}:") for session in waiting)
 
     def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:

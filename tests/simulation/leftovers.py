@@ -26,7 +26,7 @@ class Leftovers:
         return (key, owner) in self._brought_back or self._is_unanswered(pid, owner)
 
     def _bring_back(self, server: Any, model: Any) -> None:
-        there = model.dataset.database(0).values.items()
+        there = model.dataset.values.items()
         values = [(key.decode(), value) for key, value in there if isinstance(value, bytes)]
         self._brought_back |= _holds_in(values) - _holds_in(server.last_values())
 

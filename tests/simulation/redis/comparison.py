@@ -171,7 +171,7 @@ class Pair:
     def _outlive_the_short(self) -> None:
         """Wait until keys that are about to expire have expired: otherwise the real server may still have them."""
         now = self._time()
-        ends = self.model.dataset.database(0).ends_at.values()
+        ends = self.model.dataset.ends_at.values()
         until = max((end for end in ends if end * 1000 < now + _SHORT), default=0) * 1000 + now - self._now + 2_000
         while self._time() <= until:
             pass
@@ -188,8 +188,8 @@ class Pair:
     def _compare_keys(self, dump: dict[bytes, Any], now: int, slack: int) -> None:
         self._now = max(self._now, now * 1000)
         modelled = {}
-        for key, value in self.model.dataset.database(0).values.items():
-            end = self.model.dataset.database(0).ends_at.get(key)
+        for key, value in self.model.dataset.values.items():
+            end = self.model.dataset.ends_at.get(key)
             if end is None or end >= now:
                 modelled[key] = [TYPES[value.__class__], -1 if end is None else end - now, _flat(value)]
         if sorted(dump) != sorted(modelled):

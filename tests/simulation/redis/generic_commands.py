@@ -39,7 +39,7 @@ def set_(server: Any, args: list[bytes]) -> Any:
     if (must == b"NX" and before is not None) or (must == b"XX" and before is None):
         return before if returns else None
     if keeps:
-        ends_at = server.db.ends_at.get(key)
+        ends_at = server.dataset.ends_at.get(key)
     server.put(key, value, ends_at)
     return before if returns else OK
 
@@ -75,7 +75,7 @@ def strlen(server: Any, args: list[bytes]) -> Any:
 @command("APPEND", 3)
 def append(server: Any, args: list[bytes]) -> Any:
     text = (server.typed(args[0], bytes) or b"") + args[1]
-    server.put(args[0], text, server.db.ends_at.get(args[0]))
+    server.put(args[0], text, server.dataset.ends_at.get(args[0]))
     return len(text)
 
 
@@ -100,7 +100,7 @@ def type_(server: Any, args: list[bytes]) -> Any:
 def pttl(server: Any, args: list[bytes]) -> Any:
     if server.lookup(args[0]) is None:
         return -2
-    ends_at = server.db.ends_at.get(args[0])
+    ends_at = server.dataset.ends_at.get(args[0])
     return -1 if ends_at is None else max(ends_at - server.ms, 0)
 
 
@@ -122,7 +122,7 @@ def pexpire(server: Any, args: list[bytes]) -> Any:
 @command("SCAN", -2, none)
 def scan(server: Any, args: list[bytes]) -> Any:
     position, matches, count = scan_options(args)
-    position, found = stepped(server.db.values, position, count)
+    position, found = stepped(server.dataset.values, position, count)
     return [position, [key for key in found if matches(key) and server.lookup(key) is not None]]
 
 

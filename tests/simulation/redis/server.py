@@ -16,13 +16,11 @@ from tests.simulation.redis import (  # noqa: F401 - they make themselves known
     server_commands,
 )
 from tests.simulation.redis.cluster import ClusterMap
-from tests.simulation.redis.dataset import Change, Database, Dataset, copied
+from tests.simulation.redis.dataset import Change, Dataset, copied
 from tests.simulation.redis.registry import COMMANDS, Known
 from tests.simulation.redis.replies import WRONG_TYPE, CallError, CommandError, UnknownCommand
 from tests.simulation.redis.scripting import lua_of
 from tests.simulation.redis.session import Blocked, Session
-
-Place = tuple[int, bytes]
 
 _FOREIGN = "attempted to access a non local key in a cluster node"
 
@@ -64,15 +62,13 @@ class RedisModel:
         self.scripts: dict[bytes, bytes] = {}
         self.sessions: dict[int, Session] = {}
         self.session: Session
-        self.db: Database = self.dataset.database(0)
         #: The time of the present command, in µs and in ms since the epoch.
         self.us = self.ms = 0
         self._last_id = 0
-        self._database = 0
-        self._changed: dict[Place, None] = {}
+        self._changed: dict[bytes, None] = {}
         self._asking = False
-        self._waiting: dict[Place, list[Session]] = {}
-        self._ready: deque[Place] = deque()
+        self._waiting: dict[bytes, list[Session]] = {}
+        self._ready: deque[bytes] = deque()
         self._woken: deque[Session] = deque()
         self._to_flush: dict[int, Session] = {}
         self._turns = 0
@@ -146,15 +142,6 @@ class RedisModel:
 
     # Data from outside
 
-    def copy_dataset(self) -> Dataset:
-        """An independent copy."""
-        return self.dataset.copy()
-
-    def apply(self, changes: Sequence[Change]) -> None:
-        """Apply changes of the server whose replica this is."""
-        for change in changes:
-            self.dataset.apply(change)
-
     def replica_has(self, replica: str, offset: int) -> None:
         """A replica has acknowledged the writes so far; this may end a WAIT."""
         with self.turn():
@@ -183,11 +170,11 @@ class RedisModel:
 
     def lookup(self, key: bytes) -> Any:
         """The value of a key; None if it does not exist or has expired."""
-        end = self.db.ends_at.get(key)
+        end = self.dataset.ends_at.get(key)
         if end is not None and self.ms > end:
             self.remove(key)
             return None
-        return self.db.values.get(key)
+        return self.dataset.values.get(key)
 
     def typed(self, key: bytes, kind: type) -> Any:
         """Like `lookup`, for a value of this type."""
@@ -200,58 +187,55 @@ class RedisModel:
         """Like `typed`, but an empty value if there is none, to be filled, and `changed`."""
         value = self.typed(key, kind)
         if value is None:
-            value = self.db.values[key] = kind()
-            self.db.ends_at.pop(key, None)
+            value = self.dataset.values[key] = kind()
+            self.dataset.ends_at.pop(key, None)
         return value
 
     def put(self, key: bytes, value: Any, ends_at: int | None) -> None:
-        self.db.values[key] = value
+        self.dataset.values[key] = value
         self.expire_at(key, ends_at)
 
     def expire_at(self, key: bytes, ends_at: int | None) -> None:
         if ends_at is None:
-            self.db.ends_at.pop(key, None)
+            self.dataset.ends_at.pop(key, None)
         else:
-            self.db.ends_at[key] = ends_at
-        self._changed[self._database, key] = None
+            self.dataset.ends_at[key] = ends_at
+        self._changed[key] = None
 
     def remove(self, key: bytes) -> bool:
-        self.db.ends_at.pop(key, None)
-        self._changed[self._database, key] = None
-        return self.db.values.pop(key, None) is not None
+        self.dataset.ends_at.pop(key, None)
+        self._changed[key] = None
+        return self.dataset.values.pop(key, None) is not None
 
     def changed(self, key: bytes) -> None:
         """A collection has changed: an empty one is deleted, an element of a list may wake a client."""
-        value = self.db.values[key]
+        value = self.dataset.values[key]
         if not value and isinstance(value, (list, dict)):
             self.remove(key)
             return
-        place = self._database, key
-        self._changed[place] = None
-        if place in self._waiting and place not in self._ready:
-            self._ready.append(place)
+        self._changed[key] = None
+        if key in self._waiting and key not in self._ready:
+            self._ready.append(key)
 
-    def flush(self, databases: Sequence[Database]) -> None:
-        for index, database in self.dataset.databases.items():
-            if database in databases:
-                self._changed.update(dict.fromkeys((index, key) for key in database.values))
-                database.values.clear()
-                database.ends_at.clear()
+    def flush(self) -> None:
+        self._changed.update(dict.fromkeys(self.dataset.values))
+        self.dataset.values.clear()
+        self.dataset.ends_at.clear()
 
     def block(self, blocked: Blocked) -> None:
         """Let the client wait for this; see `Blocked`."""
         self.session.blocked = blocked
         for key in blocked.keys:
-            self._waiting.setdefault((self.session.database, key), []).append(self.session)
+            self._waiting.setdefault(key, []).append(self.session)
 
     def unwait(self, session: Session) -> None:
         """End the waiting of a client."""
         blocked, session.blocked = session.blocked, None
         for key in blocked.keys if blocked else ():
-            waiting = self._waiting[session.database, key]
+            waiting = self._waiting[key]
             waiting.remove(session)
             if not waiting:
-                del self._waiting[session.database, key]
+                del self._waiting[key]
 
     def run_script(self, text: bytes, sha: bytes, keys: list[bytes], args: list[bytes]) -> bytes:
         """The answer of a script, as it goes over the wire."""
@@ -285,7 +269,6 @@ class RedisModel:
             raise UnknownCommand(f"{name!r}, with {args[:8]}")
         self.session = session
         self._tick()
-        self._select(session.database)
         self._asking, session.asking = session.asking, False
         try:
             self._check(known, args)
@@ -323,13 +306,12 @@ class RedisModel:
     def _serve(self) -> None:
         """Give pushed elements to the clients that wait for them, longest wait first."""
         while self._ready:
-            place = self._ready.popleft()
-            self._select(place[0])
-            while (waiting := self._waiting.get(place)) and self.lookup(place[1]).__class__ is list:
+            key = self._ready.popleft()
+            while (waiting := self._waiting.get(key)) and self.lookup(key).__class__ is list:
                 session = waiting[0]
-                element = self.db.values[place[1]].pop(0)
-                self.changed(place[1])
-                self._unblock(session, [place[1], element])
+                element = self.dataset.values[key].pop(0)
+                self.changed(key)
+                self._unblock(session, [key, element])
             self._tell()
 
     def _unblock(self, session: Session, reply: Any) -> None:
@@ -342,20 +324,13 @@ class RedisModel:
         self.ms = self.us // 1000
         return self.ms
 
-    def _select(self, database: int) -> None:
-        if database != self._database or self.db is not self.dataset.databases.get(database):
-            self._database, self.db = database, self.dataset.database(database)
-
     def _tell(self) -> None:
         """Report the changes of a command."""
         if not self._changed:
             return
-        places, self._changed = self._changed, {}
+        keys, self._changed = self._changed, {}
         self.offset += 1
         if self.on_write is None:
             return
-        changes = []
-        for index, key in places:
-            database = self.dataset.database(index)
-            changes.append(Change(index, key, copied(database.values.get(key)), database.ends_at.get(key)))
-        self.on_write(self.offset, changes)
+        values, ends_at = self.dataset.values, self.dataset.ends_at
+        self.on_write(self.offset, [Change(key, copied(values.get(key)), ends_at.get(key)) for key in keys])

@@ -50,7 +50,6 @@ class Session:
         server: at its other end.
         id, address: of the client.
         closed: see `RedisModel.connect`.
-        database: the selected database.
         asking: whether its next command may be about a slot that is about to move here.
         blocked: what it waits for.
         offset: up to which it has seen writes, including those of others.
@@ -62,7 +61,6 @@ class Session:
         self.server = server
         self.id, self.address = identity, address
         self.closed = closed
-        self.database = 0
         self.asking = False
         self.blocked: Blocked | None = None
         self.offset = 0
