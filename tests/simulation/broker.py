@@ -241,15 +241,6 @@ class Channel(virtual.Channel):
         if not is_heard:
             raise OSError("the broker does not answer")
 
-    def _get(self, queue: str, timeout: float | None = None) -> Any:
-        raise NotImplementedError
-
-    def _size(self, queue: str) -> int:
-        return len(simulation().broker.queue)  # type: ignore[attr-defined]
-
-    def _purge(self, queue: str) -> int:
-        return 0
-
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
         if self.consumer is not None:
             self.consumer.ack(delivery_tag)
@@ -266,13 +257,8 @@ class Transport(virtual.Transport):
     """`simulated://`."""
 
     Channel = Channel
-    driver_type = "simulated"
-    driver_name = "simulated"
     state = virtual.BrokerState()
 
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
         self.state = Transport.state
-
-    def driver_version(self) -> str:
-        return "0"

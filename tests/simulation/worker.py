@@ -439,14 +439,7 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
         failed = False
     except Exception:  # noqa: BLE001 - as billiard
         failed, value = True, ExceptionInfo()
-    return failed, _dumps((value[0], value[1], value[2]) if not failed else value)
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value)
-    except Exception as error:  # noqa: BLE001 - as billiard
-        return pickle.dumps((True, ExceptionInfo((type(error), error, error.__traceback__)), 0.0))
+    return failed, pickle.dumps((value[0], value[1], value[2]) if not failed else value)
 
 
 class _Unpickler(pickle.Unpickler):
