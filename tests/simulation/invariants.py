@@ -115,7 +115,7 @@ class Invariants:
         was_settled = was_settled and self.world.plan.replicas is None
         # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
         newest = self.world.newest
-        is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
+        is_one = is_one and not (newest is not None and number in newest.superseded and self._was_silent())
         # Or it is refused; whether its process could know of that end is looked at when its own end is stored.
         is_one = is_one and not self.world.bodies.is_heard_of_late(*attempt)
         if self._is_of_another_run(key, known, state, settled):

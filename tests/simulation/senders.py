@@ -46,7 +46,7 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
     app = apps.app_of(package, program.world.settings)
     task, task_id = app.tasks[message.task], f"m{message.number}"
     args = message.key, message.number, message.words
-    words = dict(word.partition("=")[::2] for word in message.sent.split())
+    words = apps.words_of(message.sent)
     if (copied := words.pop("copies", "")) and (lock := queued.lock_of(copied)):
         # Like a program that copies all headers of a message to another one.
         queued.is_foreign(message)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.simulation.apps import SENT
+from tests.simulation.apps import SENT, words_of
 from tests.simulation.plan import KINDS, Fault, Message, Plan, Shape, one_of
 
 #: Faults of messages, their senders and the workers that start them, with weights and longest durations in seconds.
@@ -297,14 +297,10 @@ def _and_again(plan: Plan, rng: random.Random) -> Plan:
         return plan
     jobs = sorted({(message.task, message.key) for message in plan.messages})
     first = max(message.number for message in plan.messages) + 1
-    longest = max(float(_words_of(message.sent).get("countdown", 0)) for message in plan.messages)
+    longest = max(float(words_of(message.sent).get("countdown", 0)) for message in plan.messages)
     at = round(plan.calm_at + longest + AGAIN + 2 * plan.ttl, 3)
     again = tuple(Message(at, task, key, first + place, "takes=0.1") for place, (task, key) in enumerate(jobs))
     return replace(plan, messages=(*plan.messages, *again))
-
-
-def _words_of(text: str) -> dict[str, str]:
-    return dict(word.partition("=")[::2] for word in text.split())
 
 
 def _at(

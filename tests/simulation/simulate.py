@@ -199,12 +199,11 @@ class Checker:
     def look(self) -> None:
         """Check, whenever time is about to advance."""
         world, run = self.world, self.run
-        for running in world.bodies.running.values():
-            for body in running:
-                if body.process.alive:
-                    must_be_kept(world, body.process, body.lease, f"{body.key}: message {body.number}")
-                if body.process.alive and body.process.runs:
-                    self._is_told(body)
+        for body in world.bodies.each():
+            if body.process.alive:
+                must_be_kept(world, body.process, body.lease, f"{body.key}: message {body.number}")
+            if body.process.is_well:
+                self._is_told(body)
         self.invariants.look()
         world.parked.look()
         self.answers.look()
@@ -237,7 +236,7 @@ class Checker:
     def look_at_the_end(self) -> None:
         """Check, when everything should be over."""
         world, run, must = self.world, self.run, self.run.must
-        bodies = [body.number for running in world.bodies.running.values() for body in running]
+        bodies = [body.number for body in world.bodies.each()]
         is_over = run.is_finished or (world.broker.is_empty() and not bodies)
         must(is_over, "stuck: queues {}, bodies {}", len(world.broker.queue), bodies)
         if not is_over:
