@@ -109,15 +109,11 @@ def _simulate(pipe: Any, nodes: int | None) -> None:
         began = time.process_time()
         plan = draw(seed, nodes=nodes)
         result = simulate.simulate(plan)
-        pipe.send(
-            Outcome(
-                seed,
-                result.failure,
-                seconds=result.seconds,
-                cpu=time.process_time() - began,
-                switches=result.switches,
-                messages=len(plan.messages),
-                bodies=result.bodies,
-                counts=result.counts,
-            )
-        )
+        numbers = {
+            "seconds": result.seconds,
+            "cpu": time.process_time() - began,
+            "switches": result.switches,
+            "messages": len(plan.messages),
+            "bodies": result.bodies,
+        }
+        pipe.send(Outcome(seed, result.failure, numbers, result.counts))

@@ -99,10 +99,10 @@ def test_seeds_are_distributed_over_processes(monkeypatch: pytest.MonkeyPatch) -
     figures = campaign.carry_out(range(6), jobs=2, on_outcome=seen.append)
     assert {outcome.seed for outcome in seen} == set(range(6))
     assert (figures.seeds, figures.failed) == (6, 0)
-    assert figures.messages == sum(len(draw(seed).messages) for seed in range(6))
+    assert figures.numbers["messages"] == sum(len(draw(seed).messages) for seed in range(6))
     assert 0 < figures.faults.total() <= sum(len(draw(seed).faults) for seed in range(6))
     assert figures.counts.seeds["shapes"].total() == 6
-    assert figures.seconds > 0 < figures.bodies
+    assert figures.numbers["seconds"] > 0 < figures.numbers["bodies"]
 
 
 @pytest.mark.parametrize(("simulation", "failure"), [("_crash", "crashes: exit code 3"), ("_hang", "hangs")])
