@@ -64,12 +64,18 @@ class Answers:
     _passed_on_at: dict[int, float] = field(default_factory=dict)
     #: By number of a follower: when it was last seen to be behind a copy that was woken in its place.
     _behind_at: dict[int, float] = field(default_factory=dict)
+    #: By message, and the one that it has joined: when it first said so.
+    _joined_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    #: By id: the bodies of a message; and those that ran in its place, each after which of its bodies.
+    _bodies: dict[str, list[Running]] = field(default_factory=lambda: defaultdict(list))
+    _after: dict[str, list[tuple[int | str, Running]]] = field(default_factory=lambda: defaultdict(list))
     _next_look: float = 0.0
 
     def __post_init__(self) -> None:
         self.run = self.world.run
         self.world.broker.on_put.append(self._put)
         self.world.bodies.watched.append((self._body_begins, lambda *_: None))
+        self.world.bodies.watched.append((self._has_no_other_heir, lambda *_: None))
         self.world.on_followed.append(self._goes_on)
         self.world.parked.on_begin.append(self._copy_begins)
 
@@ -101,6 +107,7 @@ class Answers:
             return
         header = inside.header_of(headers)
         if header.put_back is not None and header.put_back.retries == attempt and (joins := header.put_back.joins):
+            self._joined_at.setdefault((headers["id"], joins.task_id), self.run.now)
             self._waits_for(own, attempt, joins.task_id, ("joins", joins.task_id, joins.retries, joins.since))
         elif header.queue is not None and (leader := _leader_in(header, attempt)) is not None:
             assert header.queue.follows is not None
@@ -261,6 +268,23 @@ class Answers:
         is_over = not (waits or runs)
         what = body.number, other.number
         self.run.must(is_over, "message {} runs, and message {}, which it follows, is not over", *what)
+
+    def _has_no_other_heir(self, body: Running, _: Any) -> None:
+        """Check that of all messages that have joined one that died in a retry, whichever attempt each has joined, one
+        runs in its place.
+        """
+        task_id, put_back = f"m{body.number}", inside.put_back_in(self.run.current.delivered)
+        self._bodies[task_id].append(body)
+        joined = put_back.joins.task_id if put_back is not None and put_back.joins is not None else ""
+        if not (runs := self._bodies[joined]) or len(self._bodies[task_id]) > 1:
+            return
+        last, since = runs[-1], self._joined_at[task_id, joined]
+        # The holders of a first attempt that was delivered twice may each have an heir.
+        if last.attempt > 0 and [run.attempt for run in runs].count(last.attempt) == 1:
+            heirs = {heir for heir, after in self._after[joined] if after is last} - {body.number}
+            ended = [heir for heir in heirs if isinstance(heir, int) and self._had_ended(heir, since)]
+            self.run.must(not ended, "message {} runs in the place of {}, as {} has done", task_id, joined, ended)
+        self._after[joined].append((body.number, last))
 
     def _last_ended(self, number: int) -> tuple[Running, float] | None:
         """The last body of a message that has ended, and when."""

@@ -45,9 +45,7 @@ AGAIN = 32.0
 def draw_sent(seed: int, _: int | None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"sent by {seed}")
-    plan = bare(seed, rng, "sent", (3.0, 6.0))
-    plan = one_of(SHAPES, plan, rng)
-    return _and_again(plan, rng)
+    return _and_again(one_of(SHAPES, bare(seed, rng, "sent", (3.0, 6.0)), rng), rng)
 
 
 def bare(seed: int, rng: random.Random, kind: str, ttls: Sequence[float]) -> Plan:
@@ -84,11 +82,9 @@ def anything(plan: Plan, rng: random.Random) -> Plan:
         )
         for number in range(rng.randint(3, 7))
     )
-    faults = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
-    of_workers = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
-    faults += [_fault(rng, of_workers, until) for _ in range(rng.choice((0, 0, 1, 2)))]
+    faults = _faults(plan, rng, until, of_sending=(0, 1, 1, 2, 3), of_workers=(0, 0, 1, 2))
     may_be_lost = any(message.chained for message in messages) and any(fault.kind in LOSES for fault in faults)
-    return _with(plan, messages, faults, queue_ttl=20.0 if may_be_lost else rng.choice((None, None, 20.0)))
+    return with_sent(plan, messages, faults, queue_ttl=20.0 if may_be_lost else rng.choice((None, None, 20.0)))
 
 
 def sender_is_gone(plan: Plan, rng: random.Random) -> Plan:
@@ -100,7 +96,7 @@ def sender_is_gone(plan: Plan, rng: random.Random) -> Plan:
         faults = [Fault(0.05, "sender dies as it has sent", 0, 0.5)]
     else:
         faults = [Fault(0.02, "worker killed", number, 40.0) for number in range(plan.workers)]
-    return _with(plan, messages, faults)
+    return with_sent(plan, messages, faults)
 
 
 def begins_and_dies(plan: Plan, rng: random.Random) -> Plan:
@@ -112,7 +108,7 @@ def begins_and_dies(plan: Plan, rng: random.Random) -> Plan:
     if kind == "child killed at a start":
         plan = replace(plan, pool="prefork")
     faults = [Fault(0.05, kind, 0, round(rng.choice((rng.uniform(0.0, 0.3), rng.uniform(0.8, 2.5))), 3))]
-    return _with(plan, _at(rng, task, times, takes), faults)
+    return with_sent(plan, _at(rng, task, times, takes), faults)
 
 
 def tries_again(plan: Plan, rng: random.Random) -> Plan:
@@ -122,7 +118,7 @@ def tries_again(plan: Plan, rng: random.Random) -> Plan:
     words = f"takes={rng.choice((0.1, 0.5))} retries={rng.randint(1, 2)} countdown={countdown}"
     times = sorted(round(0.1 + rng.uniform(0.0, 2.0 * countdown + 2.0), 3) for _ in range(5))
     faults = [Fault(round(rng.uniform(0.2, 3.0), 3), "delivered again", rng.randrange(100)) for _ in range(2)]
-    return _with(plan, _at(rng, task, (0.05, *times), words), faults)
+    return with_sent(plan, _at(rng, task, (0.05, *times), words), faults)
 
 
 def waits_for_its_turn(plan: Plan, rng: random.Random) -> Plan:
@@ -133,7 +129,7 @@ def waits_for_its_turn(plan: Plan, rng: random.Random) -> Plan:
     faults = [
         Fault(round(rng.uniform(0.2, 3.0), 3), rng.choice(("delivered again", "broker cut")), rng.randrange(9), 0.5)
     ]
-    return _with(plan, messages, faults[: rng.randint(0, 1)])
+    return with_sent(plan, messages, faults[: rng.randint(0, 1)])
 
 
 def ends_without_a_body(plan: Plan, rng: random.Random) -> Plan:
@@ -143,7 +139,7 @@ def ends_without_a_body(plan: Plan, rng: random.Random) -> Plan:
     first = Message(0.05, task, "b", 0, f"takes={round(rng.uniform(1.0, 5.0), 2):g}")
     rest = _at(rng, task, (0.2, 0.5, 3.0, 6.0, 9.0), "takes=0.2", sent=how, first=1)
     faults = [Fault(round(rng.uniform(0.3, 2.0), 3), "revoked", rng.randrange(100)) for _ in range(rng.randint(0, 2))]
-    return _with(replace(plan, workers=1, concurrency=1), (first, *rest), faults)
+    return with_sent(replace(plan, workers=1, concurrency=1), (first, *rest), faults)
 
 
 def not_as_far_as_it_knows(plan: Plan, rng: random.Random) -> Plan:
@@ -154,7 +150,7 @@ def not_as_far_as_it_knows(plan: Plan, rng: random.Random) -> Plan:
     faults = [Fault(0.05, kind, 0, 0.1 if kind != "sending slow" else rng.choice((1.0, 31.0)))]
     if rng.random() < 0.6:
         faults.append(Fault(0.2, "sender dies before it sends", 0, 0.3))
-    return _with(plan, messages, faults)
+    return with_sent(plan, messages, faults)
 
 
 def copied_headers(plan: Plan, rng: random.Random) -> Plan:
@@ -164,7 +160,7 @@ def copied_headers(plan: Plan, rng: random.Random) -> Plan:
         0.1, task, "a", 0, f"takes={round(rng.uniform(1.0, 2 * plan.ttl), 2):g}", sent=rng.choice(("", "countdown=2"))
     )
     copy = Message(0.4, task, "b", 1, "takes=0.1", sent="copies=m0")
-    return _with(replace(plan, concurrency=2), (first, copy, *_at(rng, task, (1.0, 2.0), "takes=0.1", first=2)), [])
+    return with_sent(replace(plan, concurrency=2), (first, copy, *_at(rng, task, (1.0, 2.0), "takes=0.1", first=2)), [])
 
 
 def answered_unheard(plan: Plan, rng: random.Random) -> Plan:
@@ -178,7 +174,7 @@ def answered_unheard(plan: Plan, rng: random.Random) -> Plan:
     message = Message(asks, task, "a", 2, f"takes={rng.choice((0.1, 1.0))}", chained=rng.random() < 0.3)
     silent = Fault(round(asks - 0.01, 3), "cut back", rng.choice((0, 0, 0, 1)), round(rng.uniform(3.5, 6.5), 3))
     plan = replace(plan, ttl=rng.choice((6.0, 10.0)), workers=2, concurrency=1, visibility=60.0, in_turns=True)
-    return _with(plan, (*before, message), [silent])
+    return with_sent(plan, (*before, message), [silent])
 
 
 def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:
@@ -192,10 +188,8 @@ def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:
         )
         for number in range(rng.randint(3, 7))
     )  # fmt: skip
-    faults = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
-    of_workers = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
-    faults += [_fault(rng, of_workers, until) for _ in range(rng.choice((0, 0, 1)))]
-    return _with(plan, messages, faults)
+    faults = _faults(plan, rng, until, of_sending=(0, 0, 1, 1, 2), of_workers=(0, 0, 1))
+    return with_sent(plan, messages, faults)
 
 
 def leader_is_gone(plan: Plan, rng: random.Random) -> Plan:
@@ -215,7 +209,7 @@ def leader_is_gone(plan: Plan, rng: random.Random) -> Plan:
     if rng.random() < 0.4:  # So the broker still has the message when it is lost.
         faults += [Fault(0.02, "worker killed", number, round(rng.uniform(1.0, 4.0), 2)) for number in (0, 1)]
     latency = round(rng.choice((0.0, 0.0, 0.02)) * plan.ttl, 4)
-    return _with(replace(plan, workers=rng.choice((1, 2)), latency=latency), (first, *rest), faults)
+    return with_sent(replace(plan, workers=rng.choice((1, 2)), latency=latency), (first, *rest), faults)
 
 
 def leader_waits(plan: Plan, rng: random.Random) -> Plan:
@@ -225,7 +219,7 @@ def leader_waits(plan: Plan, rng: random.Random) -> Plan:
     rest = _at(rng, task, sorted(round(rng.uniform(0.15, 1.4), 3) for _ in "12345"), "takes=0.3", chained=0.9, first=1)
     kinds = ("delivered again", "revoked", "child killed", "broker cut")
     faults = [Fault(round(rng.uniform(0.5, 4.0), 3), rng.choice(kinds), rng.randrange(9), 0.5)]
-    return _with(replace(plan, concurrency=2), (first, *rest), faults[: rng.randint(0, 1)])
+    return with_sent(replace(plan, concurrency=2), (first, *rest), faults[: rng.randint(0, 1)])
 
 
 def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
@@ -245,7 +239,7 @@ def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
     ]
     due = "" if begins == 0.1 else f"countdown={begins - 0.1:g}"
     messages = (Message(0.1, task, "a", 0, words, sent=due), *_at(rng, task, times, words, chained=0.8, first=1))
-    return replace(_with(plan, messages, faults), latency=latency, workers=2)
+    return replace(with_sent(plan, messages, faults), latency=latency, workers=2)
 
 
 def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
@@ -265,7 +259,7 @@ def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
         for number, late in enumerate((0.0, rng.uniform(8.0, 11.0)))
     ]
     plan = replace(plan, latency=latency, workers=2, concurrency=2, visibility=60.0, in_turns=True)
-    return _with(plan, (first, *rest), faults)
+    return with_sent(plan, (first, *rest), faults)
 
 
 #: Tasks whose messages are followed.
@@ -313,9 +307,10 @@ def _at(
     )
 
 
-def _with(plan: Plan, messages: tuple[Message, ...], faults: Sequence[Fault], queue_ttl: float | None = None) -> Plan:
+def with_sent(plan: Plan, messages: Sequence[Message], faults: Sequence[Fault], queue_ttl: float | None = None) -> Plan:
+    """The plan with these messages and faults."""
     in_order = tuple(sorted(faults, key=lambda fault: fault.at))
-    return replace(plan, messages=messages, faults=in_order, queue_ttl=queue_ttl)
+    return replace(plan, messages=tuple(messages), faults=in_order, queue_ttl=queue_ttl)
 
 
 def _words(rng: random.Random, ttl: float) -> str:
@@ -334,6 +329,15 @@ def _how(rng: random.Random) -> str:
     if rng.random() < 0.1:
         words.append(f"expires={rng.choice((0.5, 4.0))}")
     return " ".join(words)
+
+
+def _faults(
+    plan: Plan, rng: random.Random, until: float, *, of_sending: Sequence[int], of_workers: Sequence[int]
+) -> list[Fault]:
+    """So many faults of each sort, as chance says."""
+    kinds = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
+    of_senders = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice(of_sending))]
+    return of_senders + [_fault(rng, kinds, until) for _ in range(rng.choice(of_workers))]
 
 
 def _fault(rng: random.Random, kinds: dict[str, tuple[float, float]], until: float) -> Fault:

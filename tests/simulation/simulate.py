@@ -16,7 +16,6 @@ from celery.worker import state as worker_state
 
 from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers, trouble
 from tests.simulation.answers import Answers
-from tests.simulation.heirs import Heirs
 from tests.simulation.invariants import Invariants
 from tests.simulation.newest import Newest
 from tests.simulation.plan import Plan, draw
@@ -160,7 +159,6 @@ class Checker:
         self.newest = world.newest = Newest(world)
         self.invariants = Invariants(world)
         PutBacks(world)
-        Heirs(world)
         self.reserved = Reserved(world)
         self.refusals = Refusals(world)
         #: The checker of messages that have a lock while they wait, if there are any.
