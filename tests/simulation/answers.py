@@ -64,12 +64,18 @@ class Answers:
     _passed_on_at: dict[int, float] = field(default_factory=dict)
     #: By number of a follower: when it was last seen to be behind a copy that was woken in its place.
     _behind_at: dict[int, float] = field(default_factory=dict)
+    #: By message, and the one that it has joined: when it first said so.
+    _joined_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    #: By id: the bodies of a message; and those that ran in its place, each after which of its bodies.
+    _bodies: dict[str, list[Running]] = field(default_factory=lambda: defaultdict(list))
+    _after: dict[str, list[tuple[int | str, Running]]] = field(default_factory=lambda: defaultdict(list))
     _next_look: float = 0.0
 
     def __post_init__(self) -> None:
         self.run = self.world.run
         self.world.broker.on_put.append(self._put)
         self.world.bodies.watched.append((self._body_begins, lambda *_: None))
+        self.world.bodies.watched.append((self._has_no_other_heir, lambda *_: None))
         self.world.on_followed.append(self._goes_on)
         self.world.parked.on_begin.append(self._copy_begins)
 
@@ -101,6 +107,7 @@ class Answers:
             return
         header = inside.header_of(headers)
         if header.put_back is not None and header.put_back.retries == attempt and (joins := header.put_back.joins):
+            self._joined_at.setdefault((headers["id"], joins.task_id), self.run.now)
             self._waits_for(own, attempt, joins.task_id, ("joins", joins.task_id, joins.retries, joins.since))
         elif header.queue is not None and (leader := _leader_in(header, attempt)) is not None:
             assert header.queue.follows is not None
@@ -192,8 +199,13 @@ class Answers:
         must(waited, "message {} ends as message {}, which it neither joined nor follows", own, number)
         asked = self.world.asked_at[own] - self._kept_for(message)
         if not self._is_excused(asked - AT_ONCE):
-            is_late = not any(at >= asked for at in self._ends_of(other, state))
-            must(not is_late, "message {} ends as message {}, whose run was over before", own, number)
+            is_so = (state == states.FAILURE) == ("fails" in apps.words_of(other.words))
+            must(
+                is_so and any(at >= asked for at in self._ends_of(other)),
+                "message {} ends as message {}, whose run was over before",
+                own,
+                number,
+            )
 
     def _kept_for(self, message: Message) -> float:
         """Seconds for which a lock may be held after the end of its body."""
@@ -203,23 +215,21 @@ class Answers:
             kept = apps.KEEPS_OUT
         return float(AT_ONCE + self._more + kept)
 
-    def _ends_of(self, message: Message, state: str) -> Iterator[float]:
-        """The times at which bodies of a message ended in that state."""
-        words = _words_of(message)
-        if (state == states.FAILURE) == ("fails" in words):
-            for (number, attempt), (_, at) in self.world.bodies.ended.items():
-                if number == message.number and attempt >= int(words.get("retries", "0")):
-                    yield at
+    def _ends_of(self, message: Message) -> Iterator[float]:
+        """The times at which bodies of a message ended for good."""
+        last = int(apps.words_of(message.words).get("retries", "0"))
+        for (number, attempt), (_, at) in self.world.bodies.ended.items():
+            if number == message.number and attempt >= last:
+                yield at
 
     def _had_ended(self, number: int, since: float) -> bool:
         """Whether this message has ended since then, and the lock server knows it."""
         bodies, (_, message) = self.world.bodies, self.world.sent.get(number, ("", None))
         if message is None:  # Its sender died before it was sent.
             return False
-        state = states.FAILURE if "fails" in _words_of(message) else states.SUCCESS
-        last = int(_words_of(message).get("retries", "0"))
+        last = int(apps.words_of(message.words).get("retries", "0"))
         ended, at = bodies.ended.get((number, last), (None, 0.0))
-        if ended is None or at < since or at not in [*self._ends_of(message, state)]:
+        if ended is None or at < since or at not in [*self._ends_of(message)]:
             return False
         # With this scope nothing names its run to those that follow it: they see only an end that was stored.
         by_time = apps.TASKS[message.task].get("lock_scope") == "until_expired"
@@ -241,18 +251,40 @@ class Answers:
             last, at = self._last_ended(other.number) or (body, 0.0)
             attempt = last.attempt
             if other.since < at and self._known.get(_copy_of(body.number, headers)) == attempt:
-                goes_on = attempt < int(_words_of(message).get("retries", "0")) and task_id in self.world.broker.ids()
+                goes_on = (
+                    attempt < int(apps.words_of(message.words).get("retries", "0"))
+                    and task_id in self.world.broker.ids()
+                )
                 goes_on = goes_on and not (self._has_died(other.number, attempt + 1) or self.world.ends.get(task_id))
                 what = body.number, other.number
                 self.run.must(not goes_on, "message {} runs, and message {}, which it joined, is to go on", *what)
             return
-        claim = self._claim_of(task_id)
-        waits = claim is not None and claim.over_at is None and self._is_there(claim)
+        claim, queued = self._claim_of(task_id), self.world.senders_queue
+        waits = (
+            claim is not None and claim.over_at is None and queued.waits(claim) and queued.has(claim.key) == claim.stem
+        )
         # With this scope, the lock may expire before its message has begun.
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
         is_over = not (waits or runs)
         what = body.number, other.number
         self.run.must(is_over, "message {} runs, and message {}, which it follows, is not over", *what)
+
+    def _has_no_other_heir(self, body: Running, _: Any) -> None:
+        """Check that of all messages that have joined one that died in a retry, whichever attempt each has joined, one
+        runs in its place.
+        """
+        task_id, put_back = f"m{body.number}", inside.put_back_in(self.run.current.delivered)
+        self._bodies[task_id].append(body)
+        joined = put_back.joins.task_id if put_back is not None and put_back.joins is not None else ""
+        if not (runs := self._bodies[joined]) or len(self._bodies[task_id]) > 1:
+            return
+        last, since = runs[-1], self._joined_at[task_id, joined]
+        # The holders of a first attempt that was delivered twice may each have an heir.
+        if last.attempt > 0 and [run.attempt for run in runs].count(last.attempt) == 1:
+            heirs = {heir for heir, after in self._after[joined] if after is last} - {body.number}
+            ended = [heir for heir in heirs if isinstance(heir, int) and self._had_ended(heir, since)]
+            self.run.must(not ended, "message {} runs in the place of {}, as {} has done", task_id, joined, ended)
+        self._after[joined].append((body.number, last))
 
     def _last_ended(self, number: int) -> tuple[Running, float] | None:
         """The last body of a message that has ended, and when."""
@@ -272,7 +304,7 @@ class Answers:
         if lock is None or lock.follows is None or lock.scope != "until_executed":
             return
         if not self._is_excused(asked_at - AT_ONCE):
-            has_it = self.world.senders_queue._hold(inside.of_lock(lock.key))[0] == inside.stem(lock.owner)
+            has_it = self.world.senders_queue.has(inside.of_lock(lock.key)) == inside.stem(lock.owner)
             self.run.must(
                 has_it, "message {} runs in the place of the one that it follows, without its lock", body.number
             )
@@ -284,21 +316,16 @@ class Answers:
         if other is None or other.group[0] != "follows":
             return False
         claim = self._claim_of(f"m{other.number}")
-        return claim is not None and self.world.senders_queue._hold(claim.key)[0] != claim.stem
+        return claim is not None and self.world.senders_queue.has(claim.key) != claim.stem
 
     def _claim_of(self, task_id: str) -> Claim | None:
-        queued = getattr(self.world, "senders_queue", None)
-        found: Claim | None = None if queued is None else queued._claim_of(task_id)
-        return found
-
-    def _is_there(self, claim: Claim) -> bool:
         queued = self.world.senders_queue
-        return bool(queued._waits(claim) and queued._hold(claim.key)[0] == claim.stem)
+        found: Claim | None = None if queued is None else queued.claim_of(task_id)
+        return found
 
     def _runs(self, number: int) -> bool:
         """Whether a body of this message runs in a process that is well, and holds its lock."""
-        running = (body for bodies in self.world.bodies.running.values() for body in bodies if body.number == number)
-        return any(body.process.alive and body.process.runs and body.lease.held for body in running)
+        return any(it.number == number and it.process.is_well and it.lease.held for it in self.world.bodies.each())
 
     def look(self) -> None:
         """Check, whenever time is about to advance, that every waiter learns of the end."""
@@ -343,7 +370,7 @@ class Answers:
 
     def _is_of_a_third(self, value: bytes, other: _Other) -> bool:
         """Whether a hold is that of a third message, or of a retry that was never sent, since its sender died."""
-        queued, task_id = getattr(self.world, "senders_queue", None), holds.task_id_in(value)
+        queued, task_id = self.world.senders_queue, holds.task_id_in(value)
         was_never_sent = queued is not None and holds.stem(value) not in queued.claims
         return task_id != "" and (task_id != f"m{other.number}" or was_never_sent)
 
@@ -356,9 +383,7 @@ class Answers:
         _, message = self.world.sent.get(other.number, ("", None))
         if message is None or self.ended_as.get(other.number) != other.number:
             return None
-        state = states.FAILURE if "fails" in _words_of(message) else states.SUCCESS
-        times = [at for at in self._ends_of(message, state) if at >= other.since]
-        return max(times, default=None)
+        return max((at for at in self._ends_of(message) if at >= other.since), default=None)
 
     def _first_attempt(self, number: int) -> int:
         return min((attempt for of, attempt in self._others if of == number), default=0)
@@ -404,7 +429,3 @@ def _leader_in(header: inside.Header, attempt: int) -> str | None:
         return None
     put_back = header.put_back or inside.PutBack()
     return ((put_back.leader if put_back.retries == attempt else None) or header.queue.follows).task_id
-
-
-def _words_of(message: Message) -> dict[str, str]:
-    return dict(word.partition("=")[::2] for word in message.words.split())

@@ -98,7 +98,6 @@ class BeatsChecker:
     def live(self, beat: Program) -> None:
         """The life of a beat's process."""
         process = beat.process
-        assert process is not None
         app = apps.app_of(process.package, self.world.settings)
         scheduler = inside.scheduler_of(process.package, app)
         self._schedulers[process] = scheduler

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from tests.simulation.plan import FIRST, Fault, Message, Plan, Use, draw
@@ -51,30 +52,22 @@ def take_away(world: Any) -> None:
     assumption.world(world)
 
 
-def _with(*kinds: str, seconds: float = 0.3) -> Callable[[random.Random, Plan], Plan]:
+def _with(rng: random.Random, plan: Plan, *, kinds: Sequence[str], seconds: float = 0.3) -> Plan:
     """Add faults of these kinds to a plan."""
-
-    def plan(rng: random.Random, plan: Plan) -> Plan:
-        until = max(sent.at for sent in (*plan.messages, *plan.uses)) + plan.ttl
-        more = [
-            Fault(round(rng.uniform(0.1, until), 3), kind, rng.randrange(100), round(rng.uniform(0, seconds), 3))
-            for kind in kinds
-        ]
-        return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)))
-
-    return plan
+    until = max(sent.at for sent in (*plan.messages, *plan.uses)) + plan.ttl
+    more = [
+        Fault(round(rng.uniform(0.1, until), 3), kind, rng.randrange(100), round(rng.uniform(0, seconds), 3))
+        for kind in kinds
+    ]
+    return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)))
 
 
-def _on_two_nodes(kind: str) -> Callable[[random.Random, Plan], Plan]:
+def _on_two_nodes(rng: random.Random, plan: Plan, *, kind: str) -> Plan:
     """Let it happen to two of three nodes, at any time, before a renewal has given the holds back to the first."""
-
-    def plan(rng: random.Random, plan: Plan) -> Plan:
-        at = rng.choice([sent.at for sent in (*plan.messages, *plan.uses)]) + rng.uniform(0.05, 1.0)
-        node = rng.randrange(3)
-        more = [Fault(round(at + 0.1 * number, 3), kind, node + number, 0.05) for number in range(2)]
-        return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)))
-
-    return plan
+    at = rng.choice([sent.at for sent in (*plan.messages, *plan.uses)]) + rng.uniform(0.05, 1.0)
+    node = rng.randrange(3)
+    more = [Fault(round(at + 0.1 * number, 3), kind, node + number, 0.05) for number in range(2)]
+    return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)))
 
 
 def _asked_for_beside(rng: random.Random, plan: Plan) -> Plan:
@@ -113,12 +106,12 @@ def _at_two_workers(_: random.Random, plan: Plan) -> Plan:
 
 
 def _delivered_again(rng: random.Random, plan: Plan) -> Plan:
-    plan = _with("acknowledgement lost", "acknowledgement lost")(rng, plan)
+    plan = _with(rng, plan, kinds=["acknowledgement lost"] * 2)
     return replace(plan, visibility=2 * plan.ttl)
 
 
 def _paused(rng: random.Random, plan: Plan) -> Plan:
-    return _with(rng.choice(("worker stopped", "host suspended")), seconds=2 * plan.ttl)(rng, plan)
+    return _with(rng, plan, kinds=[rng.choice(("worker stopped", "host suspended"))], seconds=2 * plan.ttl)
 
 
 def _held_back_for_long(rng: random.Random, plan: Plan) -> Plan:
@@ -172,12 +165,12 @@ ASSUMPTIONS = (
         plan=_at_two_workers,
         world=_one_has_a_server_of_its_own,
     ),
-    Assumption("no flush", "the server forgets everything", plan=_with("server restarted empty")),
-    Assumption("no eviction", "the server evicts a key now and then", plan=_with(*["key evicted"] * 8)),
+    Assumption("no flush", "the server forgets everything", plan=partial(_with, kinds=["server restarted empty"])),
+    Assumption("no eviction", "the server evicts a key now and then", plan=partial(_with, kinds=["key evicted"] * 8)),
     Assumption(
         "no fail-over that forgets",
         "the server comes back without the writes of two seconds",
-        plan=_with("server restarted with older data"),
+        plan=partial(_with, kinds=["server restarted with older data"]),
         world=_saved_before,
     ),
     Assumption(
@@ -190,14 +183,14 @@ ASSUMPTIONS = (
         "no vote after amnesia",
         "a node of a Redlock that came back empty votes at once",
         nodes=3,
-        plan=_on_two_nodes("server restarted empty"),
+        plan=partial(_on_two_nodes, kind="server restarted empty"),
         world=_set(singleton_lock_transport_options={"restart_delay": False}),
     ),
     Assumption(
         "all of a node's data, or none",
         "nodes of a Redlock come back without the writes of two seconds",
         nodes=3,
-        plan=_on_two_nodes("server restarted with older data"),
+        plan=partial(_on_two_nodes, kind="server restarted with older data"),
         world=_saved_before,
     ),
     Assumption(
@@ -219,7 +212,7 @@ ASSUMPTIONS = (
         "the server's clock",
         "a server forgets everything, and its clock is set back by an hour",
         shows=r"fence \d+ (after|is given out twice)",
-        plan=_with("server restarted empty and behind"),
+        plan=partial(_with, kinds=["server restarted empty and behind"]),
     ),
     Assumption(
         "clients' clocks on a Redlock",

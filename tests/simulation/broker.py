@@ -24,7 +24,6 @@ class Delivery:
 
     tag: int
     message: dict[str, Any]
-    queue: str
     consumer: Consumer
     redelivered: bool
 
@@ -44,12 +43,11 @@ class Consumer:
     def __init__(
         self,
         broker: Broker,
-        queues: tuple[str, ...],
         take: Callable[[Delivery], None],
         prefetch: int,
         on_cut: Callable[[float], None],
     ) -> None:
-        self.broker, self.queues, self.take, self.prefetch, self.on_cut = broker, queues, take, prefetch, on_cut
+        self.broker, self.take, self.prefetch, self.on_cut = broker, take, prefetch, on_cut
         self.unacked: dict[int, Delivery] = {}
         self.alive = True
         self.connections = 0
@@ -85,7 +83,7 @@ class Consumer:
 
 
 class Broker:
-    """The queues, and the consumer of each message.
+    """The queue, and the consumer of each message.
 
     Attributes:
         visibility: seconds after which an unacknowledged message is redelivered.
@@ -96,7 +94,8 @@ class Broker:
 
     def __init__(self, run: Simulation, *, visibility: float = 60.0) -> None:
         self.run, self.visibility = run, visibility
-        self.queues: dict[str, deque[tuple[dict[str, Any], bool]]] = {}
+        #: Messages, and whether each was delivered before.
+        self.queue: deque[tuple[dict[str, Any], bool]] = deque()
         self.consumers: list[Consumer] = []
         #: Consumers that take no more messages.
         self._leaving: list[Consumer] = []
@@ -105,14 +104,13 @@ class Broker:
         self.shuffle = self.in_turns = False
         #: By id: how often a message was sent.
         self.put_as: Counter[str] = Counter()
-        self.tables: dict[str, list[tuple[str, str, str]]] = {}
         self.refuses = False
-        #: Stands between sending programs and the broker: gets a queue and a message, and puts the message there.
-        self.entrance: Callable[[str, dict[str, Any]], None] | None = None
+        #: Stands between sending programs and the broker: gets a message, and puts it into the queue.
+        self.entrance: Callable[[dict[str, Any]], None] | None = None
         #: Called, for the checkers, with each message that is sent, and whether the broker takes it.
         self.on_put: list[Callable[[dict[str, Any], bool], None]] = []
 
-    def put(self, queue: str, message: dict[str, Any]) -> None:
+    def put(self, message: dict[str, Any]) -> None:
         """Take a message that somebody sends."""
         for on_put in self.on_put:
             on_put(message, not self.refuses)
@@ -122,7 +120,7 @@ class Broker:
         headers = message.get("headers") or {}
         self.put_as[str(headers.get("id"))] += 1
         self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")
-        self._queue(queue).append((message, False))
+        self.queue.append((message, False))
         self.look_again()
 
     def subscribe(self, consumer: Consumer) -> None:
@@ -152,40 +150,36 @@ class Broker:
             if consumer in those:
                 those.remove(consumer)
         unacked, consumer.unacked = consumer.unacked, {}
-        for delivery in reversed(unacked.values()):
-            self._queue(delivery.queue).appendleft((delivery.message, True))
+        self.queue.extendleft((delivery.message, True) for delivery in reversed(unacked.values()))
         self.look_again()
 
     def lose(self, number: int | None = None) -> list[dict[str, Any]]:
-        """Lose all messages in the queues, or one of them; returns the lost messages."""
-        places = [(queue, at) for queue in self.queues.values() for at in range(len(queue))]
-        chosen = places if number is None else places[number % len(places) :][:1] if places else []
-        lost = [queue[at][0] for queue, at in chosen]
-        for queue, at in reversed(chosen):
-            del queue[at]
-        return lost
+        """Lose all messages in the queue, or one of them; returns the lost messages."""
+        waiting = [message for message, _ in self.queue]
+        if number is not None and waiting:
+            del self.queue[at := number % len(waiting)]
+            return [waiting[at]]
+        self.queue.clear()
+        return waiting
 
     def ids(self) -> set[str]:
-        """The ids of all messages in queues and workers."""
+        """The ids of all messages in the queue and in workers."""
         held = [it.message for consumer in (*self.consumers, *self._leaving) for it in consumer.unacked.values()]
-        waiting = [message for queue in self.queues.values() for message, _ in queue]
+        waiting = [message for message, _ in self.queue]
         return {str(message["headers"].get("id")) for message in (*held, *waiting)}
 
     def is_empty(self) -> bool:
-        """Whether there is no message in any queue or worker."""
+        """Whether there is no message in the queue or a worker."""
         held = any(consumer.unacked for consumer in (*self.consumers, *self._leaving))
-        return not held and not any(self.queues.values())
+        return not held and not self.queue
 
     def _delay(self) -> float:
         return self.run.rng.uniform(0.0002, 0.002)
 
-    def _queue(self, name: str) -> deque[tuple[dict[str, Any], bool]]:
-        return self.queues.setdefault(name, deque())
-
     def _acknowledged(self, consumer: Consumer, tag: int, requeue: bool | None) -> None:
         delivery = consumer.unacked.pop(tag, None)
         if delivery is not None and requeue:
-            self._queue(delivery.queue).appendleft((delivery.message, True))
+            self.queue.appendleft((delivery.message, True))
         self._deliver()
 
     def _deliver(self) -> None:
@@ -194,22 +188,19 @@ class Broker:
 
     def _is_one_delivered(self) -> bool:
         """Deliver a message, if there is one, to the first consumer that has room for it."""
-        for consumer in self.consumers:
-            for name in consumer.queues:
-                queue = self._queue(name)
-                if queue and consumer.alive and len(consumer.unacked) < consumer.prefetch:
-                    if self.shuffle:
-                        queue.rotate(self.run.rng.randrange(len(queue)))
-                    message, redelivered = queue.popleft()
-                    if self.in_turns:
-                        self.consumers.remove(consumer)
-                        self.consumers.append(consumer)
-                    self._give(consumer, name, message, redelivered)
-                    return True
+        for consumer in self.consumers if self.queue else ():
+            if consumer.alive and len(consumer.unacked) < consumer.prefetch:
+                if self.shuffle:
+                    self.queue.rotate(self.run.rng.randrange(len(self.queue)))
+                if self.in_turns:
+                    self.consumers.remove(consumer)
+                    self.consumers.append(consumer)
+                self._give(consumer, *self.queue.popleft())
+                return True
         return False
 
-    def _give(self, consumer: Consumer, queue: str, message: dict[str, Any], redelivered: bool) -> None:
-        delivery = Delivery(self.run.next_number(), message, queue, consumer, redelivered)
+    def _give(self, consumer: Consumer, message: dict[str, Any], redelivered: bool) -> None:
+        delivery = Delivery(self.run.next_number(), message, consumer, redelivered)
         consumer.unacked[delivery.tag] = delivery
         self.run.after(self.visibility, lambda: self.deliver_again(delivery))
         connection = consumer.connections
@@ -224,7 +215,7 @@ class Broker:
         """Redeliver a message, though its consumer may still have it."""
         if delivery.consumer.unacked.pop(delivery.tag, None) is not None:
             self.run.note("delivers again", str(delivery.message["headers"].get("id")), by="broker")
-            self._queue(delivery.queue).append((delivery.message, True))
+            self.queue.append((delivery.message, True))
             self._deliver()
 
 
@@ -242,22 +233,13 @@ class Channel(virtual.Channel):
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
         broker: Broker = simulation().broker  # type: ignore[attr-defined]
         if broker.entrance is not None:
-            broker.entrance(queue, message)
+            broker.entrance(message)
             return
         is_heard = broker.run.now >= broker.deaf_until or not _is_put_back(message.get("headers") or {})
         if is_heard or broker.run.rng.random() < 0.5:
-            broker.put(queue, message)
+            broker.put(message)
         if not is_heard:
             raise OSError("the broker does not answer")
-
-    def _get(self, queue: str, timeout: float | None = None) -> Any:
-        raise NotImplementedError
-
-    def _size(self, queue: str) -> int:
-        return len(simulation().broker.queues.get(queue, ()))  # type: ignore[attr-defined]
-
-    def _purge(self, queue: str) -> int:
-        return 0
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
         if self.consumer is not None:
@@ -275,13 +257,8 @@ class Transport(virtual.Transport):
     """`simulated://`."""
 
     Channel = Channel
-    driver_type = "simulated"
-    driver_name = "simulated"
     state = virtual.BrokerState()
 
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
         self.state = Transport.state
-
-    def driver_version(self) -> str:
-        return "0"

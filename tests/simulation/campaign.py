@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from typing import Any
 from tests.simulation.figures import Figures, Outcome
 from tests.simulation.plan import draw
 
-#: Seconds of real time after which a simulation counts as hanging: a hundred times what the slowest one takes.
+#: Seconds of real time after which a simulation counts as hanging, and its process ends: a hundred times what the
+#: slowest one takes.
 HANGS = 120.0
 
 #: What a process sends before it takes a seed.
@@ -24,21 +26,24 @@ _processes = get_context("spawn")
 
 @dataclass(eq=False)
 class _Hand:
-    """A process that simulates.
-
-    Attributes:
-        seed: its present or next seed; None after the last one.
-        since: when it got the seed; None while it gets ready.
-    """
+    """A process that simulates, and its present or next seed."""
 
     process: Any
     pipe: Any
-    seed: int | None
-    since: float | None = None
+    seed: int
 
-    def give(self, seed: int | None) -> None:
-        self.seed, self.since = seed, time.monotonic()
-        self.pipe.send(seed)
+    def heard(self) -> Outcome | None:
+        """The outcome of its seed, if it says one."""
+        try:
+            said: Outcome | None = self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            how = "hangs" if code == -signal.SIGALRM else f"crashes: exit code {code}"
+            return Outcome(self.seed, f"the simulation's process {how}")
+        if said is READY:
+            self.pipe.send(self.seed)
+        return said
 
 
 def carry_out(
@@ -47,25 +52,24 @@ def carry_out(
     jobs: int,
     nodes: int | None = None,
     minutes: float | None = None,
-    hangs: float = HANGS,
     on_outcome: Callable[[Outcome], None] = lambda _: None,
 ) -> Figures:
     """Simulate seeds until there are no more, or the minutes are over."""
     began, figures = time.monotonic(), Figures(jobs=jobs)
     left = _until(iter(seeds), None if minutes is None else began + minutes * 60)
-    hands = [_hire(seed, nodes) for seed in islice(left, jobs)]
+    hands = {hand.pipe: hand for hand in (_hire(seed, nodes) for seed in islice(left, jobs))}
     try:
         while hands:
-            there = connection.wait([hand.pipe for hand in hands], timeout=1.0)
-            for hand in list(hands):
-                outcome = _heard(hand, hangs, has_said=hand.pipe in there)
-                if outcome is None:
-                    continue
-                figures.add(outcome)
-                on_outcome(outcome)
-                _go_on(hands, hand, next(left, None), nodes)
+            for pipe in connection.wait([*hands]):
+                hand = hands.pop(pipe)  # type: ignore[call-overload]
+                if (outcome := hand.heard()) is not None:
+                    figures.add(outcome)
+                    on_outcome(outcome)
+                    hand = _next(hand, next(left, None), nodes)
+                if hand is not None:
+                    hands[hand.pipe] = hand
     finally:
-        for hand in hands:
+        for hand in hands.values():
             hand.process.kill()
     figures.minutes = (time.monotonic() - began) / 60
     return figures
@@ -86,34 +90,12 @@ def _hire(seed: int, nodes: int | None) -> _Hand:
     return _Hand(process, pipe, seed)
 
 
-def _heard(hand: _Hand, hangs: float, *, has_said: bool) -> Outcome | None:
-    """The outcome of its seed, if there is one."""
-    assert hand.seed is not None
-    if has_said:
-        try:
-            said = hand.pipe.recv()
-        except EOFError:
-            hand.process.join()
-            return Outcome(hand.seed, f"the simulation's process crashes: exit code {hand.process.exitcode}")
-        if said is not READY:
-            return said
-        hand.give(hand.seed)
-    elif hand.since is not None and time.monotonic() - hand.since > hangs:
-        hand.process.kill()
-        hand.process.join()
-        return Outcome(hand.seed, f"the simulation hangs for {hangs:g} s")
-    return None
-
-
-def _go_on(hands: list[_Hand], hand: _Hand, seed: int | None, nodes: int | None) -> None:
-    """Go on with the next seed, in the same process, or in another one if that has ended."""
-    is_over = hand.process.exitcode is not None
-    if is_over or seed is None:
-        hands.remove(hand)
-    if is_over and seed is not None:
-        hands.append(_hire(seed, nodes))
-    elif not is_over:
-        hand.give(seed)
+def _next(hand: _Hand, seed: int | None, nodes: int | None) -> _Hand | None:
+    """Who goes on with the next seed: the same process, or another one if that has ended; None if there is no seed."""
+    if hand.process.exitcode is not None:
+        return None if seed is None else _hire(seed, nodes)
+    hand.pipe.send(seed)
+    return None if seed is None else _Hand(hand.process, hand.pipe, seed)
 
 
 def _simulate(pipe: Any, nodes: int | None) -> None:
@@ -123,18 +105,15 @@ def _simulate(pipe: Any, nodes: int | None) -> None:
     simulate.prepare()
     pipe.send(READY)
     while (seed := pipe.recv()) is not None:
+        signal.setitimer(signal.ITIMER_REAL, HANGS)
         began = time.process_time()
         plan = draw(seed, nodes=nodes)
         result = simulate.simulate(plan)
-        pipe.send(
-            Outcome(
-                seed,
-                result.failure,
-                seconds=result.seconds,
-                cpu=time.process_time() - began,
-                switches=result.switches,
-                messages=len(plan.messages),
-                bodies=result.bodies,
-                counts=result.counts,
-            )
-        )
+        numbers = {
+            "seconds": result.seconds,
+            "cpu": time.process_time() - began,
+            "switches": result.switches,
+            "messages": len(plan.messages),
+            "bodies": result.bodies,
+        }
+        pipe.send(Outcome(seed, result.failure, numbers, result.counts))

@@ -39,11 +39,15 @@ def _task() -> Task | None:
     return task if task is not None and getcurrent() is task.greenlet else None
 
 
-def _process() -> Process:
+def _own_task() -> Task:
     task = _task()
     if task is None:
-        raise Deadlock("only a simulated process has that")
-    return task.process
+        raise Deadlock("only a simulated process has that, or can wait for it")
+    return task
+
+
+def _process() -> Process:
+    return _own_task().process
 
 
 class Lock:
@@ -65,9 +69,7 @@ class Lock:
         run = simulation()
         until = None if timeout < 0 else run.now + timeout
         while self._locked:
-            task = _task()
-            if task is None:
-                raise Deadlock("a lock is asked for outside of any task, and somebody has it")
+            task = _own_task()
             self._waiters.append(task)
             woken = False
             try:
@@ -86,9 +88,6 @@ class Lock:
         self._locked = False
         if self._waiters:
             simulation().wake(self._waiters.popleft())
-
-    def locked(self) -> bool:
-        return self._locked
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -153,9 +152,7 @@ class Condition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        task = _task()
-        if task is None:
-            raise Deadlock("a condition is waited for outside of any task")
+        task = _own_task()
         self._waiters.append(task)
         count = self._lock.let_go()
         try:
@@ -327,10 +324,6 @@ class local:
         local._turn(self)
         object.__setattr__(self, name, value)
 
-    def __delattr__(self, name: str) -> None:
-        local._turn(self)
-        object.__delattr__(self, name)
-
 
 class SimpleQueue:
     """`queue.SimpleQueue`."""
@@ -351,12 +344,6 @@ class SimpleQueue:
             if not self._items:
                 raise Empty
             return self._items.popleft()
-
-    def qsize(self) -> int:
-        return len(self._items)
-
-    def empty(self) -> bool:
-        return not self._items
 
 
 class finalize(weakref.finalize):  # type: ignore[type-arg]
@@ -484,12 +471,6 @@ class _Selector:
     def get_map(self) -> dict[int, selectors.SelectorKey]:
         return self._keys
 
-    def get_key(self, it: Any) -> selectors.SelectorKey:
-        try:
-            return next(key for key in self._keys.values() if key.fileobj is it)
-        except StopIteration:
-            raise KeyError(it) from None
-
     def close(self) -> None:
         self._keys.clear()
 
@@ -517,9 +498,7 @@ def wait_for(fds: list[int], timeout: float | None, is_there: Callable[[], bool]
     if is_there() or timeout == 0:
         return
     until = None if timeout is None else run.now + timeout
-    task = _task()
-    if task is None:
-        raise Deadlock("descriptors are waited for outside of any task")
+    task = _own_task()
     while not is_there():
         its = [it for fd in fds if (it := descriptors().get(fd)) is not None]
         for it in its:
@@ -648,7 +627,6 @@ MODULES: dict[str, ModuleType] = {
         time,
         time=_wall,
         monotonic=_clock,
-        perf_counter=_clock,
         clock_gettime=lambda _: _clock(),
         sleep=sleep,
     ),
@@ -667,7 +645,7 @@ MODULES: dict[str, ModuleType] = {
         urandom=_randbytes,
     ),
     "random": _module("random", random, SystemRandom=_Chance),
-    "secrets": _module("secrets", None, token_hex=lambda count=32: _randbytes(count).hex(), token_bytes=_randbytes),
+    "secrets": _module("secrets", None, token_hex=lambda count=32: _randbytes(count).hex()),
     "select": _module("select", select, poll=_Poll),
     "selectors": _module("selectors", selectors, DefaultSelector=_Selector),
     "signal": _module(

@@ -6,6 +6,7 @@ A function that returns False has struck nothing yet: it found nobody, or waits 
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import Any
 
 from tests.simulation import senders, ways
@@ -45,10 +46,6 @@ def _way(world: Any, fault: Fault) -> Link:
     return link
 
 
-def _is_there(process: Process | None) -> bool:
-    return process is not None and process.alive
-
-
 def _child_killed(world: Any, fault: Fault) -> bool:
     child = _child(world, fault)
     if child is not None:
@@ -61,18 +58,10 @@ def _killed_at_an_end(world: Any, fault: Fault) -> bool:
     return False
 
 
-def _worker_killed(world: Any, fault: Fault) -> bool:
-    worker = _worker(world, fault)
-    is_there = _is_there(worker.process)
-    worker.kill()
-    world.run.after(fault.seconds, worker.start)
-    return is_there
-
-
 def _ended(world: Any, fault: Fault) -> bool:
     """Shut it down with SIGTERM."""
     worker = _worker(world, fault)
-    if worker.process is None or not worker.process.alive:
+    if not worker.is_alive:
         return False
     # It may take its time to end: starting it earlier would be of no use.
     worker.process.at_end.append(lambda: world.run.after(fault.seconds, worker.start))
@@ -137,20 +126,17 @@ def _server_stalled(world: Any, fault: Fault) -> bool:
     return server.model is not None
 
 
-def _restarted(having: str) -> Any:
-    def befalls(world: Any, fault: Fault) -> bool:
-        server = _server(world, fault)
-        is_there = server.model is not None
-        server.crash()
-        world.run.after(fault.seconds, lambda: server.restart(having))
-        return is_there
-
-    return befalls
+def _restarted(world: Any, fault: Fault, *, having: str) -> bool:
+    server = _server(world, fault)
+    is_there = server.model is not None
+    server.crash()
+    world.run.after(fault.seconds, lambda: server.restart(having))
+    return is_there
 
 
 def _restarted_behind(world: Any, fault: Fault) -> None:
     _server(world, fault).host.wall -= 3600.0
-    _restarted("nothing")(world, fault)
+    _restarted(world, fault, having="nothing")
 
 
 def _failed_over(world: Any, fault: Fault) -> bool:
@@ -166,32 +152,26 @@ def _wakes_nobody(world: Any, fault: Fault) -> bool:
     return False
 
 
-def _cut(there: bool, back: bool) -> Any:
-    def befalls(world: Any, fault: Fault) -> None:
-        link = _way(world, fault)
-        link.cut_there, link.cut_back = there, back
-        world.run.after(fault.seconds, link.open)
-
-    return befalls
+def _cut(world: Any, fault: Fault, *, there: bool = False, back: bool = False) -> None:
+    link = _way(world, fault)
+    link.cut_there, link.cut_back = there, back
+    world.run.after(fault.seconds, link.open)
 
 
-def _cut_at_an_end(there: bool, back: bool) -> Any:
+def _cut_at_an_end(world: Any, fault: Fault, *, there: bool = False, back: bool = False) -> bool:
     """Cut the link between a host and a server when the next body on that host ends."""
 
-    def befalls(world: Any, fault: Fault) -> bool:
-        def cut(host: Any) -> Any:
-            world.run.strikes(fault.kind)
-            link = world.network.link(host.name, _server(world, fault).host.name)
-            link.troubled_until = max(link.troubled_until, world.run.now + fault.seconds)
-            link.cut_there, link.cut_back = there, back
-            world.ways_cut_at.append((world.run.now, fault.seconds))
-            world.run.note("is cut", f"there {there}, back {back}", by=host.name)
-            return link.open
+    def cut(host: Any) -> Any:
+        world.run.strikes(fault.kind)
+        link = world.network.link(host.name, _server(world, fault).host.name)
+        link.troubled_until = max(link.troubled_until, world.run.now + fault.seconds)
+        link.cut_there, link.cut_back = there, back
+        world.ways_cut_at.append((world.run.now, fault.seconds))
+        world.run.note("is cut", f"there {there}, back {back}", by=host.name)
+        return link.open
 
-        world.bodies.befalls.append((cut, fault.seconds))
-        return False
-
-    return befalls
+    world.bodies.befalls.append((cut, fault.seconds))
+    return False
 
 
 def _child_ended(world: Any, fault: Fault) -> bool:
@@ -231,14 +211,10 @@ def _slow(world: Any, fault: Fault) -> None:
     world.run.after(fault.seconds, fast)
 
 
-def _at_a_distance(share: float) -> Any:
+def _at_a_distance(world: Any, fault: Fault, *, share: float) -> None:
     """Let each message between a host and a server take up to this share of the plan's latency."""
-
-    def befalls(world: Any, fault: Fault) -> None:
-        link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
-        link.usual = link.delay = (0.0001, share * world.plan.latency)
-
-    return befalls
+    link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+    link.usual = link.delay = (0.0001, share * world.plan.latency)
 
 
 def _delivered_again(world: Any, fault: Fault) -> bool:
@@ -264,12 +240,9 @@ def _broker_deaf(world: Any, fault: Fault) -> None:
     world.broker.deaf_until = max(world.broker.deaf_until, world.run.now + fault.seconds)
 
 
-def _broker_is(name: str) -> Any:
-    def befalls(world: Any, fault: Fault) -> None:
-        setattr(world.broker, name, True)
-        world.run.after(fault.seconds, lambda: setattr(world.broker, name, False))
-
-    return befalls
+def _broker_is(world: Any, fault: Fault, *, name: str) -> None:
+    setattr(world.broker, name, True)
+    world.run.after(fault.seconds, lambda: setattr(world.broker, name, False))
 
 
 def _pids_come_again(world: Any, _: Fault) -> None:
@@ -279,15 +252,15 @@ def _pids_come_again(world: Any, _: Fault) -> None:
 BY_KIND: dict[str, Any] = {
     "child killed": _child_killed,
     "child killed at an end": _killed_at_an_end,
-    "worker killed": _worker_killed,
+    "worker killed": lambda world, fault: _worker(world, fault).kill_for(fault.seconds),
     "worker ended": _ended,
     "child stopped": _child_stopped,
     "worker stopped": _worker_stopped,
     "host suspended": _host_suspended,
     "wall clock set": _wall_clock_set,
     "server stalled": _server_stalled,
-    "server restarted": _restarted("all"),
-    "server restarted empty": _restarted("nothing"),
+    "server restarted": partial(_restarted, having="all"),
+    "server restarted empty": partial(_restarted, having="nothing"),
     "server flushed": lambda world, fault: _server(world, fault).flush(),
     "failed over": _failed_over,
     "replica cut": lambda world, fault: _server(world, fault).replica.cut(fault.seconds),
@@ -295,15 +268,15 @@ BY_KIND: dict[str, Any] = {
     "wake-ups lost": _wakes_nobody,
     "woken in vain": lambda world, fault: _server(world, fault).wake_all(),
     "connections closed": lambda world, fault: _server(world, fault).close_connections(),
-    "cut there": _cut(True, False),
-    "cut back": _cut(False, True),
-    "cut": _cut(True, True),
+    "cut there": partial(_cut, there=True),
+    "cut back": partial(_cut, back=True),
+    "cut": partial(_cut, there=True, back=True),
     "slow": _slow,
-    "near": _at_a_distance(0.1),
-    "far": _at_a_distance(1.0),
-    "cut at an end": _cut_at_an_end(True, True),
-    "cut there at an end": _cut_at_an_end(True, False),
-    "cut back at an end": _cut_at_an_end(False, True),
+    "near": partial(_at_a_distance, share=0.1),
+    "far": partial(_at_a_distance, share=1.0),
+    "cut at an end": partial(_cut_at_an_end, there=True, back=True),
+    "cut there at an end": partial(_cut_at_an_end, there=True),
+    "cut back at an end": partial(_cut_at_an_end, back=True),
     "child killed by SIGTERM": _child_ended,
     "results slow": _results_slow,
     "beat killed as it sends": _beat_killed_as_it_sends,
@@ -312,16 +285,16 @@ BY_KIND: dict[str, Any] = {
     "acknowledgement lost": _acknowledgement_lost,
     "broker cut": _broker_cut,
     "broker deaf": _broker_deaf,
-    "out of order": _broker_is("shuffle"),
+    "out of order": partial(_broker_is, name="shuffle"),
     "beat ended": _ended,
-    "broker refuses": _broker_is("refuses"),
+    "broker refuses": partial(_broker_is, name="refuses"),
     "pids come again": _pids_come_again,
 }
 BY_KIND |= ways.BY_KIND | senders.BY_KIND
 
 #: What the guarantees do not allow: only plans of `beyond` have it.
 _BEYOND: dict[str, Any] = {
-    "server restarted with older data": _restarted("saved"),
+    "server restarted with older data": partial(_restarted, having="saved"),
     "server restarted empty and behind": _restarted_behind,
     "key evicted": lambda world, fault: _server(world, fault).evict(),
 }

@@ -19,11 +19,8 @@ class Outcome:
 
     seed: int
     failure: str | None
-    seconds: float = 0.0
-    cpu: float = 0.0
-    switches: int = 0
-    messages: int = 0
-    bodies: int = 0
+    #: What is added up: seconds of the simulation and of the processor, messages, bodies, turns of a thread.
+    numbers: Mapping[str, float] = field(default_factory=dict)
     #: See `simulate.Result`.
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -41,11 +38,7 @@ class Figures:
     """The figures of all simulations so far."""
 
     seeds: int = 0
-    seconds: float = 0.0
-    cpu: float = 0.0
-    switches: int = 0
-    messages: int = 0
-    bodies: int = 0
+    numbers: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: Counts = field(default_factory=Counts)
     failures: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     #: Real time, from the campaign.
@@ -54,11 +47,8 @@ class Figures:
 
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
-        self.seconds += outcome.seconds
-        self.cpu += outcome.cpu
-        self.switches += outcome.switches
-        self.messages += outcome.messages
-        self.bodies += outcome.bodies
+        for name, number in outcome.numbers.items():
+            self.numbers[name] += number
         self.counts.add(outcome.counts)
         if outcome.failure is not None:
             self.failures[kind_of(outcome.failure)].append(outcome.seed)
@@ -76,15 +66,15 @@ class Figures:
         per_core = self.seeds / self.minutes / self.jobs if self.minutes else 0.0
         return [
             ("seeds", f"{self.seeds:,}"),
-            ("simulated hours", f"{self.seconds / 3600:,.1f}"),
-            ("messages", f"{self.messages:,}"),
-            ("bodies that began", f"{self.bodies:,}"),
-            ("turns of a thread", f"{self.switches:,}"),
+            ("simulated hours", f"{self.numbers['seconds'] / 3600:,.1f}"),
+            ("messages", f"{self.numbers['messages']:,.0f}"),
+            ("bodies that began", f"{self.numbers['bodies']:,.0f}"),
+            ("turns of a thread", f"{self.numbers['switches']:,.0f}"),
             ("faults", f"{self.faults.total():,}"),
             ("seeds that failed", f"{self.failed:,}"),
             ("minutes", f"{self.minutes:,.1f}"),
             ("seeds per minute and process", f"{per_core:,.0f}"),
-            ("CPU of a seed, ms", f"{1000 * self.cpu / max(self.seeds, 1):,.1f}"),
+            ("CPU of a seed, ms", f"{1000 * self.numbers['cpu'] / max(self.seeds, 1):,.1f}"),
         ]
 
     def text(self) -> str:

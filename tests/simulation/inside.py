@@ -33,8 +33,18 @@ from tests.simulation.scheduler import active
 Part = TypeVar("Part")
 
 #: For the checkers. A node of a Redlock that did not answer is left alone for `PAUSE_OF_NODE`.
-__all__ = ("MAX_PAUSE", "MEMORY_TTL", "PAUSE_OF_NODE", "SLICE", "SOON", "UNCONFIRMED_TTL", "WAKE_TTL")
-__all__ += ("MAX_PASSED_ON", "REFRESH", "ms")
+__all__ = (
+    "MAX_PASSED_ON",
+    "MAX_PAUSE",
+    "MEMORY_TTL",
+    "PAUSE_OF_NODE",
+    "REFRESH",
+    "SLICE",
+    "SOON",
+    "UNCONFIRMED_TTL",
+    "WAKE_TTL",
+    "ms",
+)
 
 #: The bytes of a message in a list of ended messages, and of its name in them.
 NOTED, NAMED = 12, 8
@@ -420,8 +430,10 @@ def repeated_by(process: Any) -> list[tuple[str, str, str]]:
 
 
 #: The modules that each process needs; they import the others.
-NEEDED = ("", "worker.bootstep", "worker.request", "task.singleton_task", "task.settling", "beat.scheduler", "lock")
-NEEDED += ("stores.redis.store", "stores.redis.redlock", "stores.redis.cluster", "stores.redis.address")
+NEEDED = (
+    *("", "worker.bootstep", "worker.request", "task.singleton_task", "task.settling", "beat.scheduler", "lock"),
+    *("stores.redis.store", "stores.redis.redlock", "stores.redis.cluster", "stores.redis.address"),
+)
 
 #: What is the same in each process, and takes thousands of statements to make, in which nothing can happen.
 TABLES = ("_changes", "_steps")
@@ -641,8 +653,3 @@ def looks(put_back: PutBack) -> bool:
 def has_ended(values: Sequence[tuple[str, bytes]], task_id: str) -> bool:
     """Whether one of these keys is the record of how an attempt of the message has ended."""
     return any(f":done:{task_id}:" in key for key, _ in values)
-
-
-def hold_key(lock: str) -> str:
-    """The key of the hold of a lock that one may have at a time."""
-    return str(keyspace.run_key(lock, 0))

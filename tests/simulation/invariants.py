@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,6 @@ from celery import states
 
 from tests.simulation import apps, holds, inside, trouble
 from tests.simulation.inside import SLICE
-from tests.simulation.leftovers import Leftovers
 from tests.simulation.scheduler import Process
 
 #: Seconds of the simulation between two looks at the servers' data.
@@ -52,8 +51,8 @@ class Invariants:
         self._next_look = 0.0
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
-        self._dead_since: dict[int, float] = {}
-        self._leftovers = Leftovers(world)
+        #: Holds that had ended when a replica took the server's place that did not know it: their keys and owners.
+        self._brought_back: set[tuple[str, str]] = set()
         #: Free locks that some node could not grant. Nobody notices when a node can again.
         self._free_on_some: set[Any] = set()
         #: Records as last seen, by key: their text and their meaning.
@@ -76,22 +75,12 @@ class Invariants:
         self._next_look = self.run.now + OFTEN
         if len(self.world.servers) == 1:
             self._look_at_records(self.world.servers[0].living_values())
-        for process in self.run.processes:
-            if not process.alive:
-                self._dead_since.setdefault(process.pid, self.run.now)
         held = holds.on_most(self.world.servers)
         for server in self.world.servers if held else ():
             endless = server.without_end("run")
             self.run.must(endless is None, "the hold {} on {} has no time to live", endless, server.host.name)
             holds.must_not_be_given_up(self.run, server)
-        now: set[Any] = set()
-        if held:
-            now |= {("dead", *it) for it in self._left_behind(held)}
-            now |= {("left", *it) for it in self._left_on_a_host(held)}
-            now |= {("kept", *it) for it in self._kept(held)}
-            now |= {("ended", *it) for it in self._not_freed(held)}
-            now |= {("idle", *it) for it in self._idle(held)}
-        now |= {("free", *it) for it in self._missed(held)}
+        now = {*self._of_holds(held), *(("free", *it) for it in self._missed(held))}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         self._free_on_some &= now
         for it, since in self._since.items():
@@ -126,7 +115,7 @@ class Invariants:
         was_settled = was_settled and self.world.plan.replicas is None
         # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
         newest = self.world.newest
-        is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
+        is_one = is_one and not (newest is not None and number in newest.superseded and self._was_silent())
         # Or it is refused; whether its process could know of that end is looked at when its own end is stored.
         is_one = is_one and not self.world.bodies.is_heard_of_late(*attempt)
         if self._is_of_another_run(key, known, state, settled):
@@ -149,12 +138,14 @@ class Invariants:
         An end that was reported to nobody may be forgotten: it counts once replicas have it. The note that everything
         after a message was sent does not wait for replicas.
         """
-        there = model.dataset.database(0).values
+        there = model.dataset.values
         for key in [key for key in self._ended if key.encode() not in there]:
             ended, (state, _) = _attempt_at(key), self._ended[key]
             if state not in self.world.ends.get(f"m{ended[0]}", ()):
                 del self._ended[key], self._records[key]
                 self.world.bodies.unknown.add(ended)
+        values = [(key.decode(), value) for key, value in there.items() if isinstance(value, bytes)]
+        self._brought_back |= _holds_in(values) - _holds_in(server.last_values())
         for key, value in server.last_values():
             kept, attempt = there.get(key.encode()), inside.attempt_of(key)
             if attempt is not None and inside.record_of(value).is_settled:
@@ -238,7 +229,7 @@ class Invariants:
             if server.model is None or not server.model._waiting:
                 continue
             values = dict(server.living_values())
-            for (_, key), blocked in server.model._waiting.items():
+            for key, blocked in server.model._waiting.items():
                 lock, sessions = inside.lock_of(key.decode()), _in_slots(blocked)
                 is_lock = "shop.two" not in lock and key.endswith(inside.WAKE)
                 grants = self._grant(run := inside.of_lock(lock))
@@ -255,10 +246,22 @@ class Invariants:
         kind, *what = it
         if kind == "kept" and not what[-1]:
             return float("inf")
-        is_left = kind == "dead" and self._leftovers.has(*what)
+        is_left = kind == "dead" and self._may_be_left(*what)
         # What was given up is back if a replica takes over that has missed it: nobody waits until replicas have that.
         is_back = kind == "idle" and any(server.replica and server.replica.missed for server in self.world.servers)
         return AT_ONCE[kind] + (self.world.plan.ttl if is_left or is_back else 0.0)
+
+    @trouble.excuse
+    def _may_be_left(self, key: str, pid: int, owner: str) -> bool:
+        """Whether this hold of a dead child may last for its ttl, as the guarantees say; its owner begins like that.
+
+        It came back with a replica; or the child has given this owner up, or freed its hold, and died before the server
+        answered that: its main process frees what the last delivery has asked for last, and knows nothing before that.
+        """
+        if (key, owner) in self._brought_back or len(self.world.servers) > 1:
+            return (key, owner) in self._brought_back
+        (dead,) = [process for process in self.run.processes if process.pid == pid]
+        return any(call_owner.startswith(owner) for *_, call_owner in inside.repeated_by(dead))
 
     @trouble.excuse
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
@@ -285,66 +288,35 @@ class Invariants:
             for server in self.world.servers
         )
 
-    def _not_freed(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds whose body has ended in a process that is well."""
-        ended = self.world.bodies.owners_ended
-        return {
-            (key, process.pid, holds.stem(value))
-            for key, value in held.items()
-            if (process := ended.get(holds.stem(value))) is not None and process.alive and process.runs
-        }
-
-    def _idle(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of processes that are well, without a running body."""
-        bodies = self.world.bodies
-        busy = {inside.stem(body.lease.owner) for running in bodies.running.values() for body in running}
-        living = {process.pid for process in self.run.processes if process.alive and process.runs}
-        return {
-            (key, pid, holds.stem(value))
-            for key, value in held.items()
-            if (pid := holds.pid_in(value)) in living and holds.stem(value) not in busy
-        }
-
-    def _left_behind(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of dead processes that a living process knows."""
-        found = set()
+    def _of_holds(self, held: dict[str, bytes]) -> Iterator[tuple[Any, ...]]:
+        """The states of holds that must not last."""
+        processes, ended_in = {it.pid: it for it in self.run.processes}, self.world.bodies.owners_ended
+        busy = {inside.stem(lease.owner) for _, lease in self.world.leases()}
+        ended = {inside.attempt_of(key) for key, _ in self.world.servers[0].living_values()}
         for key, value in held.items():
-            pid = holds.pid_in(value)
-            if pid in self._dead_since and self._knows(pid):
-                found.add((key, pid, holds.stem(value)))
-        return found
-
-    def _left_on_a_host(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of dead processes for which a waiter on the same host looks every second."""
-        found = set()
-        for key, value in held.items():
-            pid = holds.pid_in(value)
-            if pid not in self._dead_since:
-                continue
-            (dead,) = [process for process in self.run.processes if process.pid == pid]
-            wake = inside.of_lock(inside.lock_of(key), "wake").encode()
-            for server in self.world.servers:
-                sessions = _in_slots(server.model._waiting.get((0, wake), ())) if server.model is not None else ()
-                if any(session.address.startswith(f"{dead.host.name}:") for session in sessions):
-                    found.add((key, pid, holds.stem(value)))
-        return found
-
-    def _kept(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds kept for an attempt, and whether it already has an end, so that it never comes."""
-        found = set()
-        for key, value in held.items():
-            hold = inside.hold_of(value)
+            hold, stem = inside.hold_of(value), holds.stem(value)
+            holder, process = processes.get(hold.pid), ended_in.get(stem)
+            if holder is not None and not holder.alive:
+                # Its main process knows that it is dead.
+                if holder.parent is not None and holder.parent.is_well:
+                    yield "dead", key, hold.pid, stem
+                if self._is_waited_for_beside(holder, key):
+                    yield "left", key, hold.pid, stem
             if "shop.keeps" in key and hold.is_kept:
-                attempt, values = (hold.task_id, hold.retries), self.world.servers[0].living_values()
-                is_done = attempt in {inside.attempt_of(key) for key, _ in values}
-                found.add((key, f"for {hold.task_id}.{hold.retries}", is_done))
-        return found
+                # And whether the attempt for which it is kept has an end, so that it never comes.
+                attempt = hold.task_id, hold.retries
+                yield "kept", key, f"for {hold.task_id}.{hold.retries}", attempt in ended
+            if process is not None and process.is_well:
+                yield "ended", key, process.pid, stem
+            if holder is not None and holder.is_well and stem not in busy:
+                yield "idle", key, hold.pid, stem
 
-    def _knows(self, pid: int) -> bool:
-        """Whether the main process of a dead child is alive."""
-        (dead,) = [process for process in self.run.processes if process.pid == pid]
-        parent: Process | None = dead.parent
-        return parent is not None and parent.alive and parent.runs
+    def _is_waited_for_beside(self, dead: Process, key: str) -> bool:
+        """Whether a process on its host waits for the lock, and so looks every second."""
+        wake = inside.of_lock(inside.lock_of(key), "wake").encode()
+        models = (server.model for server in self.world.servers if server.model is not None)
+        waiting = (session for model in models for session in _in_slots(model._waiting.get(wake, ())))
+        return any(session.address.startswith(f"{dead.host.name}:") for session in waiting)
 
     def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:
         """Check that most servers know its end and, if `is_settled`, that everything after it was sent."""
@@ -371,6 +343,10 @@ def _attempt_at(key: str) -> tuple[int, int]:
     attempt = inside.attempt_of(key)
     assert attempt is not None
     return int(attempt[0][1:]), attempt[1]
+
+
+def _holds_in(values: Iterable[tuple[str, bytes]]) -> set[tuple[str, str]]:
+    return {(key, holds.stem(value)) for key, value in values if inside.part_of(key) == "run"}
 
 
 def _in_slots(blocked: Iterable[Any]) -> list[Any]:

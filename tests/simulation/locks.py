@@ -133,7 +133,6 @@ class LocksChecker:
             self.run.park(max(use.at - self.run.now, 0.0))
             # A use that its process has begun ends with the process.
             self._began.add(use.number)
-            assert program.process is not None
             turn = Turn(use, program.process, self.run.now)
             self._under_way.append(turn)
             program.process.at_end.append(lambda turn=turn: self._is_over(turn))  # type: ignore[misc]

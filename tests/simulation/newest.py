@@ -37,7 +37,7 @@ class Newest:
     #: By task and key: the messages with the numbers that the server gave them first, and when.
     _order: dict[str, dict[int, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
     #: By superseded message: when the first end was stored that says so.
-    _superseded: dict[int, float] = field(default_factory=dict)
+    superseded: dict[int, float] = field(default_factory=dict)
     _next_look: float = 0.0
 
     def __post_init__(self) -> None:
@@ -54,13 +54,9 @@ class Newest:
         """
         self._look_at_orders()
         jobs = {job for job, of in self._jobs_of_locks() if of == key}
-        if any(at >= since and self._job_of(number) in jobs for number, at in self._superseded.items()):
+        if any(at >= since and self._job_of(number) in jobs for number, at in self.superseded.items()):
             return True
         return any(at >= since for job in jobs for _, at in self._order[job].values())
-
-    def was_superseded(self, number: int) -> bool:
-        """Whether it has ended because a newer one has come."""
-        return number in self._superseded
 
     def order_of(self, number: int) -> dict[int, tuple[float, float]]:
         """The messages of the job of this one with their numbers, and when they came."""
@@ -70,12 +66,12 @@ class Newest:
     def note_end(self, task_id: str, state: str, result: Any) -> None:
         """A final state is stored."""
         number = number_of(task_id)
-        if number is None or not self._is_superseded(result):
+        if number is None or not (isinstance(result, Mapping) and result.get("exc_type") == "LockSuperseded"):
             return
         must = self.run.must
         must(state == states.REVOKED, "message {} is superseded, and ends as {}", number, state)
         self._look_at_orders()
-        self._superseded.setdefault(number, self.run.now)
+        self.superseded.setdefault(number, self.run.now)
         job = self._job_of(number)
         if job is None:
             return
@@ -92,7 +88,7 @@ class Newest:
         if not self._is_of_use or not isinstance(body.number, int):
             return
         must, number = self.run.must, body.number
-        must(number not in self._superseded, "message {} runs, and was superseded before", number)
+        must(number not in self.superseded, "message {} runs, and was superseded before", number)
         self._look_at_orders()
         order = self._order[body.key]
         must(number in order, "message {} runs, and has no place in the order of its key", number)
@@ -112,9 +108,8 @@ class Newest:
             return
         self._next_look = self.run.now + OFTEN
         self._look_at_orders()
-        for running in self.world.bodies.running.values():
-            for body in running:
-                self._is_stopped(body, trouble_ends)
+        for body in self.world.bodies.each():
+            self._is_stopped(body, trouble_ends)
 
     def _look_at_line(self, trouble_ends: float) -> None:
         """Each time: they leave it within milliseconds."""
@@ -137,7 +132,7 @@ class Newest:
             return
         own, _ = order[body.number]
         newer = [at for place, at in order.values() if place > own]
-        if not newer or not (body.process.alive and body.process.runs):
+        if not newer or not body.process.is_well:
             return
         since = max(min(newer), body.began, trouble_ends, body.process.frozen_until)
         seconds, longest = self.run.now - since, body.lease.ttl / 3 + STOPPED + 20 * self.world.plan.latency
@@ -148,7 +143,7 @@ class Newest:
         """Check that the newest message of each key was not superseded."""
         for order in self._order.values():
             newest = max(order, key=lambda number: order[number][0])
-            is_there = newest not in self._superseded
+            is_there = newest not in self.superseded
             self.run.must(is_there, "message {} is the newest, and was superseded", newest)
 
     def _newer_came_at(self, copy: Any) -> float | None:
@@ -188,7 +183,7 @@ class Newest:
         earlier = [(place, number) for number, (place, came) in self._order[job].items() if came < at]
         _, before = max(earlier, default=(0.0, -1))
         bodies = self.world.bodies
-        runs = [(body, at) for running in bodies.running.values() for body in running]
+        runs = [(body, at) for body in bodies.each()]
         runs += bodies.ended.values()
         mine = [(body.began, ended) for body, ended in runs if body.number == before]
         if mine and apps.TASKS[job.partition(":")[0]].get("lock_retain_on_retry"):
@@ -207,10 +202,6 @@ class Newest:
         if message is None or message.task not in apps.NEWEST:
             return None
         return f"{message.task}:{message.key}"
-
-    @staticmethod
-    def _is_superseded(result: Any) -> bool:
-        return isinstance(result, Mapping) and result.get("exc_type") == "LockSuperseded"
 
     def _look_at_orders(self) -> None:
         """Note the messages that have come."""

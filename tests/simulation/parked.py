@@ -28,8 +28,10 @@ SOME = 20
 HELD, DIFFER = 60.0, 5.0
 
 #: Faults that delay no message in line.
-HARMLESS = (*trouble.HARMLESS, "worker ended", "woken in vain")
-HARMLESS = (*HARMLESS, "child killed", "child killed at an end", "child killed by SIGTERM")
+HARMLESS = (
+    *(*trouble.HARMLESS, "worker ended", "woken in vain"),
+    *("child killed", "child killed at an end", "child killed by SIGTERM"),
+)
 
 
 #: Faults that cause several copies of one message.
@@ -82,9 +84,8 @@ class Parked:
         self._woken_by: dict[tuple[Process, str], tuple[Any, float]] = {}
         #: Called when a copy begins, with its request.
         self.on_begin: list[Callable[[Any], None]] = []
-        #: How often a copy was started, by key; and how many were woken, for the figures.
+        #: How often a copy was started, by key.
         self._begun: Counter[str] = Counter()
-        self.woken = 0
         #: By main process, and id of a message: the lock for which its copy waited in line there. If it does not come
         #: back to that line, it wakes the next one, whoever has the lock. And, by lock, when a message last left.
         self._called: dict[tuple[Process, str], str] = {}
@@ -227,7 +228,6 @@ class Parked:
             self._called[copy.process, request.id] = copy.key
         if worker.host.clock(self.run.now) >= copy.due:
             return
-        self.woken += 1
         self._under_way[request.id] = copy, self.run.now
         self._called[copy.process, request.id] = copy.key
         if _looks_first(request):
@@ -413,8 +413,7 @@ class Parked:
 
 def _looks_first(request: Any) -> bool:
     """Whether the copy has joined or follows another message."""
-    put_back = inside.put_back_of(request.message.headers)
-    return put_back.joins is not None or put_back.leader is not None
+    return inside.looks(inside.put_back_of(request.message.headers))
 
 
 def _is_one_of_many(request: Any) -> bool:

@@ -31,13 +31,18 @@ NEARLY = 0.6
 #: Seconds of a body after which the lock of a message acknowledged early ends with its process.
 BEGUN = inside.SOON + 0.6
 
+#: The hold of a lock that nobody has.
+NOBODY = "", 0.0, b""
+
 #: Number of network messages to a lock server and back that this takes, if these are slow.
 SOME = 10
 
 #: Faults that delay no send, confirmation or release.
-HARMLESS = (*trouble.BRIEF, "sending refused", "sending unheard", "sending slow", "queue purged", "message lost")
-HARMLESS = (*HARMLESS, "revoked", "sender dies", "sender dies before it sends", "sender dies as it has sent")
-HARMLESS = (*HARMLESS, "child killed at a start", "worker killed at a start")
+HARMLESS = (
+    *(*trouble.BRIEF, "sending refused", "sending unheard", "sending slow", "queue purged", "message lost", "revoked"),
+    *("sender dies", "sender dies before it sends", "sender dies as it has sent"),
+    *("child killed at a start", "worker killed at a start"),
+)
 
 
 @dataclass(eq=False)
@@ -154,13 +159,13 @@ class Queued:
 
     def lock_of(self, task_id: str) -> inside.QueueLock | None:
         """The lock of a message that was sent, as its header names it."""
-        return claim.lock if (claim := self._claim_of(task_id)) is not None else None
+        return claim.lock if (claim := self.claim_of(task_id)) is not None else None
 
     def returns(self, call: Call) -> None:
         """The message was sent, as far as its sender knows."""
         must, number = self.run.must, call.message.number
         must(call.is_sent, "message {} is sent, as its caller is told, and the broker has nothing", number)
-        claim = self._claim_of(call.task_id)
+        claim = self.claim_of(call.task_id)
         if claim is not None:
             claim.is_sure = True
             if claim.scope != "until_expired":
@@ -175,7 +180,7 @@ class Queued:
         if call.message.task != "shop.strict":
             is_other = type(error).__name__ != "LockUnavailable"
             self.run.must(is_other, "message {} is not sent, and its task says to send it", call.message.number)
-        if (claim := self._claim_of(call.task_id)) is not None:
+        if (claim := self.claim_of(call.task_id)) is not None:
             claim.over_at = claim.over_at or self.run.now
 
     def is_skipped(self, call: Call, result: Any) -> None:
@@ -299,7 +304,7 @@ class Queued:
 
     def _counts_its_countdown(self, claim: Claim, message: Message, is_first: bool) -> None:
         """Check that a configured bound counts from when the message is due."""
-        longest, words = self.world.plan.queue_ttl, dict(word.partition("=")[::2] for word in message.sent.split())
+        longest, words = self.world.plan.queue_ttl, apps.words_of(message.sent)
         if not is_first or longest is None or claim.scope == "until_expired":
             return
         is_right = abs(claim.seconds - longest - float(words.get("countdown", 0))) <= NEARLY
@@ -311,7 +316,7 @@ class Queued:
 
         A lock that is not confirmed yet may have expired by then if sending takes long. Somebody may have cleared it.
         """
-        stem, _ = self._hold(claim.key)
+        stem = self.has(claim.key)
         is_in_time = self.run.now - began < min(UNCONFIRMED_TTL, claim.seconds) - NEARLY
         if not is_in_time or self._forgot_at >= began:
             return
@@ -319,7 +324,7 @@ class Queued:
             self.run.must(stem == claim.stem, "message {} is sent, and its lock is not its", claim.task_id)
         for other in self.claims.values():
             if other.key == claim.key and other is not claim:
-                is_free = other.stem != stem or not self._waits(other)
+                is_free = other.stem != stem or not self.waits(other)
                 self.run.must(is_free, "message {} is sent, while {} waits", claim.task_id, other.task_id)
 
     def _received(self, process: Process, headers: Any) -> None:
@@ -343,8 +348,7 @@ class Queued:
     def _body_ends(self, body: Running, request: Any) -> None:
         claim = self._brought_by(request)
         _, message = self.world.sent[body.number]
-        retries = dict(word.partition("=")[::2] for word in message.words.split()).get("retries", "0")
-        if claim is not None and body.attempt >= int(retries):
+        if claim is not None and body.attempt >= int(apps.words_of(message.words).get("retries", "0")):
             claim.is_ending = True
 
     def _kill(self, process: Process, of: str) -> None:
@@ -382,7 +386,7 @@ class Queued:
             else:
                 self._lasts_as_long(claim, ends_at)
         for claim in self.claims.values():
-            stem, ends_at, _ = found.get(claim.key, ("", 0.0, b""))
+            stem, ends_at, _ = found.get(claim.key, NOBODY)
             if claim.scope == "until_expired":
                 self._lasts_for_its_time(claim, stem)
             else:
@@ -406,7 +410,7 @@ class Queued:
             self._ends_with_its_process(claim, ends_at)
             return
         claim.ends_at = 0.0
-        if not self._waits(claim):
+        if not self.waits(claim):
             claim.gone_at = None
         elif was and now < was - NEARLY:
             claim.gone_at = now
@@ -460,7 +464,7 @@ class Queued:
             if call.failed_at is None or self._may_last(call.failed_at, self.run.now):
                 continue
             # The broker may have the message all the same, and its other locks end with it.
-            claim = self._claim_of(task_id)
+            claim = self.claim_of(task_id)
             is_open = claim is not None and claim.scope != "until_expired"
             if not (is_open or self._is_excused(call.failed_at - SOON_SAID)):
                 is_held = task_id in ids if claim is None else claim.stem in stems
@@ -479,19 +483,17 @@ class Queued:
         """Whether its body runs in a process that is well and could renew."""
         if claim.scope != "until_executed" or claim.is_void or claim.is_ending or claim.over_at is not None:
             return False
-        running = [body for bodies in self.world.bodies.running.values() for body in bodies]
-        bodies = [body for body in running if f"m{body.number}" == claim.task_id]
-        well = [body for body in bodies if body.process.alive and body.process.runs]
+        well = [it for it in self.world.bodies.each() if f"m{it.number}" == claim.task_id and it.process.is_well]
         return any(self.run.now - body.began > AT_ONCE and not self._is_excused(body.began - 1.0) for body in well)
 
     def _are_confirmed(self, found: dict[str, tuple[str, float, bytes]]) -> None:
         due = [it for it in self._confirmed if it[0] <= self.run.now]
         self._confirmed = [it for it in self._confirmed if it[0] > self.run.now]
         for _, since, seconds, process, claim in due:
-            stem, ends_at, _ = found.get(claim.key, ("", 0.0, b""))
+            stem, ends_at, _ = found.get(claim.key, NOBODY)
             seconds = min(seconds, claim.least)  # A retry that was sent meanwhile may need it for less.
             is_well = process.alive and process.runs and not self._is_excused(since - 1.0)
-            waits = claim.task_id in self.world.broker.ids() and self._waits(claim)
+            waits = claim.task_id in self.world.broker.ids() and self.waits(claim)
             if not (is_well and waits) or self._forgot(claim.sent_at) or self._is_begun(claim):
                 continue
             if stem == claim.stem:
@@ -509,7 +511,7 @@ class Queued:
         """Whether a process may have turned the hold into a lease."""
         return not claim.is_late and (claim.begun_at is not None or claim.task_id not in self.world.broker.ids())
 
-    def _waits(self, claim: Claim) -> bool:
+    def waits(self, claim: Claim) -> bool:
         """Whether it certainly needs its lock."""
         is_open = claim.over_at is None and not (claim.is_ending or claim.is_void)
         is_sent = claim.is_sure or (not claim.sender.alive and claim.task_id not in self.entrance.unheard)
@@ -524,8 +526,7 @@ class Queued:
         return self._forgot(claim.gone_at or 0.0) or (kills and is_at_start)
 
     def _runs(self, task_id: str) -> bool:
-        running = (body for bodies in self.world.bodies.running.values() for body in bodies)
-        return any(f"m{body.number}" == task_id for body in running)
+        return any(f"m{body.number}" == task_id for body in self.world.bodies.each())
 
     def awaits_an_end(self) -> bool:
         """Whether a lock without a message expires within half a minute."""
@@ -562,22 +563,23 @@ class Queued:
             if inside.OF_QUEUE in key and inside.part_of(key) == "run" and ends_at is not None
         }
 
-    def _hold(self, key: str) -> tuple[str, float]:
-        stem, ends_at, _ = self._found().get(key, ("", 0.0, b""))
-        return stem, ends_at
+    def has(self, key: str) -> str:
+        """Who has this lock: the beginning of the owner of its hold."""
+        stem, _, _ = self._found().get(key, NOBODY)
+        return stem
 
     def _brought_by(self, request: Any) -> Claim | None:
         if (lock := inside.lock_in(vars(request))) is None:
             return None
         claim = self.claims.get(stem := inside.stem(lock.owner))
-        if claim is None and self._hold(inside.of_lock(lock.key))[0] == stem:
+        if claim is None and self.has(inside.of_lock(lock.key)) == stem:
             claim = self._leads(stem)
         return claim if claim is not None and claim.task_id == request.id else None
 
     def _claims_of(self, task_id: str) -> list[Claim]:
         return [claim for claim in self.claims.values() if claim.task_id == task_id and claim.scope != "until_expired"]
 
-    def _claim_of(self, task_id: str) -> Claim | None:
+    def claim_of(self, task_id: str) -> Claim | None:
         return next((claim for claim in self.claims.values() if claim.task_id == task_id), None)
 
     def _may_last(self, over: float, at: float) -> bool:

@@ -28,8 +28,10 @@ _PACKAGE = "celery_singleton_lock"
 _NEW = "_renamed"
 
 #: The plans that are simulated, by kind and seed: together they carry each part of a header, and of a key.
-PLANS = (("tasks", 0), ("sent", 0), ("joined", 21), ("newest", 1), ("follows", 0), ("beats", 2), ("nodes", 0))
-PLANS += (("lines", 66), ("lines", 6003), ("tasks", 3624))
+PLANS = (
+    *(("tasks", 0), ("sent", 0), ("joined", 21), ("newest", 1), ("follows", 0), ("beats", 2), ("nodes", 0)),
+    *(("lines", 66), ("lines", 6003), ("tasks", 3624)),
+)
 
 #: Where lists in a header are written and read.
 _LISTS = {

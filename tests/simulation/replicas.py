@@ -62,7 +62,7 @@ class Replica:
             self._held_up.append(lambda: self._follow(model))
         elif self.server.model is model:
             self._followed = model
-            self._data = model.copy_dataset()
+            self._data = model.dataset.copy()
             model.on_write = lambda offset, changes: self._written(model, offset, changes)
             self._acknowledge(model, model.offset)
 

@@ -49,7 +49,7 @@ class Reserved:
 
     def _waits_for_older(self, copy: Any, held: dict[str, bytes]) -> int | None:
         """The number of the message in line, if it is the newest, and its lock is kept for another one."""
-        number, value = number_of(copy.request.id), held.get(inside.hold_key(copy.key))
+        number, value = number_of(copy.request.id), held.get(inside.of_lock(copy.key))
         if number is None or value is None or holds.pid_in(value) or not self.world.parked.has_room(copy):
             return None
         if apps.TASKS[copy.request.task.name]["on_conflict"] != "replace":

@@ -16,7 +16,6 @@ FORGOTTEN = 0.3
 class Backend(KeyValueStoreBackend):
     """A backend in the memory of the simulation, for all processes."""
 
-    implements_incr = True
     supports_native_join = False
     persistent = False
 
@@ -31,21 +30,8 @@ class Backend(KeyValueStoreBackend):
     def get(self, key: Any) -> Any:
         return self._content.get(_text(key))
 
-    def mget(self, keys: Any) -> list[Any]:
-        return [self._content.get(_text(key)) for key in keys]
-
     def set(self, key: Any, value: Any) -> None:
         self._content[_text(key)] = value
-
-    def delete(self, key: Any) -> None:
-        self._content.pop(_text(key), None)
-
-    def incr(self, key: Any) -> int:
-        self._content[_text(key)] = count = int(self._content.get(_text(key), 0)) + 1
-        return count
-
-    def expire(self, key: Any, value: Any) -> bool:
-        return True
 
     def as_uri(self, include_password: bool = True) -> str:
         return "simulated://"

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 from tests.simulation import found, loading
+from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.plan import Plan, draw
 from tests.simulation.scheduler import Simulation
 from tests.simulation.shrinking import shrink
@@ -64,14 +65,7 @@ def mutant(file: str, old: str, new: str, seeds: str) -> dict[str, object]:
 
     A plan that is small by chance is skipped: nothing can be taken from it.
     """
-
-    def edit(path: str, text: str) -> str:
-        if path != file:
-            return text
-        assert old in text
-        return text.replace(old, new)
-
-    loading.source.edit = edit
+    loading.source.edit = Mutant("", file, old, new).edit
     prepare()
     for seed in range(int(seeds)):
         result = simulate(draw(seed))

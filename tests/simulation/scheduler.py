@@ -96,6 +96,10 @@ class Process:
     def runs(self) -> bool:
         return not (self.stopped or self.host.suspended)
 
+    @property
+    def is_well(self) -> bool:
+        return self.alive and self.runs
+
 
 class Task:
     """A thread of a simulated process."""

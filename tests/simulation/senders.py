@@ -42,12 +42,11 @@ def _live(number: int, queued: Queued, program: Program) -> None:
 
 
 def _call(program: Program, queued: Queued, message: Message) -> None:
-    assert program.process is not None
     package = program.process.package
     app = apps.app_of(package, program.world.settings)
     task, task_id = app.tasks[message.task], f"m{message.number}"
     args = message.key, message.number, message.words
-    words = dict(word.partition("=")[::2] for word in message.sent.split())
+    words = apps.words_of(message.sent)
     if (copied := words.pop("copies", "")) and (lock := queued.lock_of(copied)):
         # Like a program that copies all headers of a message to another one.
         queued.is_foreign(message)
@@ -91,12 +90,12 @@ class Entrance:
         #: Ids of messages that it has, but whose senders got an error.
         self.unheard: set[str] = set()
 
-    def __call__(self, queue: str, message: dict[str, Any]) -> None:
+    def __call__(self, message: dict[str, Any]) -> None:
         broker, run = self.world.broker, self.run
         process = run.current.process
         sender = next((it for it in self.world.senders if it.process is process), None)
         if sender is None:
-            broker.put(queue, message)
+            broker.put(message)
             return
         is_after, seconds = self.doomed.pop(0) if self.doomed else (None, 0.0)
         if is_after is not None:
@@ -108,7 +107,7 @@ class Entrance:
             # The delay comes before it has the message, or before it confirms that.
             before = run.rng.choice((0.0, 1.0))
             run.park(before * self.slow_for)
-            broker.put(queue, message)
+            broker.put(message)
             run.park((1.0 - before) * self.slow_for)
         elif run.now < self.refuses_until:
             run.strikes("sending refused")
@@ -117,10 +116,10 @@ class Entrance:
             run.strikes("sending unheard")
             if run.rng.random() < 0.7:
                 self.unheard.add(str(message["headers"].get("id")))
-                broker.put(queue, message)
+                broker.put(message)
             raise OSError("the broker does not answer")
         else:
-            broker.put(queue, message)
+            broker.put(message)
         if is_after:
             self._dies(process, sender, seconds)
 
@@ -134,28 +133,15 @@ def _sender(world: Any, fault: Fault) -> Program:
     return sender
 
 
-def _dies(world: Any, fault: Fault) -> bool:
-    sender = _sender(world, fault)
-    is_there = sender.process is not None and sender.process.alive
-    sender.kill()
-    world.run.after(fault.seconds, sender.start)
-    return is_there
+def _dies_as_it_sends(world: Any, fault: Fault, *, is_after: bool) -> bool:
+    world.broker.entrance.doomed.append((is_after, fault.seconds))
+    return False
 
 
-def _dies_as_it_sends(is_after: bool) -> Callable[[Any, Fault], object]:
-    def befalls(world: Any, fault: Fault) -> bool:
-        world.broker.entrance.doomed.append((is_after, fault.seconds))
-        return False
-
-    return befalls
-
-
-def _answers_until(name: str) -> Callable[[Any, Fault], object]:
-    def befalls(world: Any, fault: Fault) -> bool:
-        setattr(world.broker.entrance, name, world.run.now + fault.seconds)
-        return False
-
-    return befalls
+def _until(world: Any, fault: Fault, *, name: str) -> bool:
+    """Set this attribute of the entrance to when the fault is over."""
+    setattr(world.broker.entrance, name, world.run.now + fault.seconds)
+    return False
 
 
 def _broker_slow(world: Any, fault: Fault) -> bool:
@@ -203,31 +189,27 @@ def _forgotten(world: Any, fault: Fault) -> None:
     world.senders_queue.forget()
 
 
-def _killed_at_a_start(of: str) -> Callable[[Any, Fault], object]:
+def _killed_at_a_start(world: Any, fault: Fault, *, of: str) -> bool:
     """Kill the process in which a body begins next, or its whole worker, soon after that."""
-
-    def befalls(world: Any, fault: Fault) -> bool:
-        world.senders_queue.doomed.append((of, fault.seconds))
-        return False
-
-    return befalls
+    world.senders_queue.doomed.append((of, fault.seconds))
+    return False
 
 
 BY_KIND: dict[str, Callable[[Any, Fault], object]] = {
-    "sender dies": _dies,
-    "sender dies before it sends": _dies_as_it_sends(False),
-    "sender dies as it has sent": _dies_as_it_sends(True),
+    "sender dies": lambda world, fault: _sender(world, fault).kill_for(fault.seconds),
+    "sender dies before it sends": partial(_dies_as_it_sends, is_after=False),
+    "sender dies as it has sent": partial(_dies_as_it_sends, is_after=True),
     "sender cut": lambda world, fault: _way(world, fault, cut_there=True, cut_back=True),
     "sender cut back": lambda world, fault: _way(world, fault, cut_back=True),
     "sender cut there": lambda world, fault: _way(world, fault, cut_there=True),
     "sender slow": lambda world, fault: _way(world, fault, delay=(0.0, 2.0 if fault.target % 2 else 0.3)),
-    "sending refused": _answers_until("refuses_until"),
-    "sending unheard": _answers_until("unheard_until"),
+    "sending refused": partial(_until, name="refuses_until"),
+    "sending unheard": partial(_until, name="unheard_until"),
     "sending slow": _broker_slow,
     "queue purged": lambda world, fault: _lost(world, fault, None),
     "message lost": lambda world, fault: _lost(world, fault, fault.target),
     "revoked": _revoked,
     "locks of messages cleared": _forgotten,
-    "child killed at a start": _killed_at_a_start("child"),
-    "worker killed at a start": _killed_at_a_start("worker"),
+    "child killed at a start": partial(_killed_at_a_start, of="child"),
+    "worker killed at a start": partial(_killed_at_a_start, of="worker"),
 }

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.simulation.apps import SENT
+from tests.simulation.apps import SENT, words_of
 from tests.simulation.plan import KINDS, Fault, Message, Plan, Shape, one_of
 
 #: Faults of messages, their senders and the workers that start them, with weights and longest durations in seconds.
@@ -33,8 +33,10 @@ OF_SENDING: dict[str, tuple[float, float]] = {
 LOSES = ("queue purged", "message lost", "worker killed", "worker killed at a start")
 
 #: Faults of `KINDS` that also strike such messages.
-OF_WORKERS = ("child killed", "worker killed", "child stopped", "worker stopped", "server stalled", "server restarted")
-OF_WORKERS = (*OF_WORKERS, "cut there", "cut back", "slow", "delivered again", "acknowledgement lost", "broker cut")
+OF_WORKERS = (
+    *("child killed", "worker killed", "child stopped", "worker stopped", "server stalled", "server restarted"),
+    *("cut there", "cut back", "slow", "delivered again", "acknowledgement lost", "broker cut"),
+)
 
 #: Seconds after everything until each job is sent once more: by then, leftovers have expired.
 AGAIN = 32.0
@@ -43,9 +45,7 @@ AGAIN = 32.0
 def draw_sent(seed: int, _: int | None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"sent by {seed}")
-    plan = bare(seed, rng, "sent", (3.0, 6.0))
-    plan = one_of(SHAPES, plan, rng)
-    return _and_again(plan, rng)
+    return _and_again(one_of(SHAPES, bare(seed, rng, "sent", (3.0, 6.0)), rng), rng)
 
 
 def bare(seed: int, rng: random.Random, kind: str, ttls: Sequence[float]) -> Plan:
@@ -82,11 +82,9 @@ def anything(plan: Plan, rng: random.Random) -> Plan:
         )
         for number in range(rng.randint(3, 7))
     )
-    faults = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
-    of_workers = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
-    faults += [_fault(rng, of_workers, until) for _ in range(rng.choice((0, 0, 1, 2)))]
+    faults = _faults(plan, rng, until, of_sending=(0, 1, 1, 2, 3), of_workers=(0, 0, 1, 2))
     may_be_lost = any(message.chained for message in messages) and any(fault.kind in LOSES for fault in faults)
-    return _with(plan, messages, faults, queue_ttl=20.0 if may_be_lost else rng.choice((None, None, 20.0)))
+    return with_sent(plan, messages, faults, queue_ttl=20.0 if may_be_lost else rng.choice((None, None, 20.0)))
 
 
 def sender_is_gone(plan: Plan, rng: random.Random) -> Plan:
@@ -98,7 +96,7 @@ def sender_is_gone(plan: Plan, rng: random.Random) -> Plan:
         faults = [Fault(0.05, "sender dies as it has sent", 0, 0.5)]
     else:
         faults = [Fault(0.02, "worker killed", number, 40.0) for number in range(plan.workers)]
-    return _with(plan, messages, faults)
+    return with_sent(plan, messages, faults)
 
 
 def begins_and_dies(plan: Plan, rng: random.Random) -> Plan:
@@ -110,7 +108,7 @@ def begins_and_dies(plan: Plan, rng: random.Random) -> Plan:
     if kind == "child killed at a start":
         plan = replace(plan, pool="prefork")
     faults = [Fault(0.05, kind, 0, round(rng.choice((rng.uniform(0.0, 0.3), rng.uniform(0.8, 2.5))), 3))]
-    return _with(plan, _at(rng, task, times, takes), faults)
+    return with_sent(plan, _at(rng, task, times, takes), faults)
 
 
 def tries_again(plan: Plan, rng: random.Random) -> Plan:
@@ -120,7 +118,7 @@ def tries_again(plan: Plan, rng: random.Random) -> Plan:
     words = f"takes={rng.choice((0.1, 0.5))} retries={rng.randint(1, 2)} countdown={countdown}"
     times = sorted(round(0.1 + rng.uniform(0.0, 2.0 * countdown + 2.0), 3) for _ in range(5))
     faults = [Fault(round(rng.uniform(0.2, 3.0), 3), "delivered again", rng.randrange(100)) for _ in range(2)]
-    return _with(plan, _at(rng, task, (0.05, *times), words), faults)
+    return with_sent(plan, _at(rng, task, (0.05, *times), words), faults)
 
 
 def waits_for_its_turn(plan: Plan, rng: random.Random) -> Plan:
@@ -131,7 +129,7 @@ def waits_for_its_turn(plan: Plan, rng: random.Random) -> Plan:
     faults = [
         Fault(round(rng.uniform(0.2, 3.0), 3), rng.choice(("delivered again", "broker cut")), rng.randrange(9), 0.5)
     ]
-    return _with(plan, messages, faults[: rng.randint(0, 1)])
+    return with_sent(plan, messages, faults[: rng.randint(0, 1)])
 
 
 def ends_without_a_body(plan: Plan, rng: random.Random) -> Plan:
@@ -141,7 +139,7 @@ def ends_without_a_body(plan: Plan, rng: random.Random) -> Plan:
     first = Message(0.05, task, "b", 0, f"takes={round(rng.uniform(1.0, 5.0), 2):g}")
     rest = _at(rng, task, (0.2, 0.5, 3.0, 6.0, 9.0), "takes=0.2", sent=how, first=1)
     faults = [Fault(round(rng.uniform(0.3, 2.0), 3), "revoked", rng.randrange(100)) for _ in range(rng.randint(0, 2))]
-    return _with(replace(plan, workers=1, concurrency=1), (first, *rest), faults)
+    return with_sent(replace(plan, workers=1, concurrency=1), (first, *rest), faults)
 
 
 def not_as_far_as_it_knows(plan: Plan, rng: random.Random) -> Plan:
@@ -152,7 +150,7 @@ def not_as_far_as_it_knows(plan: Plan, rng: random.Random) -> Plan:
     faults = [Fault(0.05, kind, 0, 0.1 if kind != "sending slow" else rng.choice((1.0, 31.0)))]
     if rng.random() < 0.6:
         faults.append(Fault(0.2, "sender dies before it sends", 0, 0.3))
-    return _with(plan, messages, faults)
+    return with_sent(plan, messages, faults)
 
 
 def copied_headers(plan: Plan, rng: random.Random) -> Plan:
@@ -162,7 +160,7 @@ def copied_headers(plan: Plan, rng: random.Random) -> Plan:
         0.1, task, "a", 0, f"takes={round(rng.uniform(1.0, 2 * plan.ttl), 2):g}", sent=rng.choice(("", "countdown=2"))
     )
     copy = Message(0.4, task, "b", 1, "takes=0.1", sent="copies=m0")
-    return _with(replace(plan, concurrency=2), (first, copy, *_at(rng, task, (1.0, 2.0), "takes=0.1", first=2)), [])
+    return with_sent(replace(plan, concurrency=2), (first, copy, *_at(rng, task, (1.0, 2.0), "takes=0.1", first=2)), [])
 
 
 def answered_unheard(plan: Plan, rng: random.Random) -> Plan:
@@ -176,7 +174,7 @@ def answered_unheard(plan: Plan, rng: random.Random) -> Plan:
     message = Message(asks, task, "a", 2, f"takes={rng.choice((0.1, 1.0))}", chained=rng.random() < 0.3)
     silent = Fault(round(asks - 0.01, 3), "cut back", rng.choice((0, 0, 0, 1)), round(rng.uniform(3.5, 6.5), 3))
     plan = replace(plan, ttl=rng.choice((6.0, 10.0)), workers=2, concurrency=1, visibility=60.0, in_turns=True)
-    return _with(plan, (*before, message), [silent])
+    return with_sent(plan, (*before, message), [silent])
 
 
 def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:
@@ -190,10 +188,8 @@ def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:
         )
         for number in range(rng.randint(3, 7))
     )  # fmt: skip
-    faults = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
-    of_workers = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
-    faults += [_fault(rng, of_workers, until) for _ in range(rng.choice((0, 0, 1)))]
-    return _with(plan, messages, faults)
+    faults = _faults(plan, rng, until, of_sending=(0, 0, 1, 1, 2), of_workers=(0, 0, 1))
+    return with_sent(plan, messages, faults)
 
 
 def leader_is_gone(plan: Plan, rng: random.Random) -> Plan:
@@ -213,7 +209,7 @@ def leader_is_gone(plan: Plan, rng: random.Random) -> Plan:
     if rng.random() < 0.4:  # So the broker still has the message when it is lost.
         faults += [Fault(0.02, "worker killed", number, round(rng.uniform(1.0, 4.0), 2)) for number in (0, 1)]
     latency = round(rng.choice((0.0, 0.0, 0.02)) * plan.ttl, 4)
-    return _with(replace(plan, workers=rng.choice((1, 2)), latency=latency), (first, *rest), faults)
+    return with_sent(replace(plan, workers=rng.choice((1, 2)), latency=latency), (first, *rest), faults)
 
 
 def leader_waits(plan: Plan, rng: random.Random) -> Plan:
@@ -223,7 +219,7 @@ def leader_waits(plan: Plan, rng: random.Random) -> Plan:
     rest = _at(rng, task, sorted(round(rng.uniform(0.15, 1.4), 3) for _ in "12345"), "takes=0.3", chained=0.9, first=1)
     kinds = ("delivered again", "revoked", "child killed", "broker cut")
     faults = [Fault(round(rng.uniform(0.5, 4.0), 3), rng.choice(kinds), rng.randrange(9), 0.5)]
-    return _with(replace(plan, concurrency=2), (first, *rest), faults[: rng.randint(0, 1)])
+    return with_sent(replace(plan, concurrency=2), (first, *rest), faults[: rng.randint(0, 1)])
 
 
 def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
@@ -243,7 +239,7 @@ def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
     ]
     due = "" if begins == 0.1 else f"countdown={begins - 0.1:g}"
     messages = (Message(0.1, task, "a", 0, words, sent=due), *_at(rng, task, times, words, chained=0.8, first=1))
-    return replace(_with(plan, messages, faults), latency=latency, workers=2)
+    return replace(with_sent(plan, messages, faults), latency=latency, workers=2)
 
 
 def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
@@ -263,12 +259,14 @@ def leader_ends_meanwhile(plan: Plan, rng: random.Random) -> Plan:
         for number, late in enumerate((0.0, rng.uniform(8.0, 11.0)))
     ]
     plan = replace(plan, latency=latency, workers=2, concurrency=2, visibility=60.0, in_turns=True)
-    return _with(plan, (first, *rest), faults)
+    return with_sent(plan, (first, *rest), faults)
 
 
 #: Tasks whose messages are followed.
-FOLLOWED = ("shop.once", "shop.once", "shop.once_early", "shop.waits", "shop.waits_early", "shop.behind", "shop.each")
-FOLLOWED = (*FOLLOWED, "shop.behind_early")
+FOLLOWED = (
+    *("shop.once", "shop.once", "shop.once_early", "shop.waits", "shop.waits_early", "shop.behind", "shop.each"),
+    "shop.behind_early",
+)
 
 IN_CANVAS: tuple[Shape, ...] = (
     *(parts_of_canvas, parts_of_canvas, leader_is_gone, leader_waits, leader_begins_meanwhile, leader_ends_meanwhile),
@@ -293,14 +291,10 @@ def _and_again(plan: Plan, rng: random.Random) -> Plan:
         return plan
     jobs = sorted({(message.task, message.key) for message in plan.messages})
     first = max(message.number for message in plan.messages) + 1
-    longest = max(float(_words_of(message.sent).get("countdown", 0)) for message in plan.messages)
+    longest = max(float(words_of(message.sent).get("countdown", 0)) for message in plan.messages)
     at = round(plan.calm_at + longest + AGAIN + 2 * plan.ttl, 3)
     again = tuple(Message(at, task, key, first + place, "takes=0.1") for place, (task, key) in enumerate(jobs))
     return replace(plan, messages=(*plan.messages, *again))
-
-
-def _words_of(text: str) -> dict[str, str]:
-    return dict(word.partition("=")[::2] for word in text.split())
 
 
 def _at(
@@ -313,9 +307,10 @@ def _at(
     )
 
 
-def _with(plan: Plan, messages: tuple[Message, ...], faults: Sequence[Fault], queue_ttl: float | None = None) -> Plan:
+def with_sent(plan: Plan, messages: Sequence[Message], faults: Sequence[Fault], queue_ttl: float | None = None) -> Plan:
+    """The plan with these messages and faults."""
     in_order = tuple(sorted(faults, key=lambda fault: fault.at))
-    return replace(plan, messages=messages, faults=in_order, queue_ttl=queue_ttl)
+    return replace(plan, messages=tuple(messages), faults=in_order, queue_ttl=queue_ttl)
 
 
 def _words(rng: random.Random, ttl: float) -> str:
@@ -334,6 +329,15 @@ def _how(rng: random.Random) -> str:
     if rng.random() < 0.1:
         words.append(f"expires={rng.choice((0.5, 4.0))}")
     return " ".join(words)
+
+
+def _faults(
+    plan: Plan, rng: random.Random, until: float, *, of_sending: Sequence[int], of_workers: Sequence[int]
+) -> list[Fault]:
+    """So many faults of each sort, as chance says."""
+    kinds = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
+    of_senders = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice(of_sending))]
+    return of_senders + [_fault(rng, kinds, until) for _ in range(rng.choice(of_workers))]
 
 
 def _fault(rng: random.Random, kinds: dict[str, tuple[float, float]], until: float) -> Fault:

@@ -39,8 +39,7 @@ class _Seen:
     @staticmethod
     def of_data(data: Any, version: int, now: int) -> _Seen:
         """The data as a client finds them in this millisecond: a key is there until the end of its last millisecond."""
-        database = data.database(0)
-        every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
+        every = [(key.decode(), value, data.ends_at.get(key)) for key, value in data.values.items()]
         living = [it for it in every if it[2] is None or it[2] >= now]
         inside.check_keys(key for key, _, _ in every)
         values = [(key, value) for key, value, _ in living if isinstance(value, bytes)]
@@ -96,13 +95,13 @@ class Server:
     def save(self) -> None:
         """Save a copy of the data for a later restart."""
         if self.model is not None:
-            self._saved = self.model.copy_dataset()
+            self._saved = self.model.dataset.copy()
 
     def crash(self) -> None:
         """The process ends, and its connections with it."""
         if self.model is None:
             return
-        self._data, self.model = self.model.copy_dataset(), None
+        self._data, self.model = self.model.dataset.copy(), None
         self.stalled = False
         self._held_up.clear()
         self.run.note("crashes", by=self.host.name)
@@ -118,7 +117,7 @@ class Server:
     def flush(self) -> bool:
         """FLUSHALL, if it is there: it forgets everything, but its connections stay."""
         if self.model is not None:
-            self.model.flush(list(self.model.dataset.databases.values()))
+            self.model.flush()
             self.empty_since, self._seen = self.run.now, None
             self.run.note("is flushed", by=self.host.name)
         return self.model is not None
@@ -126,19 +125,19 @@ class Server:
     def clear(self, part: str) -> None:
         """Forget the keys with this in their names, as if somebody had deleted them."""
         if self.model is not None:
-            database = self.model.dataset.database(0)
-            for key in [key for key in database.values if part.encode() in key]:
-                del database.values[key]
-                database.ends_at.pop(key, None)
+            data = self.model.dataset
+            for key in [key for key in data.values if part.encode() in key]:
+                del data.values[key]
+                data.ends_at.pop(key, None)
             self._seen = None
             self.run.note("clears", part, by=self.host.name)
 
     def evict(self) -> None:
         """Forget a key, like a server whose memory is full."""
-        if self.model is not None and (values := self.model.dataset.database(0).values):
+        if self.model is not None and (values := self.model.dataset.values):
             key = self.run.rng.choice(sorted(values))
             del values[key]
-            self.model.dataset.database(0).ends_at.pop(key, None)
+            self.model.dataset.ends_at.pop(key, None)
             self.run.note("evicts", key.decode(), by=self.host.name)
 
     def stall(self) -> None:
@@ -173,7 +172,7 @@ class Server:
         if self.model is None:
             return False
         nobody = self.model.connect(lambda _: None, address="nobody:1")
-        keys = [key for _, key in self.model._waiting if key.endswith(inside.WAKE)]
+        keys = [key for key in self.model._waiting if key.endswith(inside.WAKE)]
         for key in keys:
             nobody.receive(hiredis.pack_command((b"RPUSH", key, b"1")))
         nobody.close()
@@ -184,11 +183,10 @@ class Server:
     def keeps(self, key: bytes, owner: bytes) -> bool:
         """Whether the key belongs to this owner; while the server is down, its last data count."""
         data = self._data if self.model is None else self.model.dataset
-        database = data.database(0)
-        value = database.values.get(key)
+        value = data.values.get(key)
         if value.__class__ is not bytes or not value.startswith(owner):
             return False
-        ends_at = database.ends_at.get(key)
+        ends_at = data.ends_at.get(key)
         return ends_at is None or ends_at > self.clock() * 1000
 
     def remembers(self, seconds: float) -> bool:
@@ -225,7 +223,7 @@ class Server:
     def last_values(self) -> Iterator[tuple[str, bytes]]:
         """The string values, with their keys, that it had when it last crashed."""
         if self._data is not None:
-            for key, value in self._data.database(0).values.items():
+            for key, value in self._data.values.items():
                 if isinstance(value, bytes):
                     yield key.decode(), value
 

@@ -5,12 +5,11 @@ by which, and what goes wrong meanwhile.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.simulation.apps import JOINS, NEWEST
 from tests.simulation.plan import Fault, Message, Plan, Shape, one_of
-from tests.simulation.sendings import bare, in_canvas
+from tests.simulation.sendings import bare, in_canvas, with_sent
 
 #: The ttls to choose from, in seconds.
 _TTLS = (3.0, 3.0, 6.0)
@@ -44,15 +43,13 @@ BRIEF = ("child killed", "child killed at an end", "delivered again", "acknowled
 def draw_joined(seed: int, _: int | None) -> Plan:
     """The plan of a seed, of tasks that end as the task that has their lock."""
     rng = random.Random(f"joined by {seed}")
-    plan = bare(seed, rng, "joined", _TTLS)
-    return one_of(OF_JOINED, plan, rng)
+    return one_of(OF_JOINED, bare(seed, rng, "joined", _TTLS), rng)
 
 
 def draw_newest(seed: int, _: int | None) -> Plan:
     """The plan of a seed, of tasks of which only the newest runs."""
     rng = random.Random(f"newest of {seed}")
-    plan = bare(seed, rng, "newest", _TTLS)
-    return one_of(OF_NEWEST, plan, rng)
+    return one_of(OF_NEWEST, bare(seed, rng, "newest", _TTLS), rng)
 
 
 def draw_follows(seed: int, _: int | None) -> Plan:
@@ -65,7 +62,7 @@ def anything_joined(plan: Plan, rng: random.Random) -> Plan:
     """Messages come while another one runs, with any faults."""
     task = rng.choice(sorted(JOINS))
     messages = _messages(plan, rng, task, rng.choice((1.0, 2.0, 1.5 * plan.ttl)))
-    return _with(plan, messages, _faults(plan, rng, rng.choice((0, 1, 1, 2, 3)), BEFALLS))
+    return with_sent(plan, messages, _faults(plan, rng, rng.choice((0, 1, 1, 2, 3)), BEFALLS))
 
 
 def holder_dies(plan: Plan, rng: random.Random) -> Plan:
@@ -84,7 +81,7 @@ def holder_dies(plan: Plan, rng: random.Random) -> Plan:
     fails = rng.choice(("", "", " fails=1"))
     first = Message(0.05, task, "a", 0, f"takes={takes:g}{fails}", chained=rng.random() < 0.3)
     rest = _close(rng, task, f"takes={shortly:g}{fails}", rng.randint(2, 4), 0.4, first=1)
-    return _with(plan, (first, *rest), faults)
+    return with_sent(plan, (first, *rest), faults)
 
 
 def dies_twice(plan: Plan, rng: random.Random) -> Plan:
@@ -96,7 +93,7 @@ def dies_twice(plan: Plan, rng: random.Random) -> Plan:
         for number, at in enumerate(times)
     )
     kills = [Fault(round(at + rng.uniform(0, 0.4), 3), "child killed", rng.randrange(9)) for at in (0.9, 3.1)]
-    return _with(replace(plan, pool="prefork", workers=rng.choice((1, 2)), concurrency=2), messages, kills)
+    return with_sent(replace(plan, pool="prefork", workers=rng.choice((1, 2)), concurrency=2), messages, kills)
 
 
 def many_join(plan: Plan, rng: random.Random) -> Plan:
@@ -104,7 +101,7 @@ def many_join(plan: Plan, rng: random.Random) -> Plan:
     task = rng.choice(("shop.joins", "shop.joins_early"))
     first = Message(0.05, task, "a", 0, f"takes={rng.choice((6.5, 9))}{rng.choice(('', '', ' large=1'))}")
     rest = _close(rng, task, "takes=0.1", rng.randint(4, 6), 0.1, first=1)
-    return _with(replace(plan, workers=1, concurrency=2), (first, *rest), [])
+    return with_sent(replace(plan, workers=1, concurrency=2), (first, *rest), [])
 
 
 def value_is_large(plan: Plan, rng: random.Random) -> Plan:
@@ -115,7 +112,7 @@ def value_is_large(plan: Plan, rng: random.Random) -> Plan:
     messages = _close(rng, task, words, many, 0.3)
     messages += (Message(round(rng.uniform(1.5, 4.0), 3), task, "a", many, "takes=3", chained=rng.random() < 0.3),)
     slow = [Fault(0.05, "results slow", 0, 4.0)] if rng.random() < 0.6 else []
-    return _with(plan, messages, slow + _faults(plan, rng, rng.choice((0, 0, 1)), {"delivered again": (1, 0.0)}))
+    return with_sent(plan, messages, slow + _faults(plan, rng, rng.choice((0, 0, 1)), {"delivered again": (1, 0.0)}))
 
 
 def holder_tries_again(plan: Plan, rng: random.Random) -> Plan:
@@ -125,7 +122,7 @@ def holder_tries_again(plan: Plan, rng: random.Random) -> Plan:
     words = f"takes={rng.choice((0.3, 1.0))} retries={rng.randint(1, 2)} countdown={countdown}"
     first = Message(0.05, task, "a", 0, words, chained=rng.random() < 0.3)
     rest = _messages(plan, rng, task, 1.0 + 2 * countdown, words="takes=0.3", first=1)
-    return _with(plan, (first, *rest), _faults(plan, rng, rng.choice((0, 1)), {**BEFALLS, "revoked": (4, 0)}))
+    return with_sent(plan, (first, *rest), _faults(plan, rng, rng.choice((0, 1)), {**BEFALLS, "revoked": (4, 0)}))
 
 
 def answered_as_it_ends(plan: Plan, rng: random.Random) -> Plan:
@@ -144,7 +141,7 @@ def answered_as_it_ends(plan: Plan, rng: random.Random) -> Plan:
         Fault(round(0.1 + rng.uniform(0, takes + 8 * latency), 3), "delivered again", rng.randrange(100)) for _ in "12"
     ]
     kills = [Fault(round(0.1 + rng.uniform(0.3, 1.0) * takes, 3), "child killed", rng.randrange(9))]
-    return replace(_with(plan, messages, again + kills[: rng.randint(0, 1)]), latency=latency, workers=2)
+    return replace(with_sent(plan, messages, again + kills[: rng.randint(0, 1)]), latency=latency, workers=2)
 
 
 def value_comes_late(plan: Plan, rng: random.Random) -> Plan:
@@ -161,14 +158,14 @@ def value_comes_late(plan: Plan, rng: random.Random) -> Plan:
     )  # fmt: skip
     faults = [Fault(0.05, "results slow", 0, round(0.05 + takes + rng.uniform(0.5, 1.0), 2))]
     faults += [Fault(round(0.05 + takes + rng.uniform(-5.0, 1.0) * latency, 3), "woken in vain") for _ in "1234"]
-    return replace(_with(plan, messages, faults), latency=latency, workers=2, concurrency=2)
+    return replace(with_sent(plan, messages, faults), latency=latency, workers=2, concurrency=2)
 
 
 def anything_newer(plan: Plan, rng: random.Random) -> Plan:
     """Newer messages come while one runs, with any faults."""
     task = rng.choice(sorted(NEWEST))
     messages = _messages(plan, rng, task, rng.choice((1.0, 2.0, 1.5 * plan.ttl)))
-    return _with(plan, messages, _faults(plan, rng, rng.choice((0, 1, 1, 2, 3)), BEFALLS))
+    return with_sent(plan, messages, _faults(plan, rng, rng.choice((0, 1, 1, 2, 3)), BEFALLS))
 
 
 def many_come_at_once(plan: Plan, rng: random.Random) -> Plan:
@@ -179,7 +176,7 @@ def many_come_at_once(plan: Plan, rng: random.Random) -> Plan:
         rng, task, f"takes={rng.choice((0.1, 0.5))}", rng.randint(3, 6), rng.choice((0.01, 0.5, 2.5)), first=1
     )
     plan = replace(plan, concurrency=2, latency=rng.choice((0.0, 0.0, 0.02)))
-    return _with(
+    return with_sent(
         plan, (first, *rest), _faults(plan, rng, rng.choice((0, 0, 1)), {name: BEFALLS[name] for name in BRIEF})
     )
 
@@ -194,7 +191,7 @@ def newest_dies(plan: Plan, rng: random.Random) -> Plan:
         Fault(round(rng.uniform(0.1, 3.0), 3), rng.choice(kinds), rng.randrange(100), round(rng.uniform(0, 2.0), 3))
         for _ in range(rng.randint(1, 3))
     ]
-    return _with(replace(plan, visibility=rng.choice((6.0, 60.0))), messages, faults)
+    return with_sent(replace(plan, visibility=rng.choice((6.0, 60.0))), messages, faults)
 
 
 def kept_for_an_older(plan: Plan, rng: random.Random) -> Plan:
@@ -202,7 +199,7 @@ def kept_for_an_older(plan: Plan, rng: random.Random) -> Plan:
     task = "shop.newest_stops_kept"
     first = Message(0.05, task, "a", 0, f"takes=0.2 retries=1 countdown={rng.choice((0.5, 2.0))}")
     newer = _close(rng, task, "takes=0.3", rng.randint(2, 4), rng.choice((0.3, 0.6, 1.0)), first=1)
-    return _with(plan, (first, *newer), _faults(plan, rng, rng.choice((0, 0, 1)), BEFALLS))
+    return with_sent(plan, (first, *newer), _faults(plan, rng, rng.choice((0, 0, 1)), BEFALLS))
 
 
 def newer_as_it_tries_again(plan: Plan, rng: random.Random) -> Plan:
@@ -215,7 +212,7 @@ def newer_as_it_tries_again(plan: Plan, rng: random.Random) -> Plan:
     # The body begins three messages later, or so.
     newer = [round(0.05 + takes + rng.uniform(-4.0, 4.0) * latency, 3) for _ in range(rng.randint(1, 3))]
     messages = (first, *(Message(at, task, "a", number, "takes=0.2") for number, at in enumerate(newer, 1)))
-    return replace(_with(plan, messages, []), latency=latency, workers=2, concurrency=2)
+    return replace(with_sent(plan, messages, []), latency=latency, workers=2, concurrency=2)
 
 
 OF_JOINED: tuple[Shape, ...] = (
@@ -283,8 +280,3 @@ def _faults(plan: Plan, rng: random.Random, many: int, kinds: dict[str, tuple[fl
               round(rng.uniform(0.0, kinds[kind][1] * plan.ttl), 3))
         for kind in chosen
     ]  # fmt: skip
-
-
-def _with(plan: Plan, messages: Sequence[Message], faults: Sequence[Fault]) -> Plan:
-    in_order = tuple(sorted(faults, key=lambda fault: fault.at))
-    return replace(plan, messages=tuple(messages), faults=in_order)

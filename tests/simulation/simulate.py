@@ -16,7 +16,6 @@ from celery.worker import state as worker_state
 
 from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers, trouble
 from tests.simulation.answers import Answers
-from tests.simulation.heirs import Heirs
 from tests.simulation.invariants import Invariants
 from tests.simulation.newest import Newest
 from tests.simulation.plan import Plan, draw
@@ -101,15 +100,9 @@ def simulate(plan: Plan) -> Result:
             server.replica = Replica(run, server)
     if plan.beyond:
         beyond.take_away(world)
-    begins: dict[str, Any] = {
-        "tasks": _begin_tasks,
-        "sent": _begin_sent,
-        "joined": _begin_tasks,
-        "newest": _begin_tasks,
-    }
-    begins["follows"] = _begin_sent
-    begins |= {"locks": locks.begin, "nodes": nodes.begin, "beats": beats.begin}
-    checker = begins[plan.kind](world)
+    begin_with = {"sent": _begin_sent, "follows": _begin_sent, "locks": locks.begin}
+    begin_with |= {"nodes": nodes.begin, "beats": beats.begin}
+    checker = begin_with.get(plan.kind, _begin_tasks)(world)
     for fault in plan.faults:
         run.at(fault.at, partial(faults.befall, world, fault))
     run.watch.append(checker.look)
@@ -166,7 +159,6 @@ class Checker:
         self.newest = world.newest = Newest(world)
         self.invariants = Invariants(world)
         PutBacks(world)
-        Heirs(world)
         self.reserved = Reserved(world)
         self.refusals = Refusals(world)
         #: The checker of messages that have a lock while they wait, if there are any.
@@ -205,12 +197,11 @@ class Checker:
     def look(self) -> None:
         """Check, whenever time is about to advance."""
         world, run = self.world, self.run
-        for running in world.bodies.running.values():
-            for body in running:
-                if body.process.alive:
-                    must_be_kept(world, body.process, body.lease, f"{body.key}: message {body.number}")
-                if body.process.alive and body.process.runs:
-                    self._is_told(body)
+        for body in world.bodies.each():
+            if body.process.alive:
+                must_be_kept(world, body.process, body.lease, f"{body.key}: message {body.number}")
+            if body.process.is_well:
+                self._is_told(body)
         self.invariants.look()
         world.parked.look()
         self.answers.look()
@@ -243,10 +234,9 @@ class Checker:
     def look_at_the_end(self) -> None:
         """Check, when everything should be over."""
         world, run, must = self.world, self.run, self.run.must
-        bodies = [body.number for running in world.bodies.running.values() for body in running]
-        queues = {name: len(queue) for name, queue in world.broker.queues.items() if queue}
+        bodies = [body.number for body in world.bodies.each()]
         is_over = run.is_finished or (world.broker.is_empty() and not bodies)
-        must(is_over, "stuck: queues {}, bodies {}", queues, bodies)
+        must(is_over, "stuck: queues {}, bodies {}", len(world.broker.queue), bodies)
         if not is_over:
             return
         for server in (server for server in world.servers if server.living()):

@@ -1,30 +1,25 @@
-"""The model of Redis has the same answers and data as a real server, and the stores keep their promises on it."""
+"""The model of Redis has the same answers and data as a real server."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
 
-from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.redis.script import Command
-from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer, StoreContract
+from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster, until
 from tests.simulation.redis import ClusterMap, RedisModel, slot_of
 from tests.simulation.redis.comparison import ModelSession, Pair, RealSession, alike, version_of
 from tests.simulation.redis.questions import HAND_OVERS, SEQUENCES
-from tests.simulation.redis.served import ServedModel
 
 Steps = Sequence[tuple[int, Sequence[Command]]]
 
 SOME, MANY = 60, int(os.environ.get("MODEL_SEQUENCES", "5000"))
-_SETTINGS: dict[str, Any] = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
 @pytest.fixture
@@ -34,8 +29,8 @@ def control(redis_server: RedisServer) -> Iterator[RealSession]:
     session.close()
 
 
-def compare(server: RedisServer, control: RealSession, steps: Steps, resp: int) -> None:
-    pair = Pair(server, control, clients=4, resp=resp)
+def compare(server: RedisServer, control: RealSession, steps: Steps) -> None:
+    pair = Pair(server, control, clients=4)
     try:
         for client, commands in steps:
             pair.step(client, commands)
@@ -43,47 +38,15 @@ def compare(server: RedisServer, control: RealSession, steps: Steps, resp: int) 
         pair.close()
 
 
-def compare_refusals(
-    server: RedisServer, control: RealSession, before: Steps, after: Steps, state: Callable[[Pair], None]
-) -> None:
-    pair = Pair(server, control, clients=4)
-    try:
-        for client, commands in before:
-            pair.step(client, commands)
-            if pair.is_blocked:
-                return  # A replica would send it away.
-        state(pair)
-        for client, commands in after:
-            pair.step(client, commands)
-    finally:
-        pair.recover()
-        pair.close()
+@pytest.mark.parametrize("many", [SOME, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [SEQUENCES, HAND_OVERS], ids=["any", "hand-overs"])
+def test_sequences(redis_server: RedisServer, control: RealSession, kind: SearchStrategy[Steps], many: int) -> None:
+    @given(steps=kind)
+    @settings(max_examples=many if kind is SEQUENCES else many // 3, suppress_health_check=[HealthCheck.too_slow])
+    def agree(steps: Steps) -> None:
+        compare(redis_server, control, steps)
 
-
-@given(steps=SEQUENCES, resp=st.sampled_from([2, 2, 3]))
-@settings(max_examples=SOME, **_SETTINGS)
-def test_some_sequences(redis_server: RedisServer, control: RealSession, steps: Steps, resp: int) -> None:
-    compare(redis_server, control, steps, resp)
-
-
-@pytest.mark.slow
-@given(steps=SEQUENCES, resp=st.sampled_from([2, 2, 3]))
-@settings(max_examples=MANY, **_SETTINGS)
-def test_many_sequences(redis_server: RedisServer, control: RealSession, steps: Steps, resp: int) -> None:
-    compare(redis_server, control, steps, resp)
-
-
-@given(steps=HAND_OVERS)
-@settings(max_examples=SOME // 2, **_SETTINGS)
-def test_waiters_are_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
-    compare(redis_server, control, steps, 2)
-
-
-@pytest.mark.slow
-@given(steps=HAND_OVERS)
-@settings(max_examples=MANY // 5, **_SETTINGS)
-def test_many_waiters_are_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
-    compare(redis_server, control, steps, 2)
+    agree()
 
 
 @pytest.mark.parametrize("size", [100, 20_000])
@@ -96,30 +59,7 @@ def test_a_long_pipeline_is_carried_out_in_parts(redis_server: RedisServer, cont
             (1, [("BLPOP", "list{1}", 0), ("SET", "k{1}", "woken")]),
             (0, [("RPUSH", "list{1}", 1), ("SET", "other{1}", b"x" * size), ("GET", "k{1}")]),
         ],
-        2,
     )
-
-
-STATES = [Pair.run_out_of_memory, Pair.become_replica]
-_REFUSED = ("EVAL", "local answer = redis.pcall(unpack(ARGV, 2)) return answer", 1, "k{1}", b"", "SET", "k{1}", b"")
-
-
-@pytest.mark.parametrize("state", STATES)
-@example(before=[], after=[(0, [_REFUSED])])
-@given(before=SEQUENCES, after=SEQUENCES)
-@settings(max_examples=SOME // 4, **_SETTINGS)
-def test_refusals(redis_server: RedisServer, control: RealSession, before: Steps, after: Steps, state: Any) -> None:
-    compare_refusals(redis_server, control, before, after, state)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("state", STATES)
-@given(before=SEQUENCES, after=SEQUENCES)
-@settings(max_examples=MANY // 20, **_SETTINGS)
-def test_many_refusals(
-    redis_server: RedisServer, control: RealSession, before: Steps, after: Steps, state: Any
-) -> None:
-    compare_refusals(redis_server, control, before, after, state)
 
 
 def test_commands_behind_a_woken_pop_run_at_the_end_of_the_turn(
@@ -228,31 +168,9 @@ class RealCluster:
             ("GET", "b{1}"),
             ("ASKING",),
             ("EXISTS", "b{1}", "c{1}"),
-            ("CLUSTER", "KEYSLOT", "a{1}"),
         ]
         for real, modelled in zip(self._real, self._modelled, strict=True):
             for command in commands:
                 modelled.send([command])
                 (expected,) = modelled.answers()
                 assert alike(real.ask(*command), expected), command
-
-
-class OnTheModel(StoreContract):
-    databases = 1
-
-    @pytest.fixture
-    def store(self) -> Iterator[Store]:
-        with ServedModel() as served:
-            urls = ";".join(map(served.url_of, range(self.databases)))
-            store = open_url(urls, {"restart_delay": False})
-            yield store
-            store.close()
-
-
-class TestRedisOnTheModel(OnTheModel):
-    pass
-
-
-class TestRedlockOnTheModel(OnTheModel):
-    databases = 5
-    frees_beyond_the_limit = False

@@ -21,9 +21,11 @@ AFTERMATH, OF_SLOW = 1.5, 3.5
 GIVEN_UP = 4.0
 
 #: Faults that delay nothing once they have happened.
-HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
-HARMLESS = (*HARMLESS, "pids come again", "near", "far")  # The plan's latency allows for these.
-HARMLESS = (*HARMLESS, "cut at an end", "cut there at an end", "cut back at an end")  # These begin when a body ends.
+HARMLESS = (
+    *("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf"),
+    *("pids come again", "near", "far"),  # The plan's latency allows for these.
+    *("cut at an end", "cut there at an end", "cut back at an end"),  # These begin when a body ends.
+)
 BRIEF = (
     *HARMLESS,
     "child killed",

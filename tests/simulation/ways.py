@@ -28,75 +28,62 @@ def _of(world: Any, fault: Fault, seconds: float) -> Link:
     return link
 
 
-def _cut(there: bool, back: bool) -> Callable[[Any, Fault], None]:
-    def befalls(world: Any, fault: Fault) -> None:
-        link = _of(world, fault, fault.seconds)
-        link.cut_there, link.cut_back = there, back
-        world.run.after(fault.seconds, link.open)
-
-    return befalls
+def _cut(world: Any, fault: Fault, *, there: bool = False, back: bool = False) -> None:
+    link = _of(world, fault, fault.seconds)
+    link.cut_there, link.cut_back = there, back
+    world.run.after(fault.seconds, link.open)
 
 
-def _slow(share: float) -> Callable[[Any, Fault], None]:
-    def befalls(world: Any, fault: Fault) -> None:
-        link, usual = _of(world, fault, fault.seconds), Link().delay
-        link.delay = (0.0, share * world.plan.ttl)
-        world.run.after(fault.seconds, lambda: setattr(link, "delay", usual))
-
-    return befalls
+def _slow(world: Any, fault: Fault, *, share: float) -> None:
+    link, usual = _of(world, fault, fault.seconds), Link().delay
+    link.delay = (0.0, share * world.plan.ttl)
+    world.run.after(fault.seconds, lambda: setattr(link, "delay", usual))
 
 
-def _held_back(breaks: bool) -> Callable[[Any, Fault], object]:
-    def befalls(world: Any, fault: Fault) -> bool:
-        # If it breaks, another connection soon carries the end; otherwise the end waits behind the held-back data.
-        link = _of(world, fault, HOLDS_BACK + (0.0 if breaks else fault.seconds))
-        link.holds_back.extend([fault.seconds] * IN_A_ROW)
+def _held_back(world: Any, fault: Fault, *, breaks: bool) -> bool:
+    # If it breaks, another connection soon carries the end; otherwise the end waits behind the held-back data.
+    link = _of(world, fault, HOLDS_BACK + (0.0 if breaks else fault.seconds))
+    link.holds_back.extend([fault.seconds] * IN_A_ROW)
 
-        def held(way: Way) -> None:
-            world.run.strikes(fault.kind)
-            if breaks:
-                _break(way)
+    def held(way: Way) -> None:
+        world.run.strikes(fault.kind)
+        if breaks:
+            _break(way)
 
-        link.passes, link.on_held_back = fault.target // 100, held
+    link.passes, link.on_held_back = fault.target // 100, held
 
-        def over() -> None:
-            link.holds_back.clear()
-            link.passes, link.on_held_back = 0, None
+    def over() -> None:
+        link.holds_back.clear()
+        link.passes, link.on_held_back = 0, None
 
-        world.run.after(HOLDS_BACK, over)
-        return False
-
-    return befalls
+    world.run.after(HOLDS_BACK, over)
+    return False
 
 
-def _put_back_late(dies: bool) -> Callable[[Any, Fault], object]:
+def _put_back_late(world: Any, fault: Fault, *, dies: bool) -> bool:
     """A node forgets the hold of the next holder of a lock, and gets it back late: the owner may be dead by then."""
+    run, servers = world.run, world.servers
+    node = servers[fault.target % 10 % len(servers)]
 
-    def befalls(world: Any, fault: Fault) -> bool:
-        run, servers = world.run, world.servers
-        node = servers[fault.target % 10 % len(servers)]
+    def begin(process: Process) -> None:
+        run.after(run.rng.uniform(0.0, 0.3) * world.plan.ttl, lambda: lose(process))
 
-        def begin(process: Process) -> None:
-            run.after(run.rng.uniform(0.0, 0.3) * world.plan.ttl, lambda: lose(process))
+    def lose(process: Process) -> None:
+        run.strikes(fault.kind)
+        node.flush()
+        link = world.network.link(process.host.name, node.host.name)
+        link.troubled_until = max(link.troubled_until, run.now + HOLDS_BACK + fault.seconds)
+        link.holds_back.append(fault.seconds)
+        link.passes, link.on_held_back = fault.target // 100, partial(die, process) if dies else _break
 
-        def lose(process: Process) -> None:
-            run.strikes(fault.kind)
-            node.flush()
-            link = world.network.link(process.host.name, node.host.name)
-            link.troubled_until = max(link.troubled_until, run.now + HOLDS_BACK + fault.seconds)
-            link.holds_back.append(fault.seconds)
-            link.passes, link.on_held_back = fault.target // 100, partial(die, process) if dies else _break
+    def die(process: Process, _: Way) -> None:
+        for program in world.workers:
+            if program.process is process:
+                run.after(0.001, program.kill)
+                run.after(fault.seconds, program.start)
 
-        def die(process: Process, _: Way) -> None:
-            for program in world.workers:
-                if program.process is process:
-                    run.after(0.001, program.kill)
-                    run.after(fault.seconds, program.start)
-
-        world.at_holds.append(begin)
-        return False
-
-    return befalls
+    world.at_holds.append(begin)
+    return False
 
 
 def _break(way: Way) -> None:
@@ -109,14 +96,14 @@ def _break(way: Way) -> None:
 FORGETS = ("server restarted empty", "server flushed", "put back late", "put back late by the dead")
 
 BY_KIND: dict[str, Callable[[Any, Fault], object]] = {
-    "way cut": _cut(True, True),
-    "way cut there": _cut(True, False),
-    "way cut back": _cut(False, True),
+    "way cut": partial(_cut, there=True, back=True),
+    "way cut there": partial(_cut, there=True),
+    "way cut back": partial(_cut, back=True),
     # An answer that takes a fortieth of the ttl each way is in time; one that takes a third of it seldom is.
-    "way slow": _slow(1 / 40),
-    "way very slow": _slow(1 / 3),
-    "way held back": _held_back(False),
-    "way held back and broken": _held_back(True),
-    "put back late": _put_back_late(False),
-    "put back late by the dead": _put_back_late(True),
+    "way slow": partial(_slow, share=1 / 40),
+    "way very slow": partial(_slow, share=1 / 3),
+    "way held back": partial(_held_back, breaks=False),
+    "way held back and broken": partial(_held_back, breaks=True),
+    "put back late": partial(_put_back_late, dies=False),
+    "put back late by the dead": partial(_put_back_late, dies=True),
 }

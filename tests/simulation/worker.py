@@ -24,6 +24,7 @@ from kombu.transport import virtual
 from tests.simulation import apps, fakes, inside, loading
 from tests.simulation.broker import Consumer, Delivery
 from tests.simulation.loop import Loop
+from tests.simulation.program import Program
 from tests.simulation.scheduler import Host, Process, Task, simulation
 
 #: Least and most seconds until the pool notices that a child is gone.
@@ -59,7 +60,7 @@ class Child:
     is_to_end: bool = False
 
 
-class Worker:
+class Worker(Program):
     """A worker; call `start` to run it.
 
     Args:
@@ -74,32 +75,21 @@ class Worker:
     def __init__(
         self, world: Any, host: Host, number: int, *, pool: str = "prefork", concurrency: int = 2, prefetch: int = 4
     ) -> None:
-        self.world, self.host, self.pool, self.concurrency, self.prefetch = world, host, pool, concurrency, prefetch
-        self.run = world.run
+        super().__init__(world, host, f"w{number}", lambda _: self._live())
+        self.pool, self.concurrency, self.prefetch, self.run = pool, concurrency, prefetch, world.run
         self.settings = {**world.settings, **world.settings_of.get(host.name, {})}
         self.node = f"celery@w{number}"
-        self.name = f"w{number}"
-        self.process: Process | None = None
         self.children: list[Child] = []
-        self._life = 0
 
     def start(self) -> None:
         """Start it as a new process."""
-        if self.process is None or not self.process.alive:
-            self._life += 1
+        if not self.is_alive:
             self.children = []
             self._jobs: deque[Job] = deque()
             self.loop = Loop(self.run, self.host)
             #: Whether it has begun to shut down.
             self.is_ending = False
-            name = f"{self.name}.{self._life}" if self._life > 1 else self.name
-            process = self.process = self.world.process(self.host, name)
-            self.run.start(process, self._main)
-
-    def kill(self) -> None:
-        """Send SIGKILL to the main process; its children end after their present job."""
-        if self.process is not None:
-            self.run.kill(self.process)
+            super().start()
 
     @property
     def living(self) -> list[Child]:
@@ -108,11 +98,8 @@ class Worker:
 
     # The main process
 
-    def _main(self) -> None:
-        process = self.process
-        assert process is not None
-        package = process.package
-        package.begin()
+    def _live(self) -> None:
+        process, package = self.process, self.process.package
         app = apps.app_of(package, self.settings)
         #: As for a consumer of this pool.
         self.num_processes = self.concurrency
@@ -146,7 +133,7 @@ class Worker:
             self.run.at(notices, lambda: loop.post(lambda: self._lost_its_broker(seconds)))
 
         self._channel, self._app = channel, app
-        channel.consumer = Consumer(self.world.broker, ("celery",), take, self.prefetch, cut)
+        channel.consumer = Consumer(self.world.broker, take, self.prefetch, cut)
         process.at_end.append(channel.consumer.close)
         process.handlers[signal.SIGTERM] = lambda *_: self._is_told_to_end(consumer)
         self._connected()
@@ -207,7 +194,6 @@ class Worker:
 
     def _end(self, consumer: Any) -> None:
         """Stop Celery's steps one after the other: the consumer, ours, the pool."""
-        assert self.process is not None
         self.run.note("ends", by=self.process.name)
         self.loop.is_open = False
         self._channel.consumer.cancel()
@@ -300,7 +286,6 @@ class Worker:
 
     def _in_thread(self, job: Job) -> None:
         process = self.process
-        assert process is not None
         job.accepted(process.os_pid, 0.0)
         failed, value = _trace(process, job)
         self._report(process, job, failed, value)
@@ -308,7 +293,6 @@ class Worker:
         self.loop.post(self._dispatch)
 
     def _add_child(self) -> None:
-        assert self.process is not None
         parent = self.process
         name = f"{parent.name}c{len(self.children) + 1}"
         process = self.world.process(self.host, name)
@@ -400,7 +384,6 @@ class Worker:
         child.job = None
         if not job.is_over:
             job.is_over = True
-            assert self.process is not None
             self._report(self.process, job, failed, loads(value, self.process))
         self._dispatch()
 
@@ -456,14 +439,7 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
         failed = False
     except Exception:  # noqa: BLE001 - as billiard
         failed, value = True, ExceptionInfo()
-    return failed, _dumps((value[0], value[1], value[2]) if not failed else value)
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value)
-    except Exception as error:  # noqa: BLE001 - as billiard
-        return pickle.dumps((True, ExceptionInfo((type(error), error, error.__traceback__)), 0.0))
+    return failed, pickle.dumps((value[0], value[1], value[2]) if not failed else value)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 from celery import states
@@ -71,6 +72,8 @@ class World:
         self.bodies = Bodies(self)
         #: Programs that send messages, and functions that are called when a worker's main process gets a message.
         self.senders: list[Any] = []
+        #: The checker of their messages.
+        self.senders_queue: Any = None
         self.at_received: list[Callable[[Process, Any], None]] = []
         self.parked = Parked(self)
         self.workers: list[Any] = []
@@ -120,7 +123,7 @@ class World:
 
     def leases(self) -> list[tuple[Process, Any]]:
         """The leases of running bodies, with their processes."""
-        return [(body.process, body.lease) for running in self.bodies.running.values() for body in running]
+        return [(body.process, body.lease) for body in self.bodies.each()]
 
     def follows(self, task_id: str, args: Any) -> None:
         """The task after a message runs, with the message's return value and its number."""
@@ -194,7 +197,7 @@ class Bodies:
         """Run a body: the words of `plan` say how long it takes, and how it ends."""
         run, lease = self.world.run, task.lock
         process = run.current.process  # type: ignore[union-attr]
-        words = dict(word.partition("=")[::2] for word in plan.split())
+        words = apps.words_of(plan)
         is_shared = apps.TASKS.get(name, {}).get("lock_scope") not in apps.OF_EACH_MESSAGE
         lock = f"{name}:{key}" if is_shared else f"{name}:{key}:{number}"
         ended_name = inside.ended_name(task, lease.key)
@@ -251,6 +254,10 @@ class Bodies:
         self.succeeded[number] += 1
         self.ended_names[number] = ended_name
         run.note("body ends well", f"{lock} message={number}")
+
+    def each(self) -> Iterator[Running]:
+        """The bodies that run."""
+        return chain.from_iterable(self.running.values())
 
     def _go_on(self, process: Process, step: float, words: dict[str, str]) -> None:
         """Go on for a step; a stubborn body ignores what interrupts it, that many times."""

@@ -11,7 +11,7 @@ from tests.simulation.redis.replies import CommandError
 from tests.simulation.redis.session import Blocked
 
 
-@command("BLPOP", -3, all_but_last, writes=True, in_scripts=False)
+@command("BLPOP", -3, all_but_last, in_scripts=False)
 def blpop(server: Any, args: list[bytes]) -> Any:
     *keys, timeout = args
     seconds = numbers.floating(timeout, "ERR timeout is not a float or out of range")
@@ -28,12 +28,6 @@ def blpop(server: Any, args: list[bytes]) -> Any:
 
 @command("WAIT", 3, none, in_scripts=False)
 def wait(server: Any, args: list[bytes]) -> Any:
-    if server.readonly:
-        raise CommandError(
-            "ERR WAIT cannot be used with replica instances. Please also note that since Redis 4.0 if a replica is "
-            "configured to be writable (which is not the default) writes to replicas are just local and are not "
-            "propagated."
-        )
     count, milliseconds = (
         numbers.integer(args[0]),
         numbers.integer(args[1], "ERR timeout is not an integer or out of range"),

@@ -8,7 +8,7 @@ from tests.simulation.redis import numbers
 from tests.simulation.redis.dataset import Scores
 from tests.simulation.redis.generic_commands import scan_options, stepped
 from tests.simulation.redis.registry import command
-from tests.simulation.redis.replies import OK, SYNTAX, CommandError, Double, Pairs, Scored, UnknownCommand
+from tests.simulation.redis.replies import OK, SYNTAX, CommandError, UnknownCommand, shown
 
 #: HSCAN returns up to this many fields at once, whatever the count is.
 _SMALL = 128
@@ -17,7 +17,7 @@ _SMALL = 128
 # Lists
 
 
-@command("RPUSH", -3, grows=True)
+@command("RPUSH", -3)
 def rpush(server: Any, args: list[bytes]) -> Any:
     found = server.made(args[0], list)
     found.extend(args[1:])
@@ -25,37 +25,7 @@ def rpush(server: Any, args: list[bytes]) -> Any:
     return len(found)
 
 
-@command("LPUSH", -3, grows=True)
-def lpush(server: Any, args: list[bytes]) -> Any:
-    found = server.made(args[0], list)
-    found[:0] = args[:0:-1]
-    server.changed(args[0])
-    return len(found)
-
-
-@command("LPOP", 2, writes=True)
-def lpop(server: Any, args: list[bytes]) -> Any:
-    found = server.typed(args[0], list)
-    if found is None:
-        return None
-    element = found.pop(0)
-    server.changed(args[0])
-    return element
-
-
-@command("LLEN", 2)
-def llen(server: Any, args: list[bytes]) -> Any:
-    return len(server.typed(args[0], list) or ())
-
-
-@command("LRANGE", 4)
-def lrange(server: Any, args: list[bytes]) -> Any:
-    start, end = numbers.integer(args[1]), numbers.integer(args[2])
-    found = server.typed(args[0], list) or []
-    return found[slice(*_within(start, end, len(found)))]
-
-
-@command("LTRIM", 4, writes=True)
+@command("LTRIM", 4)
 def ltrim(server: Any, args: list[bytes]) -> Any:
     start, end = numbers.integer(args[1]), numbers.integer(args[2])
     found = server.typed(args[0], list)
@@ -65,7 +35,7 @@ def ltrim(server: Any, args: list[bytes]) -> Any:
     return OK
 
 
-@command("LREM", 4, writes=True)
+@command("LREM", 4)
 def lrem(server: Any, args: list[bytes]) -> int:
     if numbers.integer(args[1]) != 0:
         raise UnknownCommand("LREM of some")
@@ -86,7 +56,7 @@ def _within(start: int, end: int, length: int) -> tuple[int, int]:
 # Hashes
 
 
-@command("HSET", -4, grows=True)
+@command("HSET", -4)
 def hset(server: Any, args: list[bytes]) -> Any:
     if len(args) % 2 == 0:
         raise CommandError("ERR wrong number of arguments for 'hset' command")
@@ -104,7 +74,7 @@ def hget(server: Any, args: list[bytes]) -> Any:
 
 @command("HGETALL", 2)
 def hgetall(server: Any, args: list[bytes]) -> Any:
-    return Pairs(part for pair in (server.typed(args[0], dict) or {}).items() for part in pair)
+    return [part for pair in (server.typed(args[0], dict) or {}).items() for part in pair]
 
 
 @command("HVALS", 2)
@@ -112,7 +82,7 @@ def hvals(server: Any, args: list[bytes]) -> Any:
     return [*(server.typed(args[0], dict) or {}).values()]
 
 
-@command("HDEL", -3, writes=True)
+@command("HDEL", -3)
 def hdel(server: Any, args: list[bytes]) -> Any:
     found = server.typed(args[0], dict)
     if found is None:
@@ -121,18 +91,6 @@ def hdel(server: Any, args: list[bytes]) -> Any:
     if gone:
         server.changed(args[0])
     return gone
-
-
-@command("HINCRBY", 4, grows=True)
-def hincrby(server: Any, args: list[bytes]) -> Any:
-    by = numbers.integer(args[2])
-    found = server.typed(args[0], dict) or {}
-    number = numbers.integer(found.get(args[1], b"0"), "ERR hash value is not an integer") + by
-    if not numbers.LEAST <= number <= numbers.MOST:
-        raise CommandError("ERR increment or decrement would overflow")
-    server.made(args[0], dict)[args[1]] = b"%d" % number
-    server.changed(args[0])
-    return number
 
 
 @command("HLEN", 2)
@@ -151,7 +109,7 @@ def hscan(server: Any, args: list[bytes]) -> Any:
 # Sorted sets
 
 
-@command("ZADD", -4, grows=True)
+@command("ZADD", -4)
 def zadd(server: Any, args: list[bytes]) -> Any:
     key, only, at = args[0], b"", 1
     while (option := args[at].upper() if at < len(args) else b"") in (b"XX", b"NX", b"GT", b"LT", b"CH", b"INCR"):
@@ -180,15 +138,10 @@ def zadd(server: Any, args: list[bytes]) -> Any:
     return added
 
 
-@command("ZCARD", 2)
-def zcard(server: Any, args: list[bytes]) -> Any:
-    return len(server.typed(args[0], Scores) or ())
-
-
 @command("ZSCORE", 3)
 def zscore(server: Any, args: list[bytes]) -> Any:
     score = (server.typed(args[0], Scores) or {}).get(args[1])
-    return None if score is None else Double(score)
+    return None if score is None else shown(score)
 
 
 @command("ZCOUNT", 4)
@@ -196,7 +149,7 @@ def zcount(server: Any, args: list[bytes]) -> Any:
     return len(_between(server, args))
 
 
-@command("ZREMRANGEBYSCORE", 4, writes=True)
+@command("ZREMRANGEBYSCORE", 4)
 def zremrangebyscore(server: Any, args: list[bytes]) -> Any:
     return _removed(server, args[0], _between(server, args))
 
@@ -213,7 +166,7 @@ def zrange(server: Any, args: list[bytes]) -> Any:
         if [option.upper() for option in args[3:]] != [b"WITHSCORES"]:
             raise UnknownCommand(f"ZRANGE with {args[3:]}")
         found = server.typed(args[0], Scores) or {}
-        return Scored((member, Double(found[member])) for member in _ranked(server, args))
+        return [part for member in _ranked(server, args) for part in (member, shown(found[member]))]
     return _ranked(server, args)
 
 
@@ -230,7 +183,7 @@ def zrangebyscore(server: Any, args: list[bytes]) -> Any:
     return [] if offset < 0 else ordered[offset : None if count < 0 else offset + count]
 
 
-@command("ZREMRANGEBYRANK", 4, writes=True)
+@command("ZREMRANGEBYRANK", 4)
 def zremrangebyrank(server: Any, args: list[bytes]) -> Any:
     return _removed(server, args[0], _ranked(server, args))
 
@@ -241,7 +194,7 @@ def _ranked(server: Any, args: list[bytes]) -> list[bytes]:
     return found.in_order()[slice(*_within(start, end, len(found)))] if found is not None else []
 
 
-@command("ZREM", -3, writes=True)
+@command("ZREM", -3)
 def zrem(server: Any, args: list[bytes]) -> Any:
     found = server.typed(args[0], Scores) or {}
     return _removed(server, args[0], [member for member in dict.fromkeys(args[1:]) if member in found])

@@ -17,7 +17,7 @@ from celery_singleton_lock.stores.redis.connection import packed
 from celery_singleton_lock.stores.redis.lock_answers import Answer
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.testing import RedisServer
-from tests.simulation.redis.dataset import TYPES, Scores, Stream
+from tests.simulation.redis.dataset import TYPES, Scores
 from tests.simulation.redis.replies import shown
 from tests.simulation.redis.server import RedisModel
 from tests.simulation.redis.session import Session
@@ -29,10 +29,9 @@ _MS, _US = 1_000, 10**14
 _SHORT = 20_000
 
 _NUMBER = re.compile(rb"-?[0-9]{4,}(\.[0-9]+)?")
-_ID = re.compile(rb"([0-9]{13,})-[0-9]+")
 
-#: A hold: its fence is a time in µs.
-_HOLD = re.compile(rb"(.+,)([0-9]{16})(\])", re.DOTALL)
+#: A hold, perhaps without its last character: its fence is a time in µs.
+_HOLD = re.compile(rb"(.+,)([0-9]{16})(\]?)", re.DOTALL)
 
 #: A message that has ended, see `ended.lua`, and the time in seconds from which on it may be forgotten.
 _ENDED, _SECONDS = re.compile(rb"(.{8})(.{4})", re.DOTALL), 10**9
@@ -45,8 +44,7 @@ for i, key in ipairs(redis.call('KEYS', '*')) do
   if kind == 'string' then value = redis.call('GET', key)
   elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
   elseif kind == 'hash' then value = redis.call('HGETALL', key)
-  elseif kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
-  elseif kind == 'stream' then value = redis.call('XRANGE', key, '-', '+') end
+  elseif kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end
   found[i] = {key, kind, redis.call('PTTL', key), value}
 end
 return found
@@ -124,10 +122,9 @@ class Pair:
         server: the real server; it is emptied.
         control: a connection to it.
         clients: number of clients.
-        resp: version of their protocol.
     """
 
-    def __init__(self, server: RedisServer, control: RealSession, *, clients: int, resp: int = 2) -> None:
+    def __init__(self, server: RedisServer, control: RealSession, *, clients: int) -> None:
         self._control = control
         for command in (("FLUSHALL",), ("SCRIPT", "FLUSH")):
             control.ask(*command)
@@ -135,11 +132,6 @@ class Pair:
         self.model = RedisModel(lambda: self._now / 1_000_000, version=version_of(control))
         self._real = [RealSession(server) for _ in range(clients)]
         self._modelled = [ModelSession(self.model, number) for number in range(clients)]
-        if resp == 3:
-            for real, modelled in zip(self._real, self._modelled, strict=True):
-                real.ask("HELLO", 3)
-                modelled.send([("HELLO", 3)])
-                modelled.answers()
 
     def step(self, client: int, commands: Sequence[Command]) -> None:
         """Let a client send some commands at once.
@@ -154,26 +146,6 @@ class Pair:
             self._now = max(int(timer * 1_000_000) + 1_000, self._time())
             self.model.run_timers()
         self._compare()
-
-    def run_out_of_memory(self) -> None:
-        self._control.ask("CONFIG", "SET", "maxmemory", 1)
-        self.model.out_of_memory = True
-
-    def become_replica(self) -> None:
-        """Become a replica of a missing server. Expired keys are removed first: on a replica, scripts see them."""
-        for key in [*self.model.dataset.database(0).ends_at]:
-            self._control.ask("EXISTS", key)
-        self._control.ask("REPLICAOF", "127.0.0.1", 1)
-        self.model.demote()
-
-    def recover(self) -> None:
-        self._control.ask("CONFIG", "SET", "maxmemory", 0)
-        self._control.ask("REPLICAOF", "NO", "ONE")
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether any client is blocked."""
-        return any(modelled.session.blocked for modelled in self._modelled)
 
     def _compare(self) -> None:
         expected = [each.answers() for each in self._modelled]
@@ -199,7 +171,7 @@ class Pair:
     def _outlive_the_short(self) -> None:
         """Wait until keys that are about to expire have expired: otherwise the real server may still have them."""
         now = self._time()
-        ends = self.model.dataset.database(0).ends_at.values()
+        ends = self.model.dataset.ends_at.values()
         until = max((end for end in ends if end * 1000 < now + _SHORT), default=0) * 1000 + now - self._now + 2_000
         while self._time() <= until:
             pass
@@ -216,8 +188,8 @@ class Pair:
     def _compare_keys(self, dump: dict[bytes, Any], now: int, slack: int) -> None:
         self._now = max(self._now, now * 1000)
         modelled = {}
-        for key, value in self.model.dataset.database(0).values.items():
-            end = self.model.dataset.database(0).ends_at.get(key)
+        for key, value in self.model.dataset.values.items():
+            end = self.model.dataset.ends_at.get(key)
             if end is None or end >= now:
                 modelled[key] = [TYPES[value.__class__], -1 if end is None else end - now, _flat(value)]
         if sorted(dump) != sorted(modelled):
@@ -240,8 +212,6 @@ def _flat(value: Any) -> Any:
         return [part for member in value.in_order() for part in (member, shown(value[member]))]
     if isinstance(value, dict):
         return [part for pair in value.items() for part in pair]
-    if isinstance(value, Stream):
-        return [[b"%d-%d" % name, list(fields)] for name, fields in value.entries]
     return value
 
 
@@ -278,8 +248,6 @@ def alike(real: Any, modelled: Any, slack: int = 0) -> bool:
     if real == modelled:
         return True
     if isinstance(real, bytes):
-        if (name := _ID.fullmatch(real)) and (other := _ID.fullmatch(modelled)):
-            return abs(int(name[1]) - int(other[1])) <= slack
         if (hold := _HOLD.fullmatch(real)) and (other := _HOLD.fullmatch(modelled)):
             return hold[1] == other[1] and abs(int(hold[2]) - int(other[2])) <= slack * 1000
         if len(real) == len(modelled) and len(real) % 12 == 0 and min(map(_seconds, (real, modelled))) > _SECONDS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tests.simulation.redis.replies import UnknownCommand
@@ -15,37 +14,19 @@ class Scores(dict[bytes, float]):
         return sorted(self, key=lambda member: (self[member], member))
 
 
-class Stream:
-    """Entries by their ids; the stream exists even if it is empty."""
-
-    __slots__ = ("entries", "first_of_nodes", "last_id")
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[tuple[int, int], list[bytes]]] = []
-        self.last_id = (0, 0)
-        #: How many entries each node of a real stream has; nodes are trimmed as a whole.
-        self.first_of_nodes: list[int] = []
-
-    def copy(self) -> Stream:
-        copy = Stream()
-        copy.entries, copy.last_id, copy.first_of_nodes = list(self.entries), self.last_id, list(self.first_of_nodes)
-        return copy
-
-
-TYPES = {bytes: b"string", list: b"list", dict: b"hash", Scores: b"zset", Stream: b"stream"}
+TYPES = {bytes: b"string", list: b"list", dict: b"hash", Scores: b"zset"}
 
 
 class Change(NamedTuple):
     """The new state of a key: its value (None: it is gone) and its expiry time in ms (None: it has none)."""
 
-    database: int
     key: bytes
     value: Any
     ends_at: int | None
 
 
-class Database:
-    """The keys of one database."""
+class Dataset:
+    """The keys of a server, which has one database."""
 
     __slots__ = ("ends_at", "values")
 
@@ -53,39 +34,20 @@ class Database:
         self.values: dict[bytes, Any] = {}
         self.ends_at: dict[bytes, int] = {}
 
-
-class Dataset:
-    """All databases of a server."""
-
-    def __init__(self) -> None:
-        self.databases: dict[int, Database] = {}
-
-    def database(self, index: int) -> Database:
-        if index not in self.databases:
-            self.databases[index] = Database()
-        return self.databases[index]
-
     def copy(self) -> Dataset:
         copy = Dataset()
-        for change in self.changes():
-            copy.apply(change)
+        for key, value in self.values.items():
+            copy.apply(Change(key, value, self.ends_at.get(key)))
         return copy
 
-    def changes(self) -> Iterator[Change]:
-        """The changes that turn an empty dataset into this one."""
-        for index, database in self.databases.items():
-            for key, value in database.values.items():
-                yield Change(index, key, copied(value), database.ends_at.get(key))
-
     def apply(self, change: Change) -> None:
-        database = self.database(change.database)
-        database.ends_at.pop(change.key, None)
+        self.ends_at.pop(change.key, None)
         if change.value is None:
-            database.values.pop(change.key, None)
+            self.values.pop(change.key, None)
             return
-        database.values[change.key] = copied(change.value)
+        self.values[change.key] = copied(change.value)
         if change.ends_at is not None:
-            database.ends_at[change.key] = change.ends_at
+            self.ends_at[change.key] = change.ends_at
 
 
 def copied(value: Any) -> Any:
@@ -93,6 +55,6 @@ def copied(value: Any) -> Any:
         return value
     if isinstance(value, Scores):
         return Scores(value)
-    if isinstance(value, (list, dict, Stream)):
+    if isinstance(value, (list, dict)):
         return value.copy()
     raise UnknownCommand(f"a value of type {type(value)}")

@@ -17,7 +17,7 @@ def get(server: Any, args: list[bytes]) -> Any:
     return server.typed(args[0], bytes)
 
 
-@command("SET", -3, grows=True)
+@command("SET", -3)
 def set_(server: Any, args: list[bytes]) -> Any:
     key, value, *options = args
     ends_at, must, keeps, returns, at = None, b"", False, False, 0
@@ -39,7 +39,7 @@ def set_(server: Any, args: list[bytes]) -> Any:
     if (must == b"NX" and before is not None) or (must == b"XX" and before is None):
         return before if returns else None
     if keeps:
-        ends_at = server.db.ends_at.get(key)
+        ends_at = server.dataset.ends_at.get(key)
     server.put(key, value, ends_at)
     return before if returns else OK
 
@@ -72,30 +72,11 @@ def strlen(server: Any, args: list[bytes]) -> Any:
     return len(server.typed(args[0], bytes) or b"")
 
 
-@command("APPEND", 3, grows=True)
+@command("APPEND", 3)
 def append(server: Any, args: list[bytes]) -> Any:
     text = (server.typed(args[0], bytes) or b"") + args[1]
-    server.put(args[0], text, server.db.ends_at.get(args[0]))
+    server.put(args[0], text, server.dataset.ends_at.get(args[0]))
     return len(text)
-
-
-@command("INCR", 2, grows=True)
-def incr(server: Any, args: list[bytes]) -> Any:
-    return _added(server, args[0], 1)
-
-
-@command("INCRBY", 3, grows=True)
-def incrby(server: Any, args: list[bytes]) -> Any:
-    return _added(server, args[0], numbers.integer(args[1]))
-
-
-def _added(server: Any, key: bytes, by: int) -> int:
-    text = server.typed(key, bytes)
-    number = (numbers.integer(text) if text is not None else 0) + by
-    if not numbers.LEAST <= number <= numbers.MOST:
-        raise CommandError("ERR increment or decrement would overflow")
-    server.put(key, b"%d" % number, server.db.ends_at.get(key))
-    return number
 
 
 @command("EXISTS", -2, every)
@@ -104,14 +85,9 @@ def exists(server: Any, args: list[bytes]) -> Any:
     return sum(lookup(key) is not None for key in args)
 
 
-@command("DEL", -2, every, writes=True)
+@command("DEL", -2, every)
 def del_(server: Any, args: list[bytes]) -> Any:
     return sum(server.lookup(key) is not None and server.remove(key) for key in args)
-
-
-@command("UNLINK", -2, every, writes=True)
-def unlink(server: Any, args: list[bytes]) -> Any:
-    return del_(server, args)
 
 
 @command("TYPE", 2)
@@ -124,82 +100,29 @@ def type_(server: Any, args: list[bytes]) -> Any:
 def pttl(server: Any, args: list[bytes]) -> Any:
     if server.lookup(args[0]) is None:
         return -2
-    ends_at = server.db.ends_at.get(args[0])
+    ends_at = server.dataset.ends_at.get(args[0])
     return -1 if ends_at is None else max(ends_at - server.ms, 0)
 
 
-@command("TTL", 2)
-def ttl(server: Any, args: list[bytes]) -> Any:
-    left = pttl(server, args)
-    return (left + 500) // 1000 if left >= 0 else left
-
-
-@command("PEXPIRE", -3, writes=True)
+@command("PEXPIRE", 3)
 def pexpire(server: Any, args: list[bytes]) -> Any:
-    return _expire(server, args, 1, server.ms, "pexpire")
-
-
-@command("EXPIRE", -3, writes=True)
-def expire(server: Any, args: list[bytes]) -> Any:
-    return _expire(server, args, 1000, server.ms, "expire")
-
-
-@command("PEXPIREAT", -3, writes=True)
-def pexpireat(server: Any, args: list[bytes]) -> Any:
-    return _expire(server, args, 1, 0, "pexpireat")
-
-
-def _expire(server: Any, args: list[bytes], unit: int, since: int, name: str) -> int:
-    if len(args) > 2:
-        raise UnknownCommand(f"{name.upper()} with options: {args}")
-    number, key = numbers.integer(args[1]) * unit, args[0]
-    if not numbers.LEAST <= number <= numbers.MOST or number + since > numbers.MOST:
-        shown = f"'{name}' command" if server.is_seven else name
+    key, milliseconds = args[0], numbers.integer(args[1])
+    if milliseconds + server.ms > numbers.MOST:
+        shown = "'pexpire' command" if server.is_seven else "pexpire"
         raise CommandError(f"ERR invalid expire time in {shown}")
     if server.lookup(key) is None:
         return 0
-    if number + since <= server.ms and server.ends_keys:
+    if milliseconds <= 0:
         server.remove(key)
     else:
-        server.expire_at(key, number + since)
+        server.expire_at(key, server.ms + milliseconds)
     return 1
-
-
-@command("PERSIST", 2, writes=True)
-def persist(server: Any, args: list[bytes]) -> Any:
-    if server.lookup(args[0]) is None or args[0] not in server.db.ends_at:
-        return 0
-    server.expire_at(args[0], None)
-    return 1
-
-
-@command("DBSIZE", 1, none)
-def dbsize(server: Any, args: list[bytes]) -> Any:
-    return len(server.db.values)
-
-
-@command("KEYS", 2, none)
-def keys(server: Any, args: list[bytes]) -> Any:
-    matches = matcher(args[0])
-    return [key for key in list(server.db.values) if matches(key) and server.lookup(key) is not None]
-
-
-@command("FLUSHALL", -1, none, writes=True)
-def flushall(server: Any, args: list[bytes]) -> Any:
-    server.flush(list(server.dataset.databases.values()))
-    return OK
-
-
-@command("FLUSHDB", -1, none, writes=True)
-def flushdb(server: Any, args: list[bytes]) -> Any:
-    server.flush([server.db])
-    return OK
 
 
 @command("SCAN", -2, none)
 def scan(server: Any, args: list[bytes]) -> Any:
     position, matches, count = scan_options(args)
-    position, found = stepped(server.db.values, position, count)
+    position, found = stepped(server.dataset.values, position, count)
     return [position, [key for key in found if matches(key) and server.lookup(key) is not None]]
 
 

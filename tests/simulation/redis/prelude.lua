@@ -93,7 +93,7 @@ local function error_line(text)
   return line((gsub(text, '[\r\n]+$', '')))
 end
 
-local function written(value, nothing)
+local function written(value)
   local kind = type(value)
   if kind == 'string' then
     return '$' .. #value .. '\r\n' .. value .. '\r\n'
@@ -102,7 +102,7 @@ local function written(value, nothing)
   elseif value == true then
     return ':1\r\n'
   elseif kind ~= 'table' then
-    return nothing
+    return '$-1\r\n'
   end
   local err, ok = rawget(value, 'err'), rawget(value, 'ok')
   if type(err) == 'string' then
@@ -114,7 +114,7 @@ local function written(value, nothing)
   local each = rawget(value, 1)
   while each ~= nil do
     count = count + 1
-    parts[count] = written(each, nothing)
+    parts[count] = written(each)
     each = rawget(value, count + 1)
   end
   return '*' .. count .. '\r\n' .. concat(parts)
@@ -131,22 +131,22 @@ local function refused(sha, err)
   return '-' .. line(text) .. '\r\n'
 end
 
-local function run(script, sha, nothing, keys, args)
+local function run(script, sha, keys, args)
   rawset(scope, 'KEYS', keys)
   rawset(scope, 'ARGV', args)
   local done, value = xpcall(script, failed)
   if done then
-    return written(value, nothing)
+    return written(value)
   end
   return refused(sha, value)
 end
 
-local function run_with(script, sha, nothing, count, ...)
+local function run_with(script, sha, count, ...)
   local keys, args = {...}, {select(count + 1, ...)}
   for i = #keys, count + 1, -1 do
     keys[i] = nil
   end
-  return run(script, sha, nothing, keys, args)
+  return run(script, sha, keys, args)
 end
 
 local function compile(text)

@@ -19,20 +19,14 @@ class Known:
         run: carries it out, given the server and the arguments after the name.
         arity: number of words, including the name; negative: at least this many.
         keys: which of the arguments are keys.
-        writes: whether a replica refuses it.
-        grows: whether a server that is out of memory refuses it.
         in_scripts: whether scripts may use it.
-        while_loading: whether it is answered while the server loads its data, or is busy with a script.
     """
 
     name: str
     run: Callable[[Any, Arguments], Any]
     arity: int
     keys: Callable[[Arguments], Sequence[bytes]]
-    writes: bool
-    grows: bool
     in_scripts: bool
-    while_loading: bool
 
     def takes(self, words: int) -> bool:
         return words == self.arity if self.arity > 0 else words >= -self.arity
@@ -63,15 +57,12 @@ def command(
     arity: int,
     keys: Callable[[Arguments], Sequence[bytes]] = first,
     *,
-    writes: bool = False,
-    grows: bool = False,
     in_scripts: bool = True,
-    while_loading: bool = False,
 ) -> Callable[[Carried], Carried]:
     """Register a function as a command."""
 
     def known(run: Carried) -> Carried:
-        entry = Known(name.lower(), run, arity, keys, writes or grows, grows, in_scripts, while_loading)
+        entry = Known(name.lower(), run, arity, keys, in_scripts)
         COMMANDS[name.encode()] = COMMANDS[name.lower().encode()] = entry
         return run
 

@@ -1,4 +1,4 @@
-"""Answers of commands, and their form on the wire (RESP2 and RESP3)."""
+"""Answers of commands, and their form on the wire (RESP2)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,6 @@ class Status(bytes):
     """A simple string, such as OK."""
 
 
-class Pairs(list[Any]):
-    """Alternating names and values: a map in RESP3."""
-
-
-class Scored(list[Any]):
-    """Members, each with its score as a `Double`: flat in RESP2."""
-
-
-class Double(float):
-    """A score: a string in RESP2."""
-
-
 class NilList:
     """No list: the answer of a BLPOP that timed out."""
 
@@ -59,27 +47,21 @@ WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 SYNTAX = "ERR syntax error"
 
 
-def encoded(reply: Any, resp: int) -> bytes:
+def encoded(reply: Any) -> bytes:
     if reply.__class__ is int:
         return b":%d\r\n" % reply
     if reply.__class__ is bytes:
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
     if reply is None:
-        return b"$-1\r\n" if resp == 2 else b"_\r\n"
+        return b"$-1\r\n"
     if isinstance(reply, Status):
         return b"+%b\r\n" % reply
-    if isinstance(reply, Pairs) and resp == 3:
-        return b"%%%d\r\n" % (len(reply) // 2) + b"".join(encoded(each, resp) for each in reply)
-    if isinstance(reply, Double):
-        return encoded(shown(reply), resp) if resp == 2 else b",%b\r\n" % shown(reply)
-    if isinstance(reply, Scored):
-        return encoded([part for pair in reply for part in pair] if resp == 2 else [list(pair) for pair in reply], resp)
     if isinstance(reply, list):
-        return b"*%d\r\n" % len(reply) + b"".join(encoded(each, resp) for each in reply)
+        return b"*%d\r\n" % len(reply) + b"".join(map(encoded, reply))
     if isinstance(reply, CommandError):
         return error_line(reply.text)
     if reply is NIL_LIST:
-        return b"*-1\r\n" if resp == 2 else b"_\r\n"
+        return b"*-1\r\n"
     raise UnknownCommand(f"an answer that is {reply!r}")
 
 

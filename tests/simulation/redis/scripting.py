@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lupa.lua51
 
-from tests.simulation.redis.replies import NIL_LIST, CallError, CommandError, Double, Scored, Status, shown
+from tests.simulation.redis.replies import NIL_LIST, CallError, CommandError, Status, shown
 
 if TYPE_CHECKING:
     from tests.simulation.redis.server import RedisModel
@@ -32,7 +32,7 @@ class Lua:
         self._lua = lupa.lua51.LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False)
         self._null = self._lua.execute(b"return newproxy(false)")
         text = Path(__file__).with_name("prelude.lua").read_bytes()
-        given = self._call, self._pcall, self._problem_of, _sha1, self._decode, self._null, is_seven
+        given = self._call, self._pcall, self._problem_of, sha_of, self._decode, self._null, is_seven
         self._compile, self._run, self._run_with, self._here, self._ok = self._lua.execute(text, *given)
         self._problem: bytes | None = None
         self._compiled: dict[bytes, Any] = {}
@@ -58,16 +58,14 @@ class Lua:
             self._compiled[text] = script
         return script
 
-    def run(
-        self, server: RedisModel, text: bytes, sha: bytes, keys: list[bytes], args: list[bytes], resp: int
-    ) -> bytes:
+    def run(self, server: RedisModel, text: bytes, sha: bytes, keys: list[bytes], args: list[bytes]) -> bytes:
         """The answer of a script, as it goes over the wire."""
-        script, nothing = self.compiled(text), b"$-1\r\n" if resp == 2 else b"_\r\n"
+        script = self.compiled(text)
         self._server, self._broken = server, None
         if len(keys) + len(args) > _FEW:
-            answer = self._run(script, sha, nothing, self._lua.table_from(keys), self._lua.table_from(args))
+            answer = self._run(script, sha, self._lua.table_from(keys), self._lua.table_from(args))
         else:
-            answer = self._run_with(script, sha, nothing, len(keys), *keys, *args)
+            answer = self._run_with(script, sha, len(keys), *keys, *args)
         if self._broken is not None:
             broken, self._broken = self._broken, None
             raise broken
@@ -119,10 +117,6 @@ class Lua:
             return False
         if isinstance(reply, Status):
             return self._ok(bytes(reply))
-        if isinstance(reply, Double):
-            return shown(reply)
-        if isinstance(reply, Scored):
-            reply = [part for pair in reply for part in pair]
         if isinstance(reply, list):
             return self._lua.table_from([self._as_lua(each) for each in reply])
         return reply
@@ -172,15 +166,7 @@ def _utf8_of(text: str) -> bytes:
     )
 
 
-def _sha1(text: bytes) -> bytes:
-    return hashlib.sha1(text).hexdigest().encode()
-
-
+@lru_cache(maxsize=4096)
 def sha_of(text: bytes) -> bytes:
     """The digest by which a script is known."""
-    return _known_sha(text)
-
-
-@lru_cache(maxsize=4096)
-def _known_sha(text: bytes) -> bytes:
-    return _sha1(text)
+    return hashlib.sha1(text).hexdigest().encode()

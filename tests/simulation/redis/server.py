@@ -14,19 +14,14 @@ from tests.simulation.redis import (  # noqa: F401 - they make themselves known
     generic_commands,
     script_commands,
     server_commands,
-    stream_commands,
 )
 from tests.simulation.redis.cluster import ClusterMap
-from tests.simulation.redis.dataset import Change, Database, Dataset, copied
+from tests.simulation.redis.dataset import Change, Dataset, copied
 from tests.simulation.redis.registry import COMMANDS, Known
 from tests.simulation.redis.replies import WRONG_TYPE, CallError, CommandError, UnknownCommand
 from tests.simulation.redis.scripting import lua_of
 from tests.simulation.redis.session import Blocked, Session
 
-Place = tuple[int, bytes]
-
-READONLY = "READONLY You can't write against a read only replica."
-OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
 _FOREIGN = "attempted to access a non local key in a cluster node"
 
 
@@ -41,14 +36,9 @@ class RedisModel:
 
     Attributes:
         dataset: all keys.
-        readonly: it is a replica, and refuses writes.
-        loading, busy, out_of_memory: states in which it refuses most commands, or those that write.
-        password: for logging in; None if nobody has to.
         cluster: what it knows of its cluster.
         on_write: called with the changes of a command, or of a whole script, and with the offset for WAIT.
         acknowledged: the offset of each replica; see `replica_has`.
-        info: fields of INFO that replace its own.
-        commands: number of commands that it carried out, including those of scripts.
     """
 
     def __init__(
@@ -63,31 +53,22 @@ class RedisModel:
         self.version = tuple(int(part) for part in version.split("."))
         self.is_seven = self.version >= (7,)
         self.dataset = dataset if dataset is not None else Dataset()
-        self.readonly = self.loading = self.busy = self.out_of_memory = False
-        self.password: bytes | None = None
         self.cluster: ClusterMap | None = None
         self.on_write: Callable[[int, Sequence[Change]], None] | None = None
         self.acknowledged: dict[str, int] = {}
         self.offset = 0
-        self.info: dict[str, str] = {}
-        self.commands = 0
         self.run_id = f"{randint(0, 2**160 - 1):040x}"
         self.lua = lua_of(self.is_seven)
         self.scripts: dict[bytes, bytes] = {}
         self.sessions: dict[int, Session] = {}
         self.session: Session
-        self.db: Database = self.dataset.database(0)
         #: The time of the present command, in µs and in ms since the epoch.
         self.us = self.ms = 0
         self._last_id = 0
-        self._database = 0
-        self._changed: dict[Place, None] = {}
-        #: Of the present script: the digest of its text; whether it has written.
-        self._script: bytes | None = None
-        self._script_has_written = False
+        self._changed: dict[bytes, None] = {}
         self._asking = False
-        self._waiting: dict[Place, list[Session]] = {}
-        self._ready: deque[Place] = deque()
+        self._waiting: dict[bytes, list[Session]] = {}
+        self._ready: deque[bytes] = deque()
         self._woken: deque[Session] = deque()
         self._to_flush: dict[int, Session] = {}
         self._turns = 0
@@ -135,11 +116,6 @@ class RedisModel:
         while self._to_flush:
             self._to_flush.pop(next(iter(self._to_flush))).flush()
 
-    def disconnect_all(self) -> None:
-        """The server closes all connections, for example when it ends."""
-        for session in list(self.sessions.values()):
-            self.drop(session)
-
     def drop(self, session: Session) -> None:
         """Close a connection from the server's side."""
         if session.id in self.sessions:
@@ -164,25 +140,7 @@ class RedisModel:
                 assert blocked is not None
                 self._unblock(session, blocked.at_its_end(session))
 
-    def sweep(self) -> None:
-        """Delete expired keys, which a real server does several times a second in the background."""
-        now = self._tick()
-        for index, database in self.dataset.databases.items():
-            for key in [key for key, end in database.ends_at.items() if now > end]:
-                self._select(index)
-                self.lookup(key)
-        self._tell()
-
     # Data from outside
-
-    def copy_dataset(self) -> Dataset:
-        """An independent copy."""
-        return self.dataset.copy()
-
-    def apply(self, changes: Sequence[Change]) -> None:
-        """Apply changes of the server whose replica this is."""
-        for change in changes:
-            self.dataset.apply(change)
 
     def replica_has(self, replica: str, offset: int) -> None:
         """A replica has acknowledged the writes so far; this may end a WAIT."""
@@ -197,55 +155,26 @@ class RedisModel:
         """How many replicas have reached this offset."""
         return sum(each >= offset for each in self.acknowledged.values())
 
-    def demote(self) -> None:
-        """It becomes a replica: blocked clients are sent away."""
-        self.readonly = True
-        reason = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"
-        self._send_away(lambda session: CommandError(reason))
-
     def move_slots(self, cluster: ClusterMap) -> None:
         """The cluster's map has changed: a client blocked on a key that is now elsewhere is sent there."""
         self.cluster = cluster
-
-        def elsewhere(session: Session) -> CommandError | None:
-            assert session.blocked is not None
-            return cluster.redirection(session.blocked.keys, session.blocked.places_held(self), asking=False)
-
-        self._send_away(elsewhere, closes=False)
-
-    def evict(self, key: bytes, database: int = 0) -> bool:
-        """The server runs out of memory for a key; returns whether it had it."""
-        self._tick()
-        self._select(database)
-        had = self.lookup(key) is not None and self.remove(key)
-        self._tell()
-        return had
-
-    def peek(self, key: bytes, database: int = 0) -> tuple[Any, int | None]:
-        """A value and its ms to live (None: forever), without the server noticing; (None, 0) if it is gone."""
-        db = self.dataset.databases.get(database)
-        if db is None or key not in db.values:
-            return None, 0
-        end, now = db.ends_at.get(key), int(self._clock() * 1_000_000) // 1000
-        if end is not None and now > end:
-            return None, 0
-        return db.values[key], None if end is None else max(end - now, 0)
+        with self.turn():
+            self._tick()
+            for session in [each for each in self.sessions.values() if each.blocked]:
+                keys = session.blocked.keys if session.blocked else ()
+                held = sum(self.lookup(key) is not None for key in keys)
+                if (elsewhere := cluster.redirection(keys, held, asking=False)) is not None:
+                    self._unblock(session, elsewhere)
 
     # For commands
 
-    @property
-    def ends_keys(self) -> bool:
-        """Whether it deletes expired keys: a replica leaves that to its master."""
-        return not self.readonly
-
     def lookup(self, key: bytes) -> Any:
         """The value of a key; None if it does not exist or has expired."""
-        end = self.db.ends_at.get(key)
+        end = self.dataset.ends_at.get(key)
         if end is not None and self.ms > end:
-            if self.ends_keys:
-                self.remove(key)
+            self.remove(key)
             return None
-        return self.db.values.get(key)
+        return self.dataset.values.get(key)
 
     def typed(self, key: bytes, kind: type) -> Any:
         """Like `lookup`, for a value of this type."""
@@ -258,66 +187,59 @@ class RedisModel:
         """Like `typed`, but an empty value if there is none, to be filled, and `changed`."""
         value = self.typed(key, kind)
         if value is None:
-            value = self.db.values[key] = kind()
-            self.db.ends_at.pop(key, None)
+            value = self.dataset.values[key] = kind()
+            self.dataset.ends_at.pop(key, None)
         return value
 
     def put(self, key: bytes, value: Any, ends_at: int | None) -> None:
-        self.db.values[key] = value
+        self.dataset.values[key] = value
         self.expire_at(key, ends_at)
 
     def expire_at(self, key: bytes, ends_at: int | None) -> None:
         if ends_at is None:
-            self.db.ends_at.pop(key, None)
+            self.dataset.ends_at.pop(key, None)
         else:
-            self.db.ends_at[key] = ends_at
-        self._changed[self._database, key] = None
+            self.dataset.ends_at[key] = ends_at
+        self._changed[key] = None
 
     def remove(self, key: bytes) -> bool:
-        self.db.ends_at.pop(key, None)
-        self._changed[self._database, key] = None
-        return self.db.values.pop(key, None) is not None
+        self.dataset.ends_at.pop(key, None)
+        self._changed[key] = None
+        return self.dataset.values.pop(key, None) is not None
 
     def changed(self, key: bytes) -> None:
         """A collection has changed: an empty one is deleted, an element of a list may wake a client."""
-        value = self.db.values[key]
+        value = self.dataset.values[key]
         if not value and isinstance(value, (list, dict)):
             self.remove(key)
             return
-        place = self._database, key
-        self._changed[place] = None
-        if place in self._waiting and place not in self._ready:
-            self._ready.append(place)
+        self._changed[key] = None
+        if key in self._waiting and key not in self._ready:
+            self._ready.append(key)
 
-    def flush(self, databases: Sequence[Database]) -> None:
-        for index, database in self.dataset.databases.items():
-            if database in databases:
-                self._changed.update(dict.fromkeys((index, key) for key in database.values))
-                database.values.clear()
-                database.ends_at.clear()
+    def flush(self) -> None:
+        self._changed.update(dict.fromkeys(self.dataset.values))
+        self.dataset.values.clear()
+        self.dataset.ends_at.clear()
 
     def block(self, blocked: Blocked) -> None:
         """Let the client wait for this; see `Blocked`."""
         self.session.blocked = blocked
         for key in blocked.keys:
-            self._waiting.setdefault((self.session.database, key), []).append(self.session)
+            self._waiting.setdefault(key, []).append(self.session)
 
     def unwait(self, session: Session) -> None:
         """End the waiting of a client."""
         blocked, session.blocked = session.blocked, None
         for key in blocked.keys if blocked else ():
-            waiting = self._waiting[session.database, key]
+            waiting = self._waiting[key]
             waiting.remove(session)
             if not waiting:
-                del self._waiting[session.database, key]
+                del self._waiting[key]
 
     def run_script(self, text: bytes, sha: bytes, keys: list[bytes], args: list[bytes]) -> bytes:
         """The answer of a script, as it goes over the wire."""
-        self._script, self._script_has_written = sha, False
-        try:
-            return self.lua.run(self, text, sha, keys, args, self.session.resp)
-        finally:
-            self._script = None
+        return self.lua.run(self, text, sha, keys, args)
 
     def from_script(self, name: bytes, args: list[bytes]) -> Any:
         """Carry out a command of a script."""
@@ -333,15 +255,8 @@ class RedisModel:
             raise CallError(
                 "ERR This Redis command is not allowed from script", "This Redis command is not allowed from scripts"
             )
-        if known.writes:
-            if self.readonly:
-                raise CallError(READONLY, f"-{READONLY}\r\n")
-            if known.grows and self.out_of_memory and not self._script_has_written:
-                raise CallError(OUT_OF_MEMORY, f"-{OUT_OF_MEMORY}\r\n")
-            self._script_has_written = True
         if self.cluster is not None and self._redirection(known, args) is not None:
             raise CallError(f"ERR Script {_FOREIGN}", f"Lua script {_FOREIGN}")
-        self.commands += 1
         return known.run(self, args)
 
     # The loop
@@ -354,11 +269,9 @@ class RedisModel:
             raise UnknownCommand(f"{name!r}, with {args[:8]}")
         self.session = session
         self._tick()
-        self._select(session.database)
-        self.commands += 1
         self._asking, session.asking = session.asking, False
         try:
-            self._check(known, session, args)
+            self._check(known, args)
             reply = known.run(self, args)
         except CommandError as error:
             reply = error
@@ -372,7 +285,7 @@ class RedisModel:
         session.answer(reply)
         self._to_flush[session.id] = session
 
-    def _check(self, known: Known, session: Session, args: list[bytes]) -> None:
+    def _check(self, known: Known, args: list[bytes]) -> None:
         """Check that the command can be carried out here and now.
 
         Raises:
@@ -380,18 +293,8 @@ class RedisModel:
         """
         if not known.takes(len(args) + 1):
             raise CommandError(f"ERR wrong number of arguments for '{known.name}' command")
-        if self.password is not None and not session.is_known and known.name not in ("auth", "hello"):
-            raise CommandError("NOAUTH Authentication required.")
         if self.cluster is not None and (elsewhere := self._redirection(known, args)) is not None:
             raise elsewhere
-        if self.out_of_memory and known.grows:
-            raise CommandError(OUT_OF_MEMORY)
-        if self.readonly and known.writes:
-            raise CommandError(READONLY)
-        if self.loading and not known.while_loading:
-            raise CommandError("LOADING Redis is loading the dataset in memory")
-        if self.busy and not known.while_loading:
-            raise CommandError("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.")
 
     def _redirection(self, known: Known, args: list[bytes]) -> CommandError | None:
         """The redirection of a command of a client, or of its script."""
@@ -403,13 +306,12 @@ class RedisModel:
     def _serve(self) -> None:
         """Give pushed elements to the clients that wait for them, longest wait first."""
         while self._ready:
-            place = self._ready.popleft()
-            self._select(place[0])
-            while (waiting := self._waiting.get(place)) and self.lookup(place[1]).__class__ is list:
+            key = self._ready.popleft()
+            while (waiting := self._waiting.get(key)) and self.lookup(key).__class__ is list:
                 session = waiting[0]
-                element = self.db.values[place[1]].pop(0)
-                self.changed(place[1])
-                self._unblock(session, [place[1], element])
+                element = self.dataset.values[key].pop(0)
+                self.changed(key)
+                self._unblock(session, [key, element])
             self._tell()
 
     def _unblock(self, session: Session, reply: Any) -> None:
@@ -417,34 +319,18 @@ class RedisModel:
         self.reply(session, reply)
         self._woken.append(session)
 
-    def _send_away(self, reason: Callable[[Session], CommandError | None], *, closes: bool = True) -> None:
-        with self.turn():
-            self._tick()
-            for session in [each for each in self.sessions.values() if each.blocked]:
-                if (error := reason(session)) is not None:
-                    self._unblock(session, error)
-                    if closes:
-                        self.drop(session)
-
     def _tick(self) -> int:
         self.us = int(self._clock() * 1_000_000)
         self.ms = self.us // 1000
         return self.ms
 
-    def _select(self, database: int) -> None:
-        if database != self._database or self.db is not self.dataset.databases.get(database):
-            self._database, self.db = database, self.dataset.database(database)
-
     def _tell(self) -> None:
         """Report the changes of a command."""
         if not self._changed:
             return
-        places, self._changed = self._changed, {}
+        keys, self._changed = self._changed, {}
         self.offset += 1
         if self.on_write is None:
             return
-        changes = []
-        for index, key in places:
-            database = self.dataset.database(index)
-            changes.append(Change(index, key, copied(database.values.get(key)), database.ends_at.get(key)))
-        self.on_write(self.offset, changes)
+        values, ends_at = self.dataset.values, self.dataset.ends_at
+        self.on_write(self.offset, [Change(key, copied(values.get(key)), ends_at.get(key)) for key in keys])

@@ -32,9 +32,6 @@ class Blocked:
         """The answer if nothing has come."""
         return session.server.replicas_at(session.offset) if self.replicas else NIL_LIST
 
-    def places_held(self, server: RedisModel) -> int:
-        return sum(server.lookup(key) is not None for key in self.keys)
-
 
 _ONLY_BYTES = frozenset({bytes})
 
@@ -51,11 +48,8 @@ class Session:
 
     Attributes:
         server: at its other end.
-        id, address, name: of the client.
+        id, address: of the client.
         closed: see `RedisModel.connect`.
-        database: the selected database.
-        resp: version of the protocol.
-        is_known: whether it has logged in.
         asking: whether its next command may be about a slot that is about to move here.
         blocked: what it waits for.
         offset: up to which it has seen writes, including those of others.
@@ -65,10 +59,9 @@ class Session:
         self, server: RedisModel, identity: int, send: Callable[[bytes], None], address: str, closed: Callable[[], None]
     ) -> None:
         self.server = server
-        self.id, self.address, self.name = identity, address, b""
+        self.id, self.address = identity, address
         self.closed = closed
-        self.database, self.resp = 0, 2
-        self.is_known = self.asking = False
+        self.asking = False
         self.blocked: Blocked | None = None
         self.offset = 0
         self._send = send
@@ -109,7 +102,7 @@ class Session:
 
     def answer(self, reply: Any) -> None:
         """Send an answer at the end of the turn."""
-        self._answers.append(reply if reply.__class__ is Written else encoded(reply, self.resp))
+        self._answers.append(reply if reply.__class__ is Written else encoded(reply))
 
     def flush(self) -> None:
         """Send the answers."""
