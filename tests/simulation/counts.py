@@ -66,11 +66,18 @@ class Counts:
 
 def known() -> dict[str, set[str]]:
     """By kind: the names of all."""
-    from tests.simulation import disagreements, faults, lines, rare, sendings, shapes, sharing, trouble
+    from tests.simulation import clusters, disagreements, faults, lines, rare, sendings, shapes, sharing, trouble
     from tests.simulation.plan import PLANS
 
     import_module("tests.simulation.simulate")  # It has all checkers, whose excuses are known by then.
-    drawn = (*lines.SHAPES, *sendings.SHAPES, *sendings.IN_CANVAS, *sharing.OF_JOINED, *sharing.OF_NEWEST)
+    drawn = (
+        clusters.a_slot_moves,
+        *lines.SHAPES,
+        *sendings.SHAPES,
+        *sendings.IN_CANVAS,
+        *sharing.OF_JOINED,
+        *sharing.OF_NEWEST,
+    )
     drawn += tuple(shape for of_kind in (*shapes.BY_KIND.values(), *rare.BY_KIND.values()) for shape in of_kind)
     names = {shape.__name__ for shape in drawn} | {disagreements.named(theme) for theme in disagreements.THEMES}
     names |= PLANS.keys() - {"lines"}  # Each of them has a shape.

@@ -391,9 +391,14 @@ def sleep(seconds: float) -> None:
 # Processes
 
 
+def process_here(pid: int) -> Process | None:
+    """The living process of this host that has this pid."""
+    alive = (it for it in simulation().processes if it.os_pid == pid and it.alive and it.host is _process().host)
+    return next(alive, None)
+
+
 def _kill(pid: int, signum: int) -> None:
-    run = simulation()
-    process = next((process for process in run.processes if process.os_pid == pid and process.alive), None)
+    run, process = simulation(), process_here(pid)
     if process is None:
         raise ProcessLookupError(pid)
     if signum == signal.SIGKILL:
@@ -585,7 +590,7 @@ def _read(fd: int, count: int) -> bytes:
 
 
 def _pidfd_open(pid: int) -> int:
-    process = next((process for process in simulation().processes if process.os_pid == pid and process.alive), None)
+    process = process_here(pid)
     if process is None:
         raise ProcessLookupError(pid)
     end = Pipe()

@@ -36,7 +36,7 @@ def _child(world: Any, fault: Fault) -> Child | None:
 
 
 def _server(world: Any, fault: Fault) -> Any:
-    return world.servers[fault.target % len(world.servers)]
+    return world.nodes[fault.target % len(world.nodes)]
 
 
 def _way(world: Any, fault: Fault) -> Link:
@@ -289,6 +289,7 @@ BY_KIND: dict[str, Any] = {
     "beat ended": _ended,
     "broker refuses": partial(_broker_is, name="refuses"),
     "pids come again": _pids_come_again,
+    "slot moves": lambda world, fault: world.cluster.move(fault.target, fault.seconds),
 }
 BY_KIND |= ways.BY_KIND | senders.BY_KIND
 

@@ -367,8 +367,8 @@ class Hold(NamedTuple):
 
     @property
     def pid(self) -> int:
-        """The process that holds it; 0 if it is reserved, or of a waiting message."""
-        return int(self.process.split("/")[1]) if self.process else 0
+        """The number of the process that holds it; 0 if it is reserved, or of a waiting message."""
+        return int(self.process.split("/")[2]) if self.process else 0
 
     @property
     def is_kept(self) -> bool:
@@ -440,12 +440,18 @@ TABLES = ("_changes", "_steps")
 
 
 def is_loaded(
-    package: Any, own: Callable[[], str], is_over: Callable[[str], bool], is_child: Callable[[], bool]
+    package: Any,
+    place: Callable[[], str],
+    state_and_start: Callable[[int], tuple[str | None, str | None]],
+    is_child: Callable[[], bool],
+    uninterrupted: Callable[[], Any],
 ) -> None:
     """A copy of the package is loaded: put in place what its processes know of themselves and of others."""
     identity = module(package, "process_identity")
-    assign(identity, "own", own)
-    assign(identity, "is_over", is_over)
+    assign(identity, "_place", place)
+    assign(identity, "_state_and_start", state_and_start)
+    for name in ("own", "is_over"):
+        assign(identity, name, uninterrupted()(attribute(identity, name)))
     assign(module(package, "task.abort"), "is_child_of_a_pool", is_child)
     for table in TABLES:
         attribute(module(package, "stores.redis.keyspace"), table)()

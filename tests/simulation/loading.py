@@ -270,7 +270,7 @@ class Package:
         with _receivers_of(self):
             for needed in inside.NEEDED:
                 importlib.import_module(f"{name}.{needed}".rstrip("."))
-        inside.is_loaded(self, _identity, _is_over, _is_child)
+        inside.is_loaded(self, _place, _state_and_start, _is_child, uninterrupted)
         Celery.builtin_fixups.clear()
         Celery.builtin_fixups.update(fixups)
         self._modules = {key: module for key, module in sys.modules.items() if key.partition(".")[0] == name}
@@ -330,21 +330,17 @@ class Package:
                 yield part, (list(part) if isinstance(part, (list, deque)) else part.copy())
 
 
-def _identity() -> str:
-    """What a process is called, for itself and others."""
+def _place() -> str:
+    """The host of the current process, as others of it know it."""
     run = active()
     task = None if run is None else run.current
-    return "" if task is None else f"{task.process.host.identity}/{task.process.pid}/1"
+    return "" if task is None else task.process.host.identity
 
 
-def _is_over(process: str) -> bool:
-    """Whether a process is over: proven only for processes of the same host."""
-    run = active()
-    task = None if run is None else run.current
-    if run is None or task is None or process.partition("/")[0] != task.process.host.identity:
-        return False
-    pid, host = int(process.split("/")[1]), task.process.host
-    return not any(other.pid == pid and other.alive and other.host is host for other in run.processes)
+def _state_and_start(pid: int) -> tuple[str | None, str | None]:
+    """Of a process of this host; its number stands for the time at which it was started."""
+    process = fakes.process_here(pid)
+    return (None, None) if process is None else ("R", str(process.pid))
 
 
 def _is_child() -> bool:

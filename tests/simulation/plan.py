@@ -80,6 +80,7 @@ class Plan:
         queue_ttl: seconds for which a waiting message may keep others out; None: a day.
         in_turns: whether the workers get messages in turn, or the first one as many as it takes.
         shape: the name of what is rare in it, if it was drawn as such; otherwise its kind.
+        is_cluster: whether the lock server is a cluster, see `clusters.py`.
     """
 
     seed: int
@@ -105,6 +106,7 @@ class Plan:
     queue_ttl: float | None = None
     in_turns: bool = False
     shape: str = ""
+    is_cluster: bool = False
 
     @property
     def calm_at(self) -> float:

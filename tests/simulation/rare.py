@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from tests.simulation.clusters import a_slot_moves
 from tests.simulation.plan import Fault, Message, Plan, Shape, one_of
 
 #: By kind of plan, the share that has such a shape.
 SHARES = {"beats": 0.3, "joined": 0.2, "sent": 0.1, "tasks": 0.2}
 
+#: The share of the plans with tasks, of whatever shape, whose lock server is a cluster instead.
+OF_CLUSTER = 0.05
+
 
 def perhaps_rare(plan: Plan) -> Plan:
     """The plan, or another plan instead; its seed decides."""
-    rng = random.Random(f"rare of {plan.seed}")
-    return one_of(BY_KIND[plan.kind], plan, rng) if rng.random() < SHARES.get(plan.kind, 0.0) else plan
+    rng, of_cluster = random.Random(f"rare of {plan.seed}"), random.Random(f"cluster of {plan.seed}")
+    plan = one_of(BY_KIND[plan.kind], plan, rng) if rng.random() < SHARES.get(plan.kind, 0.0) else plan
+    is_cluster = plan.kind == "tasks" and of_cluster.random() < OF_CLUSTER
+    return one_of((a_slot_moves,), plan, of_cluster) if is_cluster else plan
 
 
 def dies_in_its_retry(plan: Plan, rng: random.Random) -> Plan:
@@ -50,11 +56,23 @@ def pids_come_again(plan: Plan, rng: random.Random) -> Plan:
     for _ in "12":
         at = round(rng.uniform(0.1, 2.5), 3)
         faults.append(Fault(at, "child killed", rng.randrange(99)))
+        if rng.random() < 0.5:  # While the main process still frees the lock of the first one.
+            faults.append(Fault(round(at + rng.uniform(0.05, 0.4), 3), "child killed", rng.randrange(99)))
         slow = rng.choice(("worker stopped", "cut", "near"))
         faults.append(Fault(round(at - 0.01, 3), slow, 0, round(rng.uniform(0.3, 1.5), 2)))
     faults.sort(key=lambda fault: fault.at)
     plan = replace(plan, messages=messages, faults=tuple(faults), nodes=1, workers=1, concurrency=2, visibility=60.0)
-    return replace(plan, pool="prefork", latency=rng.choice((0.0, 0.01)) * plan.ttl)
+    latency = rng.choice((0.0, 0.01)) * plan.ttl
+    return _main_pid_comes_again(plan, rng) if rng.random() < 0.5 else replace(plan, pool="prefork", latency=latency)
+
+
+def _main_pid_comes_again(plan: Plan, rng: random.Random) -> Plan:
+    """A worker with threads is killed, and the next one has its pid; another one on its host waits for its lock."""
+    messages = tuple(Message(0.05 + 0.2 * number, "shop.patient", "a", number, "takes=1.5") for number in range(4))
+    killed = Fault(round(rng.uniform(0.5, 1.2), 3), "worker killed", rng.randrange(9), round(rng.uniform(0.0, 0.3), 3))
+    faults = (Fault(0.0, "pids come again"), killed)
+    plan = replace(plan, messages=messages, faults=faults, pool="threads", workers=2, concurrency=2, latency=0.0)
+    return replace(plan, on_one_host=True, in_turns=True, ttl=rng.choice((6.0, 10.0)))
 
 
 def one_id_for_all(plan: Plan, rng: random.Random) -> Plan:

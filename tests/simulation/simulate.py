@@ -16,6 +16,7 @@ from celery.worker import state as worker_state
 
 from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers, trouble
 from tests.simulation.answers import Answers
+from tests.simulation.clusters import Cluster
 from tests.simulation.invariants import Invariants
 from tests.simulation.newest import Newest
 from tests.simulation.plan import Plan, draw
@@ -98,6 +99,8 @@ def simulate(plan: Plan) -> Result:
         world.settings["singleton_lock_replicas"] = plan.replicas
         for server in world.servers:
             server.replica = Replica(run, server)
+    if plan.is_cluster:
+        world.cluster = Cluster(world)
     if plan.beyond:
         beyond.take_away(world)
     begin_with = {"sent": _begin_sent, "follows": _begin_sent, "locks": locks.begin}
@@ -185,6 +188,9 @@ class Checker:
             if not is_large:
                 is_known = not isinstance(result, dict) or result.get("exc_type") != "ResultLost"
                 self.run.must(is_known, "{} ends with ResultLost, and each value is short enough to be kept", task_id)
+            if all(fault.kind == "slot moves" and fault.seconds < NOTICES for fault in self.world.plan.faults):
+                is_kept = not isinstance(result, dict) or result.get("exc_type") != "LockLost"
+                self.run.must(is_kept, "{} loses its lock, although each lock server answers", task_id)
             self.world.bodies.note_end(task_id, state)
             self.answers.note_end(task_id, state, result)
             self.newest.note_end(task_id, state, result)

@@ -62,6 +62,9 @@ class World:
         #: For new hosts: the bounds of their clocks, and the identity that they share, if any.
         self.rates, self.walls, self.identity = (0.996, 1.004), (-2.0, 2.0), ""
         self.servers = [Server(run, self.network, self.host(f"redis{number}")) for number in range(nodes)]
+        #: What faults strike: these servers, or the nodes of the cluster that stands for them.
+        self.nodes = self.servers
+        self.cluster: Any = None
         url = ";".join(f"redis://redis{number}:6379/0" for number in range(nodes))
         self.settings = {
             "singleton_lock_backend": url,
@@ -115,10 +118,9 @@ class World:
     def process(self, host: Host, name: str) -> Process:
         """Make a process that has not started yet."""
         self._pids += 1
-        dead = (it.os_pid for it in reversed(self.run.processes) if it.host is host and not it.alive)
+        living = {it.os_pid for it in self.run.processes if it.alive} if self.pids_come_again else set()
+        dead = (it.os_pid for it in reversed(self.run.processes) if it.host is host and it.os_pid not in living)
         os_pid = next(dead, self._pids) if self.pids_come_again else self._pids
-        if any(it.os_pid == os_pid and it.alive for it in self.run.processes):
-            os_pid = self._pids
         return Process(host, self._pids, name, loading.take(), os_pid)
 
     def leases(self) -> list[tuple[Process, Any]]:
@@ -384,7 +386,7 @@ class Bodies:
 
     def _silent_until(self, ended: Running, at: float) -> list[float]:
         """Until when something kept the process of a body that ended at that time from the lock servers."""
-        ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
+        ways = [self.world.network.link(ended.process.host.name, node.host.name) for node in self.world.nodes]
         stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
         silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
         return silent_until + self._frozen_until(at)

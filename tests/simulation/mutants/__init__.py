@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.simulation.mutants import (
     of_beat,
+    of_cluster,
     of_line,
     of_lock,
     of_message,
@@ -30,4 +31,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_sending.MUTANTS,
     *of_sharing.MUTANTS,
     *of_message.MUTANTS,
+    *of_cluster.MUTANTS,
 )

@@ -224,6 +224,22 @@ MUTANTS = (
         old="    freed = store.abandon(hold)\n",
         new="    freed = store.free(hold)\n",
     ),
+    _children(
+        "nothing is freed of a new child that has a dead one's pid",
+        old="            if child is not None and child.is_over:\n",
+        new="            if child is not None and child.pid < 0:\n",
+    ),
+    _children(
+        "the lock of a lost child is free although a new one has its pid",
+        old="        if child is not None and not child.is_at(delivery):\n",
+        new="        if child is not None and child.pid < 0:\n",
+    ),
+    Mutant(
+        "a waiter frees the lock of a dead process of its host whose pid another one has",
+        "process_identity.py",
+        'state in ("Z", "X") or (started is not None and started != start)',
+        'state in ("Z", "X")',
+    ),
     Mutant(
         "a body that a shutdown interrupts runs again",
         "task/outcome.py",
