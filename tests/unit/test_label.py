@@ -97,6 +97,6 @@ def test_setting_keeps_labels_out_of_the_store() -> None:
 
 def test_entry_of_an_earlier_version_has_no_label() -> None:
     entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0, label="tenant=7")
-    found = Entry.loads(entry.dumps())
+    found = Entry.loads(entry.dumps(9.0), 9.0)
     assert found == entry
-    assert Entry.loads('["run","t","k","id","node",1,2.0,3.0]') == entry._replace(label="")
+    assert Entry.loads('["run","t","k","id","node",1,7.0,6.0]', 9.0) == entry._replace(label="")

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from celery_singleton_lock.contrib.fencing.redis import _SCRIPT as FENCED
 from celery_singleton_lock.holder import Holder, stem
-from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.redlock import commands as vote_commands
 from celery_singleton_lock.stores.redis.script import Call, Command
@@ -111,11 +109,6 @@ def _votes(draw: Any) -> Call:
     return vote_commands.vote(request, slot=draw(st.integers(0, request.limit - 1)), memory=memory, slots=draw(LIMITS))
 
 
-def _entry(kind: str, key: str, began: float, lasted: float, limit: int, fence: int) -> Entry:
-    ended = began + lasted
-    return Entry(kind, "task", key, "t0", "w", 1, began, ended, outcome="SUCCESS", fence=fence, limit=limit)  # type: ignore[arg-type]
-
-
 LASTS = st.dictionaries(st.sampled_from(["e0", "e1", "e2:run"]), st.sampled_from([0, 5, 10, 10**15]), min_size=1)
 CEILINGS = st.sampled_from([7, 10**16])
 LOCK_CALLS = st.one_of(
@@ -160,7 +153,7 @@ def _ask(call: Call) -> Any:
 
 
 def _first_call(use: Callable[[], object]) -> Call:
-    """The first call in a use of the ledger or the journal."""
+    """The first call in a use of the ledger."""
     try:
         use()
     except _Asked as asked:
@@ -172,11 +165,6 @@ def _first_call(use: Callable[[], object]) -> Call:
 def _of_ledger(use: Callable[[RedisLedger], object], known: Sequence[str] = ()) -> Call:
     ledger = RedisLedger(BEAT, _ask, lambda: [(entry.encode(), 0) for entry in known])
     return _first_call(lambda: use(ledger))
-
-
-def _write(counts: dict[str, int], entries: Sequence[Entry], coarse: dict[str, str]) -> Call:
-    journal = RedisJournal(PREFIX, 3, _ask, lambda _: ())
-    return _first_call(lambda: journal.write(counts, entries, slack=0.5, coarse=coarse))
 
 
 BEAT_CALLS = st.one_of(
@@ -203,24 +191,6 @@ BEAT_CALLS = st.one_of(
     ),
 )
 
-JOURNAL_CALLS = st.builds(
-    _write,
-    st.dictionaries(st.sampled_from(["runs:t", "runs:u", "skips"]), st.integers(1, 3), max_size=2),
-    st.lists(
-        st.builds(
-            _entry,
-            st.sampled_from(["run", "run", "skip", "stand-by"]),
-            st.sampled_from(["a", "b"]),
-            st.sampled_from([100.0, 101.0, 200.0]),
-            st.sampled_from([0.25, 10.0]),
-            st.sampled_from([1, 1, 2]),
-            st.integers(1, 2),
-        ),
-        max_size=2,
-    ),
-    st.just({"runs:t": "runs:", "runs:u": "runs:"}),
-)
-
 #: Keys for plain commands; the package's own keys are among them, so that its scripts meet foreign values.
 FREE_KEYS = {"text": "k{1}", "list": "l{1}", "hash": "h{1}", "scores": "z{1}", "stream": "x{1}"}
 OWN_KEYS = [
@@ -235,7 +205,7 @@ OWN_KEYS = [
     keyspace.over_key(LOCK, f"{0:032x}"),
     keyspace.ledger_key(BEAT),
     *keyspace.claim_keys(BEAT, ["e0"]),
-    *(keyspace.journal_key(PREFIX, part) for part in ("counts", "entries", "last", "refused", "labels")),
+    *(keyspace.journal_key(PREFIX, part) for part in ("counts", "entries", "refused")),
 ]
 KEYS = st.sampled_from([*[*FREE_KEYS.values()] * 12, *OWN_KEYS])
 
@@ -401,7 +371,7 @@ def _asked(call: Call, way: int) -> Sequence[Command]:
     return [[call.by_text], [call.by_digest], [call.script.load, call.by_digest]][way]
 
 
-CALLS = st.builds(_asked, LOCK_CALLS | BEAT_CALLS | JOURNAL_CALLS, st.sampled_from([0, 0, 0, 1, 2]))
+CALLS = st.builds(_asked, LOCK_CALLS | BEAT_CALLS, st.sampled_from([0, 0, 0, 1, 2]))
 #: A waiter: its question comes behind the command that wakes it.
 WAITS = st.builds(
     lambda request, place: [("BLPOP", keyspace.wake_key(LOCK), 0), *_asked(lock_commands.hand_over(request, place), 0)],
