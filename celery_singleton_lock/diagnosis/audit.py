@@ -14,6 +14,7 @@ from celery_singleton_lock.diagnosis.finding import Finding, judged, merged, ser
 from celery_singleton_lock.diagnosis.settings import AppContext
 from celery_singleton_lock.diagnosis.tasks import TaskContext, exclusive_tasks, lock_key_in_words
 from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.rules import WHILE_EXECUTING
 from celery_singleton_lock.options.task import options_for
 
 
@@ -78,6 +79,7 @@ def _lock(context: TaskContext) -> str:
     parts = [
         f"lock_name {task.lock_name}" if task.lock_name else "",
         f"key: {lock_key_in_words(task)}",
+        f"lock_scope {options.scope}" if options.scope != WHILE_EXECUTING else "",
         f"ttl {options.ttl:g} s",
         f"waits {options.wait:g} s" if options.wait else "",
         f"on_conflict {getattr(options.on_conflict, '__qualname__', options.on_conflict)}",

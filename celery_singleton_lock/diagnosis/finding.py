@@ -67,11 +67,6 @@ def serious(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity != "note"]
 
 
-def notes(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that are only notes."""
-    return [finding for finding in findings if finding.severity == "note"]
-
-
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """The findings, with those that differ only in their subjects merged into one."""
     subjects: defaultdict[Finding, list[str]] = defaultdict(list)
