@@ -39,7 +39,6 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) 
         else:
             holders = "; ".join(f"{lock.holder_in_words()}, {lock.end_in_words()}" for lock in locks)
             _show(explanation, unknown or holders or "nobody")
-            click.echo()
     if len(explanations) == 2:
         _compare(*explanations, as_json=as_json)
 
@@ -112,6 +111,6 @@ def _compare(one: Explanation, other: Explanation, *, as_json: bool) -> None:
     if as_json:
         command.say_json({"same": same, "differences": reasons})
         return
-    click.echo("the same key: they exclude each other" if same else "different keys: they do not exclude each other")
+    click.echo("\nthe same key: they exclude each other" if same else "\ndifferent keys: they do not exclude each other")
     for reason in reasons:
         command.say(f"  {reason}")

@@ -84,7 +84,9 @@ def test_conflict_shows_the_label() -> None:
     held = Held(None, "owner", 5.0)
     assert str(held.conflict("k")).startswith("k is held by")
     assert str(LockConflict("k", "t", 5.0, label="tenant=7")).startswith("k (tenant=7) is held by task t")
-    assert LockConflict("k", "t", 5.0, label="tenant=7").args == ("k", "t", 5.0), "a result backend keeps these as JSON"
+    assert LockConflict("k", "t", 5.0, label="tenant=7").args == ("k", "t", 5.0, "tenant=7"), (
+        "a result backend keeps these as JSON"
+    )
 
 
 def test_setting_keeps_labels_out_of_the_store() -> None:

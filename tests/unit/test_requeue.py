@@ -155,13 +155,17 @@ def test_message_is_sent_again_after_any_error(monkeypatch: pytest.MonkeyPatch, 
     assert sent == [{"retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]
 
 
+#: Why it was put back.
+HELD = ": another task has its lock"
+
+
 @pytest.mark.parametrize(
     ("backend", "carried", "logged"),
     [
-        ("redis://localhost", requeue.Carried(requeue.Waits(KEY, 1)), "put back, waits for the lock"),
-        ("redis://localhost", requeue.Carried(requeue.Waits(KEY, 1), arrived=1), "put back, due in 3.0 s"),
-        ("redis://localhost", requeue.AS_BEFORE, "put back, due in 3.0 s"),
-        ("memory://", requeue.Carried(requeue.Waits(KEY, 1)), "put back, due in 3.0 s"),
+        ("redis://localhost", requeue.Carried(requeue.Waits(KEY, 1)), f"put back, waits for the lock{HELD}"),
+        ("redis://localhost", requeue.Carried(requeue.Waits(KEY, 1), arrived=1), f"put back, due in 3.0 s{HELD}"),
+        ("redis://localhost", requeue.AS_BEFORE, f"put back, due in 3.0 s{HELD}"),
+        ("memory://", requeue.Carried(requeue.Waits(KEY, 1)), f"put back, due in 3.0 s{HELD}"),
     ],
 )
 def test_log_says_when_the_copy_begins(

@@ -25,7 +25,7 @@ KEYS_REMEMBERED = 10_000
 PAGE = 1000
 
 #: In the errors of commands that meet a value of another type, no number, or the last id that a stream can have.
-_IN_THE_WAY = ("WRONGTYPE", "not an integer", "overflow", "last possible ID")
+_IN_THE_WAY = ("not an integer", "overflow", "last possible ID", "WRONGTYPE")
 
 #: Applies a function to one of the servers; or to each that has a part. What it returned.
 First = Callable[[Callable[[Endpoint], list[Any]]], list[Any]]
