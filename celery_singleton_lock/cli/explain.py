@@ -111,6 +111,7 @@ def _compare(one: Explanation, other: Explanation, *, as_json: bool) -> None:
     if as_json:
         command.say_json({"same": same, "differences": reasons})
         return
-    click.echo("\nthe same key: they exclude each other" if same else "\ndifferent keys: they do not exclude each other")
+    said = "the same key: they exclude each other" if same else "different keys: they do not exclude each other"
+    click.echo(f"\n{said}")
     for reason in reasons:
         command.say(f"  {reason}")

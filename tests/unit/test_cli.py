@@ -108,7 +108,7 @@ def test_table_of_locks_is_not_wider_than_a_terminal() -> None:
     lines = locks_table([lock(), lock(name, label=label * 2, node=node * 3)]).splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert lines[2].split("  ")[:2] == ["…hipping.tasks.send_the_parcel", "customer_id=1234567, ki…"]
-    assert lines[1].split() == shown(lock()), "what is short enough is whole"
+    assert re.split("  +", lines[1]) == shown(lock()), "what is short enough is whole"
     evil = lock("\x1b" * 90, label="\x1b" * 90)
     assert max(map(len, locks_table([evil]).splitlines())) <= WIDTH
 

@@ -179,7 +179,7 @@ class TestOnTheCommandLine:
     def test_only_what_was_set_is_shown(self) -> None:
         lines = self._run("ship", "7").output.splitlines()
         assert [line.split()[0] for line in lines if line[:1].strip()][:3] == ["task", "held", "key"]
-        assert [line for line in lines if "from" in line] == ["options    lock_wait = 5.0  from the task"]
+        assert [line for line in lines if "  from " in line] == ["options    lock_wait = 5  from the task"]
 
     def test_tasks_are_listed_where_no_name_is_similar(self) -> None:
         assert "its exclusive tasks are ship" in self._run("garbage").output
