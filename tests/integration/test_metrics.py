@@ -65,7 +65,22 @@ def test_counts_of_a_worker_are_complete_when_it_has_ended(shop: Shop, pool: str
     assert found["tests.integration.app.failing"]["runs"] == {"FAILURE": 1}
     assert line["held"] >= (0.03 if pool == "solo" else held)
     assert (line["losses"], line["takeovers"]) == (0, 0)
-    assert re.search(rf"^{TASK} +{3 if pool == 'solo' else 4} \(SUCCESS ", of_shop(shop, "stats").stdout, re.MULTILINE)
+    shown = of_shop(shop, "stats").stdout
+    assert re.search(rf"^{TASK} +{3 if pool == 'solo' else 4} \(SUCCESS\) ", shown, re.MULTILINE)
+
+
+def test_message_that_waits_meets_a_held_lock_once(shop: Shop) -> None:
+    """However often its copies look; in the log, too."""
+    (worker,) = shop.start("one", concurrency=2)
+    shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    waits = shop.send("patient", "report", singleton_lock={"conflict_retries": 10_000})
+    until(lambda: worker.log.count(f"{waits.id}] put back") >= 3)
+    shop.record.let_end("report")
+    waits.get(timeout=LIMIT)
+    assert len(re.findall(rf"INFO/.*{waits.id}\] on_conflict=retry", worker.log)) == 1
+    assert worker.terminate() == 0
+    assert stats(shop)["tests.integration.app.patient"]["conflicts"] == {"retry": 1}
 
 
 def test_counts_are_available_while_the_workers_run(shop: Shop) -> None:
@@ -117,9 +132,9 @@ def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Cal
     until(lambda: journal(shop).refused().get(key.removesuffix(":run")) == 4, "the last refusal is written")
     shown = of_shop(shop, "stats").stdout
     *_, heading, titles, row = shown.splitlines()
-    assert heading == "Copies refused in a row, since the last run under the key ended:"
-    assert titles.split() == ["KEY", "TIMES", "LABEL"]
-    assert row.split() == [key.removesuffix(":run"), "4", "job='report'"]
+    assert heading == "Copies refused in a row, since the last run under the lock ended:"
+    assert titles.split() == ["TASK", "LABEL", "TIMES"]
+    assert row.split() == ["job", "job='report'", "4"]
 
 
 def test_conflict_and_loss_are_events(shop: Shop) -> None:
