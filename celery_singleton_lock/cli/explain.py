@@ -31,13 +31,15 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) 
     """
     with command.runtime_of(ctx, memory=True) as runtime:
         explanations = [_explained(ctx.obj.app, runtime, words) for words in _of_one_task(ctx.obj.app, _calls(call))]
-    for explanation in explanations:
+    for index, explanation in enumerate(explanations):
         locks, unknown = _held(runtime, explanation)
         if as_json:
             held_by = None if unknown else [_holder(lock) for lock in locks]
             click.echo(json.dumps({**asdict(explanation), "held_by": held_by}, default=str))
         else:
             holders = "; ".join(f"{lock.holder_in_words()}, {lock.end_in_words()}" for lock in locks)
+            if index:
+                click.echo()
             _show(explanation, unknown or holders or "nobody")
     if len(explanations) == 2:
         _compare(*explanations, as_json=as_json)

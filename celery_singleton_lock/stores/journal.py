@@ -7,6 +7,9 @@ from typing import Protocol
 
 from celery_singleton_lock.journal_entry import Entry
 
+#: The most keys of which a journal knows how often in a row a copy was refused; with more, it starts afresh.
+KEYS_REMEMBERED = 10_000
+
 
 class Journal(Protocol):
     """What became of the copies of all messages, and how often. With several nodes, each has a part.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, stores
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.journal import Journal
@@ -75,6 +75,16 @@ def test_refusals_are_counted_until_a_run_has_ended(journal: Journal) -> None:
     assert journal.refused() == {KEY: 3, other.key: 1}
     assert [*journal.write({}, [run(-1.0, 0.0), refusal()], now=NOW)] == [0, 1]
     assert journal.refused() == {KEY: 1, other.key: 1}
+
+
+def test_number_of_refused_keys_is_bounded(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more of them, it starts afresh."""
+    monkeypatch.setattr(stores.journal, "KEYS_REMEMBERED", 3)
+    for number in range(3):
+        journal.write({}, [refusal(f"contract:1:{{report:{number}}}")], now=NOW)
+    assert len(journal.refused()) == 3
+    journal.write({}, [refusal()._replace(key="contract:1:{report:3}")], now=NOW)
+    assert journal.refused() == {}
 
 
 def test_entries_of_other_kinds_are_not_refusals(journal: Journal) -> None:

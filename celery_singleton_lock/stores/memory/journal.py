@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from celery_singleton_lock import clock
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.stores import journal
 
 
 class MemoryJournal:
@@ -23,7 +24,10 @@ class MemoryJournal:
         with self._mutex.lock:
             self._counts.update(counts)
             self._entries.extend(entry.mirrored(now).mirrored(clock.wall()) for entry in entries)
-            return [self._in_a_row(entry) for entry in entries]
+            in_a_row = [self._in_a_row(entry) for entry in entries]
+            if len(self._refused) > journal.KEYS_REMEMBERED:
+                self._refused.clear()
+            return in_a_row
 
     def counts(self) -> dict[str, int]:
         with self._mutex.lock:

@@ -11,15 +11,13 @@ from redis.exceptions import ResponseError
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
+from celery_singleton_lock.stores import journal
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.script import Command, ms
 from celery_singleton_lock.stores.redis.server import Endpoint
 
 #: Seconds for which the journal is kept after it was written to: 30 days.
 JOURNAL_TTL = 2_592_000.0
-
-#: The most keys of which the journal knows how often in a row a copy was refused; with more, it starts afresh.
-KEYS_REMEMBERED = 10_000
 
 #: Entries that are read at once.
 PAGE = 1000
@@ -96,7 +94,7 @@ class RedisJournal:
                 if isinstance(answer, Exception):
                     raise answer
                 answers[index] = answer
-        if cleaned.count(answers[-1]) > KEYS_REMEMBERED:
+        if cleaned.count(answers[-1]) > journal.KEYS_REMEMBERED:
             server.command("DEL", self._refused)
         return answers
 
