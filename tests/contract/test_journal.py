@@ -95,11 +95,13 @@ def test_entries_of_other_kinds_are_not_refusals(journal: Journal) -> None:
 def test_foreign_values_are_left_out(redis_server: RedisServer) -> None:
     store = open_url(redis_server.url_of(0), {})
     journal = store.journal("contract", size=100)
-    journal.write({"a": 1}, [run(-1, 0)], now=NOW)
+    journal.write({"a": 1}, [run(-1, 0), refusal()], now=NOW)
     with redis_server.client() as client:
         (entries,) = client.scan_iter("contract:{journal}:*", _type="stream")
         hashes = [*client.scan_iter("contract:{journal}:*", _type="hash")]
         assert hashes
+        kept = [client.ttl(name) for name in (entries, *hashes)]
+        assert all(0 <= 30 * 86_400 - seconds < 60 for seconds in kept), kept
         for written in ({"e": "[1,2"}, {"e": '["walk"]'}, {"other": "x", "e": "{}"}):
             client.xadd(entries, written)
         for name in hashes:
