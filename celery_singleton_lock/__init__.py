@@ -28,7 +28,6 @@ from celery_singleton_lock.signals import (
     lock_lost,
     lock_released,
     lock_superseded,
-    overlap_detected,
 )
 from celery_singleton_lock.task.sending import DuplicateResult
 from celery_singleton_lock.task.singleton_task import SingletonTask
@@ -67,7 +66,6 @@ __all__ = [
     "lock_lost",
     "lock_released",
     "lock_superseded",
-    "overlap_detected",
 ]
 
 

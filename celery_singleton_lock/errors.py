@@ -49,16 +49,15 @@ class LockConflict(SingletonLockError):
             the key's value.
         remaining: seconds until the holder's lease ends unless it is renewed; infinite for a key that somebody else
             wrote without a time to live.
-        label: a few words about what the digest in the key was made from; empty if unknown, and in an error that a
-            result backend has stored as JSON.
+        label: a few words about what the digest in the key was made from; empty if unknown.
     """
 
     _nameless = FOREIGN
 
-    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0, *, label: str = "") -> None:
+    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0, label: str = "") -> None:
         endless = remaining is None or math.isinf(remaining)
         # The arguments become JSON, which has no infinity: None is used for it.
-        Exception.__init__(self, key, task_id, None if endless else remaining)
+        Exception.__init__(self, key, task_id, None if endless else remaining, *filter(None, [label]))
         self.key = key
         self.task_id = task_id
         self.remaining = math.inf if remaining is None else remaining
@@ -120,8 +119,8 @@ class LockLost(SingletonLockError):
         label: as for a `LockConflict`; also empty in an error of a check by the task itself.
     """
 
-    def __init__(self, key: str, reason: str = "", *, label: str = "") -> None:
-        Exception.__init__(self, key, reason)
+    def __init__(self, key: str, reason: str = "", label: str = "") -> None:
+        Exception.__init__(self, key, reason, *filter(None, [label]))
         self.key = key
         self.reason = reason
         self.label = label

@@ -43,11 +43,12 @@ class Entry(NamedTuple):
             not sent.
         node, pid: where it was: the worker's node name, and the process.
         began, ended: when the body ran; for a copy that did not run, when it asked for the lock and when it had its
-            answer. Seconds on one clock: this host's until the entry is written, then the server's.
+            answer. Seconds on one clock: this host's until the entry is written, when they become seconds before that;
+            for readers the server's.
         waited: seconds of waiting for the lock; for a run, since its message first met a conflict.
         outcome: for a run: Celery's state for it, LOST, STOPPED or SUPERSEDED; for a "free" entry CRASHED, or '' if
-            nothing is known about the run that died, as in the entries of older versions; for a duplicate: what the
-            caller got, as in `on_duplicate`, or "follow" for a part of a canvas.
+            nothing is known about the run that died; for a duplicate: what the caller got, as in
+            `on_duplicate`, or "follow" for a part of a canvas.
         fence, renewals: the fence of a run's lease, and how often it was renewed.
         limit: how many may hold the lock at once.
         holder, holder_node, holder_since: the task that had the lock meanwhile, where it ran, and since when.
@@ -79,27 +80,28 @@ class Entry(NamedTuple):
         """Whether it is about a run, and says when that began: one that has ended, or died with its process."""
         return self.kind == "run" or self.outcome == CRASHED
 
-    def moved(self, offset: float) -> Entry:
-        """The same entry on a clock that is ahead by `offset` seconds."""
-        return self._replace(began=self.began + offset, ended=self.ended + offset)
+    def mirrored(self, moment: float) -> Entry:
+        """The same entry with its times as seconds before a moment; or, of such an entry, with times on its clock."""
+        return self._replace(began=max(moment - self.began, 0.0), ended=max(moment - self.ended, 0.0))
 
     def cleaned(self) -> Entry:
         """The same entry, made safe to keep and show, whatever is in it."""
         return Entry(*(clean(value) for clean, value in zip(_CLEAN.values(), self, strict=True)))
 
-    def dumps(self) -> str:
-        return _encode(self)
+    def dumps(self, now: float) -> str:
+        """The entry for the journal; `now` is the present on the clock of its times."""
+        return _encode(self.mirrored(now))
 
     @classmethod
-    def loads(cls, text: str | bytes) -> Entry | None:
-        """The entry as written by `dumps`, also by a later version, which may have more fields.
+    def loads(cls, text: str | bytes, written: float) -> Entry | None:
+        """The entry as written by `dumps` at that moment, also by a later version, which may have more fields.
 
         None if something else wrote it, or if a later version wrote it with a kind that is unknown here.
         """
         fields = cleaned.array(text)
         if fields is None or len(fields) < _REQUIRED or fields[0] not in KINDS:
             return None
-        return cls(*fields[: len(cls._fields)]).cleaned()
+        return cls(*fields[: len(cls._fields)]).cleaned().mirrored(written)
 
 
 #: How each field is cleaned; the kind was checked before.

@@ -31,9 +31,5 @@ lock_released = Signal(name="lock_released", providing_args=["task_id", "key", "
 #: the key's value. Sent from a separate thread.
 lock_blocked = Signal(name="lock_blocked", providing_args=["task_id", "key", "in_a_row", "holder", "node", "held"])
 
-#: Two executions ran under one lock at the same time, which this package exists to prevent: found afterwards in the
-#: journal, whatever the cause. `seconds` (for how long), `runs` (both, as `Entry`). Sent from a separate thread.
-overlap_detected = Signal(name="overlap_detected", providing_args=["task_id", "key", "seconds", "runs"])
-
 #: The lease ended, or was about to, while the task was running. `lease`, `reason`. Sent from a separate thread.
 lock_lost = Signal(name="lock_lost", providing_args=["task_id", "key", "lease", "reason"])

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Literal
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.redis import journal, ledger, lock_commands
+from celery_singleton_lock.stores.redis import ledger, lock_commands
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.script import Script
 from tests.proxy import LossyProxy
@@ -23,7 +23,7 @@ Place = Literal["front", "within", "behind"]
 KINDS: dict[str, bytes] = {
     **{
         name: script.sha.encode()
-        for module in (lock_commands, commands, ledger, journal)
+        for module in (lock_commands, commands, ledger)
         for name, script in vars(module).items()
         if isinstance(script, Script)
     },

@@ -9,8 +9,7 @@ from __future__ import annotations
 import click
 
 from celery_singleton_lock.cli import (
-    audit,
-    doctor,
+    diagnose,
     explain,
     exporter,
     free,
@@ -37,8 +36,8 @@ locks.add_command(free.clear)
 locks.add_command(stats.stats)
 locks.add_command(exporter.exporter)
 locks.add_command(timeline.timeline)
-locks.add_command(audit.audit)
+locks.add_command(diagnose.audit)
 locks.add_command(explain.explain)
-locks.add_command(doctor.doctor)
+locks.add_command(diagnose.doctor)
 locks.add_command(rehearse.rehearsal)
 locks.add_command(web.web)

@@ -9,41 +9,38 @@ from typing import Any
 
 import click
 
-from celery_singleton_lock.cli import arguments, command, target
-from celery_singleton_lock.diagnosis.explain import Explanation, differences
+from celery_singleton_lock.cli import command, target
+from celery_singleton_lock.diagnosis.explain import DEFAULT, Explanation, differences
 from celery_singleton_lock.diagnosis.explain import explain as explained
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 
 #: The separator between two calls.
-_AND = "--"
+_AND = "vs"
 
 
-# Options come before the task, so that everything after it is left as it is, including `--`.
-@command.locks_command(
-    context_settings={"allow_interspersed_args": False}, short_help="Show a call's key, and who holds its lock."
-)
+@command.locks_command(short_help="Show a call's key, and who holds its lock.")
+@click.argument("call", nargs=-1, required=True, metavar=f"TASK [ARG]... [{_AND} TASK [ARG]...]")
 @command.as_json
-@click.argument("call", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]... [-- TASK [ARG]...]")
 def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) -> None:
-    """Show the key of a call, what it was made from, where the task's options come from, and who holds the lock.
+    """Show who holds the lock of a call, its key, what that was made from, and which options were set, and where.
 
     Each ARG is JSON, or else a text; name=value is a keyword argument. With two calls: why their keys differ, or what
     differs and does not count. The second one may leave out the task, if it is the same.
     """
     with command.runtime_of(ctx, memory=True) as runtime:
         explanations = [_explained(ctx.obj.app, runtime, words) for words in _of_one_task(ctx.obj.app, _calls(call))]
-    for explanation in explanations:
+    for index, explanation in enumerate(explanations):
         locks, unknown = _held(runtime, explanation)
         if as_json:
             held_by = None if unknown else [_holder(lock) for lock in locks]
             click.echo(json.dumps({**asdict(explanation), "held_by": held_by}, default=str))
         else:
-            _show(explanation)
             holders = "; ".join(f"{lock.holder_in_words()}, {lock.end_in_words()}" for lock in locks)
-            command.say(f"held by    {unknown or holders or 'nobody'}")
-            click.echo()
+            if index:
+                click.echo()
+            _show(explanation, unknown or holders or "nobody")
     if len(explanations) == 2:
         _compare(*explanations, as_json=as_json)
 
@@ -53,10 +50,6 @@ def _calls(words: Sequence[str]) -> list[Sequence[str]]:
     for word in words:
         if word == _AND:
             calls.append([])
-        elif word.startswith("--"):
-            raise click.UsageError(
-                f"put options before the task; for a text that begins with --, write '{json.dumps(word)}'"
-            )
         else:
             calls[-1].append(word)
     if len(calls) > 2 or not all(calls):
@@ -72,9 +65,7 @@ def _of_one_task(app: Any, calls: Sequence[Sequence[str]]) -> Sequence[Sequence[
 
 
 def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:
-    name, *rest = words
-    task = target.exclusive_task(app, name)
-    args, kwargs = arguments.parse(rest)
+    task, args, kwargs = target.call_of(app, words)
     return explained(task, runtime.settings, args, kwargs)
 
 
@@ -94,17 +85,22 @@ def _holder(lock: HeldLock) -> dict[str, Any]:
     return {**known, "expires_in": lock.expires_in}
 
 
-def _show(explanation: Explanation) -> None:
-    command.say(f"task       {explanation.task}")
-    command.say(f"key        {explanation.key}")
-    command.say(f"lock_name  {explanation.lock_name}")
-    command.say(f"lock_key   {explanation.lock_key}")
+def _show(explanation: Explanation, holders: str) -> None:
+    was_set = [option for option in explanation.options if option.source != DEFAULT]
     for title, lines in (
+        ("task", [explanation.task]),
+        ("held by", [holders]),
+        ("key", [explanation.key]),
+        ("lock_name", [explanation.lock_name] if explanation.lock_name != explanation.task else []),
+        ("lock_key", [explanation.lock_key]),
         ("arguments", [_argument(explanation, name) for name in explanation.arguments]),
-        ("of these", [f"{name} = {part.value}  as  {part.serialized}" for name, part in explanation.counts.items()]),
-        ("options", [f"{each.option} = {each.value!r}  from {each.source}" for each in explanation.options]),
+        (
+            "of these",
+            [f"{name} = {it.value}  as  {it.serialized}" for name, it in explanation.counts.items()] or ["none"],
+        ),
+        ("options", [f"{each.option} = {each.value!r}  from {each.source}" for each in was_set]),
     ):
-        for index, line in enumerate(lines or ["none"]):
+        for index, line in enumerate(lines):
             command.say(f"{'' if index else title:<11}{line}")
 
 
@@ -117,6 +113,7 @@ def _compare(one: Explanation, other: Explanation, *, as_json: bool) -> None:
     if as_json:
         command.say_json({"same": same, "differences": reasons})
         return
-    click.echo("the same key: they exclude each other" if same else "different keys: they do not exclude each other")
+    said = "the same key: they exclude each other" if same else "different keys: they do not exclude each other"
+    click.echo(f"\n{said}")
     for reason in reasons:
         command.say(f"  {reason}")

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, selection, target
+from celery_singleton_lock.cli.layout import locks_table
 from celery_singleton_lock.cli.selection import Selection
-from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.orphans import MessageState, search
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
@@ -101,7 +101,7 @@ def _free_orphaned(
 
 
 def _ask(locks: Sequence[HeldLock], question: str) -> None:
-    click.echo(table(locks), err=True)
+    click.echo(locks_table(locks), err=True)
     click.confirm(question, abort=True, err=True)
 
 
@@ -123,7 +123,7 @@ def _free(
         if as_json:
             command.say_json({**lock.fields(), "freed": is_free, "why": why})
         else:
-            command.say(f"{'freed' if is_free else 'left '}  {lock.lock_in_words()}  {lock.holder_in_words()}: {why}")
+            command.say(f"{'freed' if is_free else 'left '}  {lock.title()}  {lock.holder_in_words()}: {why}")
     return 1 if left else 0
 
 

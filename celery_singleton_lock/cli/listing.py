@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.cli import command, layout, selection
+from celery_singleton_lock.cli import command, selection
+from celery_singleton_lock.cli.layout import locks_table
 from celery_singleton_lock.cli.selection import Selection
-from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
@@ -23,6 +23,7 @@ MIN_INTERVAL = 0.2
 
 @command.locks_command("list", short_help="List the locks that are held.")
 @selection.options
+@command.option("--keys", is_flag=True, help="Show the key of each lock, too.")
 @command.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @command.option(
     "--interval",
@@ -33,35 +34,35 @@ MIN_INTERVAL = 0.2
     help="Seconds between two lists, with --watch.",
 )
 @command.as_json
-def list_(ctx: click.Context, selection: Selection, watch: bool, interval: float, as_json: bool, **_: Any) -> None:
-    """List the locks that are held, sorted by task and key."""
+def list_(ctx: click.Context, selection: Selection, watch: bool, interval: float, **how: Any) -> None:
+    """List the locks that are held, sorted by task and key: one line each, in which long texts are cut."""
     with command.runtime_of(ctx) as runtime:
         if watch:
-            _watch(runtime, selection, interval, as_json)
+            _watch(runtime, selection, interval, **how)
         else:
-            _list(runtime, selection, as_json)
+            _list(runtime, selection, **how)
 
 
-def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
+def _list(runtime: Runtime, selection: Selection, *, keys: bool, as_json: bool, **_: Any) -> None:
     locks = selection.of(runtime)
     if as_json:
         for lock in locks:
             command.say_json(lock.fields())
     elif locks:
-        click.echo(table(locks, width=layout.width()))
+        click.echo(locks_table(locks, keys=keys))
         if any(lock.is_left_behind for lock in locks):
             click.echo(f"(gone) {GONE}.", err=True)
     else:
         click.echo(selection.none_in_words() if selection else "No lock is held.", err=True)
 
 
-def _watch(runtime: Runtime, selection: Selection, interval: float, as_json: bool) -> None:
+def _watch(runtime: Runtime, selection: Selection, interval: float, *, as_json: bool, **how: Any) -> None:
     try:
         while True:
             if not as_json:
                 click.clear()
             try:
-                _list(runtime, selection, as_json)
+                _list(runtime, selection, as_json=as_json, **how)
             except LockUnavailable as error:
                 command.say(f"Error: {error}", err=True)  # The server may come back.
             clock.sleep(interval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,14 @@ import click
 
 from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.diagnosis.held import GONE, HeldLock, duration
-from celery_singleton_lock.keys.key import is_of_queue, key_of_queue
+from celery_singleton_lock.keys.key import is_of_queue, key_of_queue, name_in
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.task import outcome
+from celery_singleton_lock.task.leader import FOLLOWED
+
+#: The name of a message's record, see `Holder.message`.
+_OF_MESSAGE = re.compile(r"(?P<id>.*):[0-9a-f]+:[0-9]+\.(?P<retries>[0-9]+)", re.DOTALL)
 
 #: How many records people get to see.
 _FEW = 5
@@ -32,26 +37,25 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) ->
         queued = [] if is_of_queue(key) else runtime.store.held(key_of_queue(key))
     locks = [HeldLock.of(key, held) for held in state.held]
     locks += [HeldLock.of(key_of_queue(key), held) for held in queued]
-    command.say_json(_fields(key, locks, state)) if as_json else _say_all(key, locks, state)
+    done = [ended for record in state.records if (ended := _ended(record)) is not None]
+    command.say_json(_fields(key, locks, state, done)) if as_json else _say_all(key, locks, state, done)
 
 
-def _fields(key: str, locks: Sequence[HeldLock], state: KeyState) -> dict[str, Any]:
+def _fields(key: str, locks: Sequence[HeldLock], state: KeyState, done: Sequence[Any]) -> dict[str, Any]:
     return {
         "key": key,
         "held": [lock.fields() for lock in locks],
         "fence": state.fence,
         "waiters": state.waiters,
-        "done": [
-            {"message": record.message, "state": _state(record), "seconds": round(record.seconds, 3)}
-            for record in state.records
-        ],
+        "done": done,
     }
 
 
-def _say_all(key: str, locks: Sequence[HeldLock], state: KeyState) -> None:
-    _say("key", key)
+def _say_all(key: str, locks: Sequence[HeldLock], state: KeyState, done: Sequence[Any]) -> None:
+    _say("task", name_in(key))
     if label := next((lock.holder.label for lock in locks if lock.holder.label), ""):
         _say("label", label)
+    _say("key", key)
     for lock in locks:
         slot = f", slot {lock.slot}" if lock.slot else ""
         _say("queued" if lock.is_queued else "held by", lock.holder_in_words() + slot)
@@ -61,12 +65,9 @@ def _say_all(key: str, locks: Sequence[HeldLock], state: KeyState) -> None:
     _say("scope", next((lock.scope for lock in locks if lock.scope), "-"))
     _say("fence", "-" if state.fence is None else str(state.fence))
     _say("waiters", str(state.waiters))
-    for record in state.records[:_FEW]:
-        _say(
-            "done",
-            f"message {record.message}: {_state(record)}, shown for {duration(record.seconds)} more{_known(record)}",
-        )
-    if (more := len(state.records) - _FEW) > 0:
+    for ended in done[:_FEW]:
+        _say("done", _in_words(ended))
+    if (more := len(done) - _FEW) > 0:
         _say("", f"and {more} more" if len(state.records) < MOST_RECORDS else "and many more")
 
 
@@ -83,12 +84,27 @@ def _times(lock: HeldLock) -> str:
     return f"for {duration(lock.held_for)}, {lock.end_in_words()}{over}{stops}"
 
 
-def _known(record: Record) -> str:
-    """For how long no copy of the message is carried out; the details that are shown may expire much sooner."""
-    _, age = outcome.read(record)
-    return "" if age == outcome.OLD else f"; a copy does not run for {duration(age + record.seconds)} from its end"
+def _ended(record: Record) -> dict[str, Any] | None:
+    """What a record says about the end of a message; None if it says something else."""
+    ended, age = outcome.read(record)
+    if ended.state == FOLLOWED:
+        return None
+    named = _OF_MESSAGE.fullmatch(record.message)
+    known_for = age + record.seconds
+    # A message that has sent all that follows from its end is shown for a while, and known for longer.
+    ago = (min(known_for, outcome.OF_USE) if ended.settled else known_for) - record.seconds
+    return {
+        "message": record.message,
+        "task_id": named["id"] if named else record.message,
+        "attempt": int(named["retries"]) + 1 if named else 1,
+        "state": ended.state,
+        "ended_ago": None if age == outcome.OLD else round(max(ago, 0.0), 3),
+        "known_for": round(known_for - max(ago, 0.0), 3),
+    }
 
 
-def _state(record: Record) -> str:
-    ended, _ = outcome.read(record)
-    return ended.state
+def _in_words(done: dict[str, Any]) -> str:
+    attempt = f", attempt {done['attempt']}" if done["attempt"] > 1 else ""
+    ago = "" if done["ended_ago"] is None else f" {duration(done['ended_ago'])} ago"
+    known = f"no copy of it runs for {duration(done['known_for'])} more"
+    return f"task {done['task_id']}{attempt}: {done['state']}{ago}; {known}"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from celery_singleton_lock.cli import command, layout
-from celery_singleton_lock.errors import with_label
+from celery_singleton_lock.diagnosis.held import precise
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys.key import name_in
 
-#: The titles of the columns: of the counts, and of the keys whose copies are refused.
-_REFUSED = ("KEY", "TIMES", "LABEL")
 _COLUMNS = ("TASK", "RUNS", "HELD EACH", "WAITED EACH", "OTHERWISE")
 
 
@@ -41,38 +39,15 @@ def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
     if not tasks:
         click.echo("Nothing has been counted yet.", err=True)
     else:
-        click.echo(table([_cells(**fields) for fields in tasks], layout.width()))
+        click.echo(layout.columns([_COLUMNS, *(_cells(**fields) for fields in tasks)]))
     if in_a_row:
-        click.echo("\nCopies refused in a row, since the last run under the key ended:")
-        click.echo(refusals([(key, str(times), labels.get(key, "")) for key, times in in_a_row], layout.width()))
-
-
-def table(rows: Sequence[Sequence[str]], width: float) -> str:
-    """The rows in columns; in a paragraph each if that is too wide."""
-    lines = layout.columns([_COLUMNS, *rows])
-    if max(map(len, lines)) > width:
-        lines = [line for task, *cells in rows for line in layout.paragraph(task, _in_words(cells), width=width)]
-    return "\n".join(lines)
-
-
-def refusals(rows: Sequence[tuple[str, str, str]], width: float) -> str:
-    """The keys, with how often their copies were refused, and their labels; in a paragraph each if that is too wide."""
-    lines = layout.columns([_REFUSED, *rows])
-    if max(map(len, lines)) > width:
-        lines = []
-        for key, times, label in rows:
-            copies = "1 copy" if times == "1" else f"{times} copies"
-            lines += layout.paragraph(with_label(key, label), f"{copies} refused in a row", width=width)
-    return "\n".join(lines)
-
-
-def _in_words(cells: Sequence[str]) -> str:
-    return "; ".join(f"{name.lower()} {cell}" for name, cell in zip(_COLUMNS[1:], cells, strict=True) if cell)
+        click.echo("\nCopies refused in a row, since the last run under the lock ended:")
+        click.echo(layout.refusals_table([(name_in(key), labels.get(key, ""), times) for key, times in in_a_row]))
 
 
 def _cells(task: str, runs: Mapping[str, int], waited: float, held: float, **others: Any) -> tuple[str, ...]:
     ran = sum(runs.values())
-    each = (f"{held / ran:.3g} s", f"{waited / ran:.3g} s") if ran else ("-", "-")
+    each = (precise(held / ran), precise(waited / ran)) if ran else ("-", "-")
     parts = []
     for name, count in others.items():
         if count and name in metrics.DIVIDED:
@@ -83,4 +58,6 @@ def _cells(task: str, runs: Mapping[str, int], waited: float, held: float, **oth
 
 
 def _divided(counts: Mapping[str, int]) -> str:
-    return f" ({', '.join(f'{name} {count}' for name, count in counts.items())})" if counts else ""
+    """The counts by label; a single one is the sum that stands before them."""
+    each = (name if len(counts) == 1 else f"{name} {count}" for name, count in counts.items())
+    return f" ({', '.join(each)})" if counts else ""

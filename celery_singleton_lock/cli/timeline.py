@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal.timeline import Window, page, running
 
@@ -33,7 +34,7 @@ def timeline(ctx: click.Context, minutes: float, output: Any, **_: Any) -> None:
         if not settings.journal:
             raise click.ClickException("there is no journal: setting singleton_lock_journal is 0")
         journal = store.journal(settings.prefix, size=settings.journal)
-        now = journal.write({}, [], slack=0.0).now
+        now = clock.wall()
         window = Window(now - minutes * 60, now)
         held = [running(key, held, now) for key, held in store.all_held(settings.prefix)]
         entries = [*chain(journal.entries(since=window.since), (entry for entry in held if entry is not None))]

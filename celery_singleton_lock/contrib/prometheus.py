@@ -16,7 +16,7 @@ from celery_singleton_lock.keys.key import is_of_queue, name_in
 from celery_singleton_lock.runtime import Runtime
 
 try:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 except ImportError as error:
     raise ImportError("prometheus_client is not installed: pip install 'celery-singleton-lock[prometheus]'") from error
 
@@ -68,8 +68,8 @@ class LockCollector:
         yield _gauge("refused_in_a_row", "The most refusals in a row under one key of the lock.", most)
         for counter in metrics.COUNTERS:
             yield _counter(counter, counts)
-        for histogram in metrics.HISTOGRAMS:
-            yield _histogram(histogram, counts)
+        for name, text in metrics.TIMES.items():
+            yield _summary(name, text, counts)
 
 
 def _gauge(name: str, text: str, by_lock: Mapping[str, int]) -> Metric:
@@ -92,9 +92,8 @@ def _counter(counter: metrics.Counter, counts: dict[metrics.Count, int]) -> Metr
     return family
 
 
-def _histogram(histogram: metrics.Histogram, counts: dict[metrics.Count, int]) -> Metric:
-    family = HistogramMetricFamily(f"{PREFIX}_{histogram.name}_seconds", histogram.text, labels=["task"])
-    for task in sorted({count.task for count in counts if count.name == f"{histogram.name}_sum"}):
-        buckets: Any = metrics.buckets(histogram, task, counts)
-        family.add_metric([task], buckets, metrics.sum_of(histogram, task, counts))
+def _summary(name: str, text: str, counts: Mapping[metrics.Count, int]) -> Metric:
+    family = SummaryMetricFamily(f"{PREFIX}_{name}_seconds", text, labels=["task"])
+    for task in sorted({count.task for count in counts if count.name == name}):
+        family.add_metric([task], metrics.runs(task, counts), metrics.seconds(name, task, counts))
     return family

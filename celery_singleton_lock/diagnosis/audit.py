@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock.diagnosis import beat, settings, tasks
-from celery_singleton_lock.diagnosis.finding import Finding, judged, merged, serious, worst_first
+from celery_singleton_lock.diagnosis.finding import Finding, judged, merged, worst_first
 from celery_singleton_lock.diagnosis.settings import AppContext
 from celery_singleton_lock.diagnosis.tasks import TaskContext, exclusive_tasks, lock_key_in_words
 from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.rules import WHILE_EXECUTING
 from celery_singleton_lock.options.task import options_for
 
 
@@ -27,8 +28,8 @@ class Audited:
 
     @property
     def verdict(self) -> str:
-        """The severity of the worst finding; "ok" if there are only notes."""
-        return self.findings[0].severity if serious(self.findings) else "ok"
+        """The severity of the worst finding; "ok" if there is none."""
+        return self.findings[0].severity if self.findings else "ok"
 
 
 def audit_tasks(app: Any, of_app: Settings) -> list[Audited]:
@@ -47,16 +48,16 @@ def audit_app(
 
 
 def task_warnings(app: Any, of_app: Settings, *, pool: str | None = None) -> list[Finding]:
-    """The findings about the tasks that are more than notes; one that applies to several tasks comes once.
+    """The findings about the tasks; one that applies to several tasks comes once.
 
     `pool` is the workers' pool, by its name for `celery worker -P`; None: the pool in the app's settings.
     """
-    return merged(serious(judged(tasks.RULES, *_contexts(app, of_app, pool))))
+    return merged(judged(tasks.RULES, *_contexts(app, of_app, pool)))
 
 
 def warnings_at_start(app: Any, of_app: Settings, *, pool: str) -> list[Finding]:
     """The findings that a worker logs when it starts."""
-    wide = serious(judged(settings.AT_START, AppContext(app, of_app)))
+    wide = [it for it in judged(settings.AT_START, AppContext(app, of_app)) if it.severity != "note"]
     return [*worst_first(wide), *task_warnings(app, of_app, pool=pool)]
 
 
@@ -78,6 +79,7 @@ def _lock(context: TaskContext) -> str:
     parts = [
         f"lock_name {task.lock_name}" if task.lock_name else "",
         f"key: {lock_key_in_words(task)}",
+        f"lock_scope {options.scope}" if options.scope != WHILE_EXECUTING else "",
         f"ttl {options.ttl:g} s",
         f"waits {options.wait:g} s" if options.wait else "",
         f"on_conflict {getattr(options.on_conflict, '__qualname__', options.on_conflict)}",

@@ -1,42 +1,17 @@
-"""Rules for beat: does only one of several beats send each tick, and does any send at all? Workers cannot know that."""
+"""Rules for beat: does any send at all, and each only its own schedule?"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from celery.beat import PersistentScheduler, Scheduler
-from celery.utils.imports import qualname, symbol_by_name
+from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock._celery import named_schedulers
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.settings import AppContext
-from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.options.beat import BeatSettings
-
-
-def sent_by_two_beats(it: AppContext) -> Iterator[Finding]:
-    """A beat that is not exclusive, for tasks that are.
-
-    Only a note: neither the scheduler given to `celery beat -S` nor the number of beats is known here.
-    """
-    scheduler, exclusive = _scheduler(it.app), {task.name for task in exclusive_tasks(it.app)}
-    entries = [
-        f"{name} ({task})"
-        for name, task in ((name, _task_of(entry)) for name, entry in (it.app.conf.beat_schedule or {}).items())
-        if task in exclusive
-    ]
-    # A scheduler other than Celery's has its schedule elsewhere, for example in a database.
-    is_celerys = isinstance(scheduler, type) and issubclass(scheduler, PersistentScheduler)
-    may_send = entries or (exclusive and not is_celerys)
-    if may_send and not getattr(scheduler, "is_exclusive", False) and not it.leaders:
-        name = qualname(scheduler) if isinstance(scheduler, type) else str(scheduler)
-        yield Subject("beat_scheduler").note(
-            f"it is {name}, which is not exclusive: started on two hosts, it sends "
-            f"{some(entries) or 'its whole schedule'} twice, and the second run follows the first",
-            f"set beat_scheduler to 'exclusive' and singleton_lock_beat_scheduler to {name!r}, or start beat with "
-            "-S exclusive",
-        )
 
 
 def led_by_nobody(it: AppContext) -> Iterator[Finding]:
@@ -92,8 +67,4 @@ def _class_of(scheduler: Any) -> Any:
         return scheduler
 
 
-def _task_of(entry: Any) -> Any:
-    return entry.get("task") if isinstance(entry, Mapping) else getattr(entry, "task", None)
-
-
-RULES = (sent_by_two_beats, led_by_nobody, shared_with_others)
+RULES = (led_by_nobody, shared_with_others)

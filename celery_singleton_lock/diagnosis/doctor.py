@@ -95,7 +95,7 @@ def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtim
         found.findings += of_keys(name, keys, runtime.store)
     except (*NO_ANSWER, LockUnavailable) as error:
         found.findings.append(unusable(name, words_of(error)))
-    found.seen.append(f"{name}: {len(keys)} keys under {runtime.settings.prefix}:")
+    found.seen.append(f"{name}: {len(keys)} keys with the prefix {runtime.settings.prefix} were checked")
     if len(keys) == MAX_KEYS:
         text = f"it has more than {MAX_KEYS:,} keys under the prefix; only these were checked"
         found.findings.append(Subject(name).note(text, "a shorter singleton_lock_done_ttl keeps fewer"))

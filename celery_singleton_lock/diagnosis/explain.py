@@ -10,26 +10,14 @@ from typing import Any
 from celery_singleton_lock._celery import with_dumped_models
 from celery_singleton_lock.diagnosis.tasks import lock_key_in_words
 from celery_singleton_lock.keys.arguments import all_delivered, bind
-from celery_singleton_lock.keys.call import Returned, counting_in
-from celery_singleton_lock.keys.encoding import encode
-from celery_singleton_lock.keys.template import Filled
+from celery_singleton_lock.keys.call import KeyPart
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import OPTIONS
-from celery_singleton_lock.options.task import options_for, raw_attribute
+from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
-
-@dataclass(frozen=True, slots=True)
-class KeyPart:
-    """Something that goes into a key.
-
-    Attributes:
-        value: the value for people.
-        serialized: the canonical form that is hashed; equal for equal parts only.
-    """
-
-    value: str
-    serialized: str
+#: Where the value of an option comes from that nobody has set.
+DEFAULT = "the default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +57,19 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
     Raises:
         InvalidKey: an argument has no stable form.
     """
+    made = task.call_key(settings, None, args, kwargs)
     args, kwargs = with_dumped_models(task, args, kwargs)
     bound = bind(task.run, args, kwargs)
-    arguments = None if bound is None else all_delivered(task.run, bound)
-    key = task.lock_key_of(*args, **kwargs)
+    fits = bound is not None
+    arguments = all_delivered(task.run, bound) if bound is not None else {}
     return Explanation(
         task=task.name,
-        key=key,
+        key=made.key,
         lock_name=task.lock_name or task.name,
-        lock_key="all arguments, because they do not fit the signature"
-        if arguments is None
-        else lock_key_in_words(task),
-        arguments={name: repr(value) for name, value in (arguments or {}).items()},
-        defaults=_left_out(task.run, args, kwargs) if arguments is not None else [],
-        counts=_counting(task, args, kwargs),
+        lock_key=lock_key_in_words(task) if fits else "all arguments, because they do not fit the signature",
+        arguments={name: repr(value) for name, value in arguments.items()},
+        defaults=_left_out(task.run, args, kwargs) if fits else [],
+        counts=made.parts(),
         options=[*_options(task, settings)],
     )
 
@@ -102,20 +89,6 @@ def differences(one: Explanation, other: Explanation) -> list[str]:
         elif first.serialized != second.serialized:
             found.append(f"{name}: {first.value} ({first.serialized}), {second.value} ({second.serialized})")
     return found or [f"made in different ways: {one.lock_key}, {other.lock_key}"]
-
-
-def _counting(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, KeyPart]:
-    """Everything that `key_of_call` puts into the key, by name."""
-    counting = counting_in(task.name, raw_attribute(task, "lock_key"), task.run, args, kwargs)
-    if isinstance(counting, Filled):
-        return {"the filled template": KeyPart(counting.text, _serialized(counting.escaped))}
-    if isinstance(counting, Returned):
-        counting = {"what lock_key returned": counting.value}
-    return {name: KeyPart(repr(value), _serialized(value)) for name, value in counting.items()}
-
-
-def _serialized(value: object) -> str:
-    return encode(value).decode(errors="backslashreplace")
 
 
 def _left_out(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
@@ -141,4 +114,4 @@ def _source(task: Any, attribute: str, setting: str) -> str:
             return "the task" if cls is own else f"its class {cls.__qualname__}"
         if cls is SingletonTask:
             break
-    return f"the setting {setting}" if task.app.conf.get(setting) is not None else "the default"
+    return f"the setting {setting}" if task.app.conf.get(setting) is not None else DEFAULT

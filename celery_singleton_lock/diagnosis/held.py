@@ -10,7 +10,7 @@ from typing import Any
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.errors import FOREIGN, with_label
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.keys.key import is_of_queue, name_in, without_queue
+from celery_singleton_lock.keys.key import is_of_queue, name_in
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.queue_lock import is_by_time
@@ -101,9 +101,13 @@ class HeldLock:
             "foreign": self.held.holder is None,
         }
 
-    def lock_in_words(self) -> str:
-        """The lock's key, and the slot of a semaphore."""
-        return (without_queue(self.key) if self.is_queued else self.key) + (f" slot {self.slot}" if self.slot else "")
+    def name_and_slot(self) -> str:
+        """The lock's name, and the slot of a semaphore; the whole key of a value that somebody may want to delete."""
+        return (self.key if self.held.holder is None else self.name) + (f" slot {self.slot}" if self.slot else "")
+
+    def title(self) -> str:
+        """The lock that is held, in words."""
+        return with_label(self.name_and_slot(), self.holder.label)
 
     def holder_in_short(self) -> str:
         """The holder, short enough for a column."""
@@ -126,17 +130,6 @@ class HeldLock:
             who = f"task {holder.task_id}" if holder.pid else f"kept for task {holder.task_id}"
         return who if holder.node is None else f"{who} on {holder.place}"
 
-    def title(self) -> str:
-        """The lock that is held."""
-        return with_label(self.lock_in_words(), self.holder.label)
-
-    def in_words(self) -> str:
-        """The holder of the lock, and for how long it holds it."""
-        held_for = "" if self.held_for is None or self.is_queued else f" for {duration(self.held_for)}"
-        waiters = f", {self.held.waiters} waiting" if self.held.waiters else ""
-        gone = f"; {GONE}" if self.is_left_behind else ""
-        return f"{self.holder_in_words()}{held_for}, {self.end_in_words()}{waiters}{gone}"
-
     def end_in_words(self) -> str:
         if self.expires_in is None:
             return "never expires"
@@ -152,6 +145,13 @@ def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
     """The locks sorted by name, key and slot; each once, though a search may find a lock twice."""
     once = {(lock.name, lock.key, lock.slot): lock for lock in locks}
     return [once[place] for place in sorted(once)]
+
+
+def precise(seconds: float) -> str:
+    """A duration with three digits, in a readable unit."""
+    if seconds >= 1000:
+        return duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
 def duration(seconds: float) -> str:

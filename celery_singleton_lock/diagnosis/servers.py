@@ -157,13 +157,12 @@ def _slots_that_nobody_serves(it: ServerContext) -> Iterator[Finding]:
 def _memory(it: ServerContext) -> Iterator[Finding]:
     policy = it.info.get("maxmemory_policy", "noeviction")
     limit, used, evicted = (it.probe.number(name) for name in ("maxmemory", "used_memory", "evicted_keys"))
-    if policy != "noeviction":
+    if policy != "noeviction" and limit:
         drops = "any key" if policy.startswith("allkeys") else "keys with a time to live, as all locks have"
         so_far = f" (it has dropped {evicted} keys since its start)" if evicted else ""
-        never = "" if limit else " (maxmemory is not set, so this never happens)"
-        yield (it.problem if limit else it.note)(
+        yield it.problem(
             f"maxmemory-policy is {policy}: when its memory is full, it drops {drops}{so_far}; one "
-            f"lock may then have two holders{never}",
+            "lock may then have two holders",
             "CONFIG SET maxmemory-policy noeviction, or use a separate server for the locks",
         )
     elif limit and used > MAX_USED * limit:
@@ -192,19 +191,8 @@ def _replicas(it: ServerContext) -> Iterator[Finding]:
             f"singleton_lock_replicas is {wanted}, but it has {replicas}: no lock counts as taken",
             "start replicas, or lower singleton_lock_replicas",
         )
-    elif replicas and not wanted:
-        yield it.note(
-            f"it has {replicas} replicas, but singleton_lock_replicas is 0: a failover may forget the latest locks",
-            "set singleton_lock_replicas to 1, or use a Redlock",
-        )
     elif not replicas and it.settings.backend.kind is Kind.SENTINEL:
         yield it.warning("no replica is linked to it: it cannot fail over", "start the replicas")
-    if not it.keeps and not replicas:
-        yield it.note(
-            "it does not keep data on disk at once (appendonly no): a restart forgets locks, whose holders "
-            "are stopped at their next renewal, and which messages were carried out",
-            "set appendonly yes, or use a Redlock",
-        )
 
 
 def _wrong_clock(it: ServerContext) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
@@ -17,15 +18,48 @@ from celery_singleton_lock.keys.arguments import (
     name_of,
     possible,
 )
-from celery_singleton_lock.keys.encoding import encode_arguments, encode_named
+from celery_singleton_lock.keys.encoding import encode, encode_arguments, encode_named
 from celery_singleton_lock.keys.key import key_of, key_of_text
 
 
+class Returned(NamedTuple):
+    """What a callable has returned."""
+
+    value: Any
+
+
+#: What counts in a call: a template with its values, a value, or parts of the arguments by their paths.
+Counting = template.Filled | Returned | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPart:
+    """Something that goes into a key.
+
+    Attributes:
+        value: the value for people.
+        serialized: the canonical form that is hashed; equal for equal parts only.
+    """
+
+    value: str
+    serialized: str
+
+
 class CallKey(NamedTuple):
-    """The key of a call, and a few words for people about what its digest was made from."""
+    """The key of a call, a few words for people about what its digest was made from, and what that was."""
 
     key: str
     label: str
+    counting: Counting
+
+    def parts(self) -> dict[str, KeyPart]:
+        """Everything in the digest besides the lock's name, by name."""
+        counting = self.counting
+        if isinstance(counting, template.Filled):
+            return {"the filled template": KeyPart(counting.text, _serialized(counting.escaped))}
+        if isinstance(counting, Returned):
+            counting = {"what lock_key returned": counting.value}
+        return {name: KeyPart(repr(value), _serialized(value)) for name, value in counting.items()}
 
 
 def key_of_call(
@@ -36,25 +70,18 @@ def key_of_call(
     Raises:
         InvalidKey: an argument has no stable form, or the callable or the template failed.
     """
-    counting = counting_in(task_name, lock_key, run, args, kwargs)
+    counting = _counting_in(task_name, lock_key, run, args, kwargs)
     if isinstance(counting, template.Filled):
-        return CallKey(key_of_text(prefix, lock_name, counting.escaped), label.of_text(counting.text))
+        return CallKey(key_of_text(prefix, lock_name, counting.escaped), label.of_text(counting.text), counting)
     if isinstance(counting, Returned):
         content = encode_named(task_name, "what the callable lock_key returned", counting.value)
-        return CallKey(key_of(prefix, lock_name, content), label.of_value(counting.value))
-    return CallKey(key_of(prefix, lock_name, encode_arguments(task_name, counting)), label.of_arguments(counting))
+        return CallKey(key_of(prefix, lock_name, content), label.of_value(counting.value), counting)
+    content = encode_arguments(task_name, counting)
+    return CallKey(key_of(prefix, lock_name, content), label.of_arguments(counting), counting)
 
 
-class Returned(NamedTuple):
-    """What a callable has returned."""
-
-    value: Any
-
-
-def counting_in(
-    task_name: str, lock_key: Any, run: Callable[..., Any], args: Any, kwargs: Any
-) -> template.Filled | Returned | dict[str, Any]:
-    """What counts in a call, according to `lock_key`: a text, a value, or parts of the arguments by their paths.
+def _counting_in(task_name: str, lock_key: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Counting:
+    """What counts in a call, according to `lock_key`.
 
     Raises:
         InvalidKey: the callable or the template failed, or an argument has no such part.
@@ -78,7 +105,11 @@ def counting_in(
 
 def key_of_choice(prefix: str, lock_name: str, text: str) -> CallKey:
     """The key of a call whose caller chose the text for the key."""
-    return CallKey(key_of_text(prefix, lock_name, text), label.of_text(text))
+    return CallKey(key_of_text(prefix, lock_name, text), label.of_text(text), template.Filled(text, text))
+
+
+def _serialized(value: object) -> str:
+    return encode(value).decode(errors="backslashreplace")
 
 
 def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> None:

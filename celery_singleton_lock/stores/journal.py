@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from celery_singleton_lock.journal_entry import Entry
 
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What the journal knew as it was written to.
-
-    Attributes:
-        now: the server's time, seconds since the epoch.
-        in_a_row: for each entry, how many copies were refused since a run ended under the key; 0 for other entries.
-        overlaps: for each entry, a run of the same key at the same time; None if there is none, as it should be.
-    """
-
-    now: float
-    in_a_row: Sequence[int]
-    overlaps: Sequence[Entry | None]
-
-
-#: The most counts of a journal whose names come from messages.
-MAX_LABELS = 500
+#: The most keys of which a journal knows how often in a row a copy was refused; with more, it starts afresh.
+KEYS_REMEMBERED = 10_000
 
 
 class Journal(Protocol):
@@ -34,22 +17,16 @@ class Journal(Protocol):
     All methods raise `LockUnavailable` if there is no answer, or an error; what `write` was given may then be written.
     """
 
-    def write(
-        self,
-        counts: Mapping[str, int],
-        entries: Sequence[Entry],
-        *,
-        slack: float,
-        coarse: Mapping[str, str] | None = None,
-    ) -> Written:
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
         """Add to the counts, and to the entries, of which the oldest are forgotten.
 
         Args:
             counts: by how much each has grown; its names are the caller's.
-            entries: their times are the server's.
-            slack: seconds by which these may be wrong: a shorter overlap does not count.
-            coarse: counts of which only the `MAX_LABELS` that grew last are kept, each with the count that it is added
-                to when it is dropped.
+            entries: what to add.
+            now: the present on the clock of their times; readers get them on the server's.
+
+        Returns:
+            For each entry, how many copies were refused since a run ended under the key; 0 for other entries.
         """
 
     def counts(self) -> dict[str, int]:

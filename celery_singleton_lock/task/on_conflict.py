@@ -9,6 +9,7 @@ A message that has begun is never refused, whatever the policy: half of its work
 
 from __future__ import annotations
 
+import logging
 from typing import NoReturn
 
 import celery
@@ -79,7 +80,9 @@ def end(
     carried: requeue.Carried = requeue.AS_BEFORE,
 ) -> NoReturn:
     """End the execution that lost to another task; `carried`: what its copy has to know, if it is put back."""
-    logger.info("%s on_conflict=%s: %s", named(task), policy, conflict)
+    # A copy that looks again and again says so once.
+    level = logging.DEBUG if requeue.put_back_count(task.request, "conflict") else logging.INFO
+    logger.log(level, "%s on_conflict=%s: %s", named(task), policy, conflict)
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy in WAITING_POLICIES:
         # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.

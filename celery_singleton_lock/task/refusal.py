@@ -62,7 +62,8 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
         try:
             copy = _record(acquisition, policy, met)
             if copy is None:
-                journal_entries.did_not_run(it, policy, found.holder)
+                if policy not in WAITING_POLICIES or not requeue.put_back_count(it.request, "conflict"):
+                    journal_entries.did_not_run(it, policy, found.holder)  # Not each time that a copy looks.
                 carried = requeue.Carried(joins=joins, arrived=found.arrived)
                 on_conflict.end(it.task, met, policy, it.options, carried=carried)
         except LockConflict:

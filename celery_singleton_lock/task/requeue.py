@@ -38,6 +38,16 @@ logger = get_logger(__name__)
 #: ended, and what follows could not be sent; it ends as another message, which has not ended yet.
 Reason = Literal["conflict", "unavailable", "copy", "lost", "untold", "follows"]
 
+#: The reasons in the log.
+WHY: Mapping[Reason, str] = {
+    "conflict": "another task has its lock",
+    "unavailable": "the lock server does not answer",
+    "copy": "it runs elsewhere, or has ended there",
+    "lost": "its run was stopped, which is not recorded yet",
+    "untold": "it has ended, and what follows could not be sent",
+    "follows": "the task that it follows has not ended",
+}
+
 #: Reasons that the header counts, and those among them that it names only if they apply.
 COUNTED: tuple[Reason, ...] = ("conflict", "unavailable", "lost", "untold", "follows")
 RARE: tuple[Reason, ...] = ("lost", "untold", "follows")
@@ -144,7 +154,7 @@ def try_to_put_back(
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
-    raise GoesOn(f"put back, {begins}")
+    raise GoesOn(f"put back, {begins}: {WHY[reason]}")
 
 
 def put_back_count(request: RequestLike, reason: Reason) -> int:

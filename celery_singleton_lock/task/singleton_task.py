@@ -176,7 +176,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         Raises:
             InvalidKey: an argument has no stable form.
         """
-        return self._key(Runtime.of(self.app).settings, None, args, kwargs).key
+        return self.call_key(Runtime.of(self.app).settings, None, args, kwargs).key
 
     def apply_async(
         self,
@@ -354,8 +354,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if options.scope in OF_EACH_MESSAGE:
             own = message_identity.sending_of(request)
             return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, own))
-        key, label = self._key(settings, options.key, args, kwargs)
-        return TaskLock(options, key, label if settings.labels else "")
+        made = self.call_key(settings, options.key, args, kwargs)
+        return TaskLock(options, made.key, made.label if settings.labels else "")
 
     def lock_when_sent(self, call: Mapping[str, Any] | None, args: Any, kwargs: Any) -> TaskLock | None:
         """The lock that a call takes as it is sent; None when it takes none.
@@ -368,10 +368,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if not settings.enabled or is_builtin(self.name) or self.app.conf.get("task_always_eager"):
             return None
         options = options_for(self, settings, call)
-        key, label = self._key(settings, options.key, args, kwargs)
-        return TaskLock(options, key_of_queue(key), label if settings.labels else "")
+        made = self.call_key(settings, options.key, args, kwargs)
+        return TaskLock(options, key_of_queue(made.key), made.label if settings.labels else "")
 
-    def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> CallKey:
+    def call_key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> CallKey:
+        """The key of a call with these arguments, or with a text in their place."""
         lock_name = self.lock_name or self.name
         if explicit is not None:
             return key_of_choice(settings.prefix, lock_name, explicit)

@@ -12,6 +12,7 @@ from celery.beat import ScheduleEntry
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.beat.ticks import next_run
+from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.web.snapshot import Snapshot
 
 
@@ -26,7 +27,7 @@ class Planned:
         last: its last run, in seconds since the epoch; for a new entry, when beat first saw it; None if there is no
             record of it.
         next: when it is due next; None if unknown.
-        refused: how many of its ticks were refused.
+        refused: how many of its ticks were refused, as far as the journal goes back.
     """
 
     name: str
@@ -43,10 +44,7 @@ def planned(app: Any, snapshot: Snapshot) -> list[Planned]:
     known: dict[str, Any] = {}
     if isinstance(conf, Mapping):
         known = {cleaned.text(name): entry for name, entry in conf.items() if isinstance(entry, Mapping)}
-    refused: Counter[str] = Counter()
-    for count, value in snapshot.counts.items():
-        if count.name == "refused_ticks":
-            refused[count.label] += value
+    refused = Counter(it.scheduled for it in snapshot.entries if it.kind in REFUSALS)
     names = sorted({*known, *snapshot.lasts})
     entries = [_planned(app, name, known.get(name), snapshot, refused[name]) for name in names]
     return sorted(entries, key=lambda entry: (entry.next is None, entry.next or 0.0, entry.name))

@@ -150,25 +150,6 @@ class TestProduction:
     def test_disabled_locks_are_reported(self, told_in_production: Any) -> None:
         assert "W006" in told_in_production(app_of(**REDIS, CELERY_SINGLETON_LOCK_ENABLED=False))
 
-    def test_beat_that_sends_exclusive_tasks_but_is_not_exclusive_is_reported(self, told_in_production: Any) -> None:
-        schedule = {"x": {"task": "shop.x", "schedule": 1}, "y": {"task": "shop.y", "schedule": 1}}
-        app = app_of(**REDIS, CELERY_BEAT_SCHEDULE=schedule)
-        assert told_in_production(app) == {}
-        app.task(base=SingletonTask, name="shop.x", shared=False)(body)
-        (found,) = checks.of_production(app)
-        assert found.id == "celery_singleton_lock.W004"
-        assert found.msg == (
-            "CELERY_BEAT_SCHEDULER: it is celery.beat.PersistentScheduler, which is not exclusive: started on two "
-            "hosts, it sends x (shop.x) twice, and the second run follows the first"
-        )
-        assert "CELERY_SINGLETON_LOCK_BEAT_SCHEDULER to 'celery.beat.PersistentScheduler'" in found.hint
-
-    def test_schedule_in_a_database_is_reported(self, told_in_production: Any) -> None:
-        app = app_of(**REDIS, CELERY_BEAT_SCHEDULER="celery.beat:Scheduler")
-        assert told_in_production(app) == {}
-        app.task(base=SingletonTask, name="shop.x", shared=False)(body)
-        assert "BEAT_SCHEDULER to 'celery.beat.Scheduler'" in told_in_production(app)["W004"]
-
     def test_records_that_end_before_a_redelivery_are_reported(self, told_in_production: Any) -> None:
         options = {"visibility_timeout": 7200}
         app = app_of(**REDIS, CELERY_BROKER_TRANSPORT_OPTIONS=options, CELERY_SINGLETON_LOCK_DONE_TTL=3600)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.beat import Scheduler
 from celery.bin.base import CLIContext
 from celery.concurrency import thread
 from click.testing import CliRunner
@@ -29,12 +28,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "nothing": ({}, {}),
     "forgets at once": ({"singleton_lock_done_ttl": 0}, {"singleton_lock_done_ttl: ": "problem"}),
     "forgets too soon": ({"singleton_lock_done_ttl": 60}, {"singleton_lock_done_ttl: ": "problem"}),
-    "beat": ({"beat_schedule": {"nightly": {"task": "bill", "schedule": 60}}}, {"beat_scheduler: ": "note"}),
-    "beat of a database": ({"beat_scheduler": Scheduler}, {"beat_scheduler: ": "note"}),
-    "limit": ({"task_time_limit": 60}, {"bill, refund: the threads pool": "warning"}),
+    "of another package": ({"redbeat_lock_timeout": 60}, {"redbeat_lock_timeout: ": "note"}),
+    "reject": ({"singleton_lock_on_conflict": "reject"}, {"bill, refund: on_conflict is 'reject'": "warning"}),
     "all": (
-        {"singleton_lock_done_ttl": 0, "beat_scheduler": Scheduler, "task_time_limit": 60},
-        {"singleton_lock_done_ttl: ": "problem", "beat_scheduler: ": "note", "bill, refund: ": "warning"},
+        {"singleton_lock_done_ttl": 0, "redbeat_lock_timeout": 60, "singleton_lock_on_conflict": "reject"},
+        {"singleton_lock_done_ttl: ": "problem", "redbeat_lock_timeout: ": "note", "bill, refund: ": "warning"},
     ),
 }
 

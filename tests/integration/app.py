@@ -28,7 +28,7 @@ from kombu.common import Broadcast
 from kombu.utils.encoding import ensure_bytes
 
 import tests.integration.ready  # noqa: F401
-from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
+from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released
 from celery_singleton_lock.options import delivery as options_delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.delivery import original_of
@@ -69,11 +69,6 @@ logging.getLogger("celery_singleton_lock").setLevel(logging.DEBUG)
 @lock_lost.connect
 def _lost(task_id: str, key: str, lease: Any, reason: str, **_: Any) -> None:
     recording.mark("lost", task_id)
-
-
-@overlap_detected.connect
-def _overlapped(task_id: str, **_: Any) -> None:
-    recording.mark("overlap", task_id)
 
 
 @lock_released.connect

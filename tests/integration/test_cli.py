@@ -45,9 +45,10 @@ class TestList:
         assert 0 < line["expires_in"] <= line["ttl"] == 2.0
         assert (line["waiters"], line["scope"], line["left_behind"]) == (0, "while_executing", False)
         titles, row = ask(shop, "list").stdout.splitlines()
-        assert titles.startswith("KEY ")
-        assert row.split()[:4] == [line["key"], result.id, worker.name, str(run.pid)]
-        assert row.endswith("job='report'")
+        assert titles.split() == ["TASK", "LABEL", "HOLDER", "WORKER", "FOR", "WAITING"]
+        assert row.split()[:4] == ["job", "job='report'", result.id[:8], worker.name]
+        *_, key = ask(shop, "list", "--keys").stdout.split()
+        assert key == line["key"]
         assert "label    job='report'" in ask(shop, "show", line["key"]).stdout
         shop.record.let_end("report")
         result.get(timeout=LIMIT)
@@ -161,19 +162,28 @@ class TestShow:
         assert (line["task_id"], line["node"], line["pid"]) == (second.id, worker.name, run.pid)
         assert (told["fence"], told["waiters"]) == (run.fence, 0)
         (done,) = told["done"]
-        assert re.fullmatch(f"{first.id}:[0-9a-f]{{16}}:0.0", done["message"])
-        assert done["state"] == "SUCCESS"
+        assert (done["task_id"], done["attempt"], done["state"]) == (first.id, 1, "SUCCESS")
+        assert 0 <= done["ended_ago"] < LIMIT
+        assert 3600 - LIMIT < done["known_for"] + done["ended_ago"] <= 3600
         for_people = ask(shop, "show", f"{told['key']}:run").stdout
         assert f"held by  task {second.id} on {worker.name} (pid {run.pid})" in for_people
         assert f"fence    {run.fence}" in for_people
-        (of_first,) = re.findall(rf"done     message {re.escape(done['message'])}: (.*)", for_people)
-        assert re.fullmatch(r"SUCCESS, shown for \d+ \w+ more; a copy does not run for 60 min from its end", of_first)
+        (of_first,) = re.findall(rf"done     task {first.id}: (.*)", for_people)
+        assert re.fullmatch(r"SUCCESS \d+ s ago; no copy of it runs for (59|60) min more", of_first)
         worker.kill()
         until(lambda: f"; {GONE}" in ask(shop, "show", told["key"]).stdout)
         left = ask(shop, "list")
-        assert f" {second.id} (gone) " in left.stdout
+        assert f" {second.id[:8]}  (gone) {worker.name} " in left.stdout
         assert left.stderr == f"(gone) {GONE}.\n"
         assert [line["left_behind"] for line in listed(shop)] == [True]
+
+    def test_speaks_of_the_attempts_of_a_task(self, shop: Shop) -> None:
+        shop.start("one")
+        retried = shop.send("retrying", "report")
+        retried.get(timeout=LIMIT)
+        shown = ask(shop, "show", EXCLUSIVE, "report").stdout  # They share a lock.
+        ended = re.findall(rf"task {retried.id}(, attempt \d)?: (\w+) \d+ s ago;", shown)
+        assert sorted(ended) == [("", "RETRY"), (", attempt 2", "RETRY"), (", attempt 3", "SUCCESS")]
 
     def test_says_that_a_lock_is_free(self, shop: Shop) -> None:
         shown = ask(shop, "show", EXCLUSIVE, "never")

@@ -190,7 +190,7 @@ def test_lock_of_a_message_is_shown_and_released(shop: Shop, tasks: SimpleNamesp
     key = send(tasks.until_executed, "report", queue="doomed")
     base = key.removesuffix(":queue")
     (row,) = ask(shop, "list").stdout.splitlines()[1:]
-    assert row.split()[0] == base
+    assert row.split()[0] == "queued.until_executed"
     assert " (queued) " in row
     assert json.loads(ask(shop, "list", "--json").stdout)["scope"] == "queued"
     shown = ask(shop, "show", base).stdout

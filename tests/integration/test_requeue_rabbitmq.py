@@ -102,7 +102,10 @@ def _ends(worker: Worker, identity: str) -> int:
 def _put_back(worker: Worker, identity: str) -> int:
     """How often it was refused, waited as a stand-by, or came before its end was settled."""
     return len(
-        re.findall(rf"\[{identity}\] (on_conflict=retry|is already .*; a copy (checks later|waits))", worker.log)
+        re.findall(
+            rf"\[{identity}\] (put back, .*: another task has its lock|is already .*; a copy (checks later|waits))",
+            worker.log,
+        )
     )
 
 
@@ -127,7 +130,7 @@ _SOME_TRIES = 4
 
 
 def _have_tried(results: list[Any], worker: Worker) -> bool:
-    return all(worker.log.count(f"{result.id}] on_conflict=retry") >= _SOME_TRIES for result in results)
+    return all(worker.log.count(f"{result.id}] put back") >= _SOME_TRIES for result in results)
 
 
 @pytest.mark.slow

@@ -421,7 +421,7 @@ class TestCluster:
         store.free(lease, record=Record(ME.message, b"record", 60))
         lease, ledger, journal = taken(store, key), store.ledger(key), store.journal("followed", size=10)
         ledger.record({"x": 20}, "a", ceiling=CEILING)
-        journal.write({"runs": 1}, [], slack=0.0)
+        journal.write({"runs": 1}, [], now=0.0)
         for moving in (key, "followed:{journal}", key):
             cluster.migrate_slot(moving)
             assert [held.holder for held in store.held(key)] == [ME]

@@ -118,13 +118,20 @@ class TestHolder:
             assert f"{before},12{behind}" == holder.dumps(fence=12)
 
 
+#: When an entry was written.
+NOW = 10.0
+
+
 class TestEntry:
     @given(st.sampled_from(["run", "skip", "free", "stand-by"]), st.lists(anything, min_size=7, max_size=20))
     def test_any_json_is_an_entry_that_can_be_shown(self, kind: str, rest: list[object]) -> None:
-        entry = Entry.loads(json.dumps([kind, *rest]))
+        entry = Entry.loads(json.dumps([kind, *rest]), NOW)
         assert entry is not None
-        assert Entry.loads(entry.dumps()) == entry
-        assert len(entry.dumps().encode()) < 12 * cleaned.MAX_BYTES
+        again = Entry.loads(entry.dumps(NOW), NOW)
+        assert again is not None
+        assert again._replace(began=entry.began, ended=entry.ended) == entry
+        assert (again.began, again.ended) == pytest.approx((entry.began, entry.ended))
+        assert len(entry.dumps(NOW).encode()) < 12 * cleaned.MAX_BYTES
         shown = page("Locks", [entry], Window(0.0, 1.0))
         assert "\x1b" not in shown
         shown.encode()
@@ -133,36 +140,36 @@ class TestEntry:
 
     @given(anything)
     def test_invalid_entry_is_ignored(self, content: object) -> None:
-        assert Entry.loads(json.dumps(content)) is None
+        assert Entry.loads(json.dumps(content), NOW) is None
 
     @given(st.binary())
     @example(DEEP.encode())
     def test_any_bytes_are_none(self, content: bytes) -> None:
-        assert Entry.loads(content) is None
+        assert Entry.loads(content, NOW) is None
 
     def test_no_html_gets_into_the_page(self) -> None:
         evil = "<script>alert(1)</script>\"'>"
         fields = ["run", evil, f"p:1:{{{evil}:0}}", evil, evil, 1, 5.0, 6.0, 0.0, evil, 1, 1, 1, evil, evil, 0.0, evil]
-        entry = Entry.loads(json.dumps(fields))
+        entry = Entry.loads(json.dumps(fields), NOW)
         assert entry is not None
         assert "<script>alert" not in page("Locks", [entry], Window(0.0, 10.0))
 
     def test_additions_of_a_later_version_are_ignored(self) -> None:
         entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
-        assert Entry.loads(json.dumps([*json.loads(entry.dumps()), "more"])) == entry
+        assert Entry.loads(json.dumps([*json.loads(entry.dumps(NOW)), "more"]), NOW) == entry
 
     def test_kind_of_a_later_version_is_ignored(self) -> None:
         entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
-        assert Entry.loads(json.dumps(["paused", *json.loads(entry.dumps())[1:]])) is None
+        assert Entry.loads(json.dumps(["paused", *json.loads(entry.dumps(NOW))[1:]]), NOW) is None
 
     def test_entry_of_an_earlier_version_has_defaults(self) -> None:
         entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
-        assert Entry.loads(json.dumps(["run", "t", "k", "id", "node", 1, 2.0, 3.0])) == entry
+        assert Entry.loads(json.dumps(["run", "t", "k", "id", "node", 1, 8.0, 7.0]), NOW) == entry
 
     def test_each_field_is_read_from_its_place(self) -> None:
-        fields = ["run", "t", "k", "id", "node", 7, 5.0, 6.0, 0.5, "SUCCESS", 3, 2, 4, "other", "there", 1.0, "nightly"]
+        fields = ["run", "t", "k", "id", "node", 7, 6.0, 5.0, 0.5, "SUCCESS", 3, 2, 4, "other", "there", 1.0, "nightly"]
         fields.append("tenant=7")
-        entry = Entry.loads(json.dumps(fields))
+        entry = Entry.loads(json.dumps(fields), NOW)
         assert entry is not None
         names = ["kind", "task", "key", "task_id", "node", "pid", "began", "ended", "waited"]
         names += [
@@ -176,8 +183,10 @@ class TestEntry:
             "scheduled",
             "label",
         ]
-        assert [getattr(entry, name) for name in names] == fields
-        assert json.loads(entry.dumps()) == fields
+        shown = entry._replace(began=6.0, ended=5.0)  # Which were seconds before `NOW`.
+        assert (entry.began, entry.ended) == (NOW - 6.0, NOW - 5.0)
+        assert [getattr(shown, name) for name in names] == fields
+        assert json.loads(entry.dumps(NOW)) == fields
 
 
 @given(st.dictionaries(st.text() | anything.map(json.dumps), st.integers()))

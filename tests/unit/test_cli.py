@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,11 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock import cli, clock
-from celery_singleton_lock.cli import arguments, stats
+from celery_singleton_lock.cli import arguments
 from celery_singleton_lock.cli.explain import _holder
+from celery_singleton_lock.cli.layout import WIDTH, locks_table, refusals_table
 from celery_singleton_lock.cli.selection import Selection
-from celery_singleton_lock.cli.table import cells, table
-from celery_singleton_lock.diagnosis.held import HeldLock, duration, in_order
+from celery_singleton_lock.diagnosis.held import HeldLock, duration, in_order, precise
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
@@ -37,6 +38,12 @@ def lock(name: str = "job", **changes: Any) -> HeldLock:
     return HeldLock.of(key_of(name), held)
 
 
+def shown(lock: HeldLock) -> list[str]:
+    """The cells of a lock that are not empty."""
+    _, row = locks_table([lock]).splitlines()
+    return re.split("  +", row)
+
+
 def test_holder_is_shown_in_short_and_in_words() -> None:
     assert lock().holder_in_short() == "some-task"
     assert lock().holder_in_words() == "task some-task on one@host (pid 42)"
@@ -50,7 +57,7 @@ def test_holder_is_shown_in_short_and_in_words() -> None:
 def test_lock_of_a_message_is_shown_as_queued() -> None:
     running = lock(pid=0, node="web")
     queued = replace(running, key=key_of_queue(running.key))
-    assert cells(queued)[:2] == (running.key, "some-task (queued)")
+    assert shown(queued) == ["job", "tenant=7", "some-tas", "(queued)", "100 s", "2"]
     assert queued.holder_in_words() == "message of task some-task (queued), sent from web 100 s ago"
     assert queued.end_in_words() == "expires in 20 s at the latest"
     fields = queued.fields()
@@ -58,12 +65,12 @@ def test_lock_of_a_message_is_shown_as_queued() -> None:
     by_time = lock(pid=0, ttl=3600.0)
     assert replace(by_time, key=queued.key).scope == "until_expired"
     foreign = HeldLock.of(queued.key, Held(None, "hello", 20.0))
-    assert cells(foreign)[:2] == (queued.key, "foreign value"), "users need the name to delete it"
+    assert shown(foreign)[:2] == [queued.key, "foreign"], "users need the name to delete it"
 
 
 def test_value_of_a_stranger_is_shown_as_foreign() -> None:
     foreign = HeldLock.of("unit:some:thing", Held(None, "hello", float("inf"), slot=0))
-    assert cells(foreign) == ("unit:some:thing", "foreign value", "-", "-", "-", "never", "0", "")
+    assert shown(foreign) == ["unit:some:thing", "foreign", "-", "-", "0"]
     assert (foreign.expires_in, foreign.ttl, foreign.scope) == (None, None, None)
 
 
@@ -75,51 +82,57 @@ def test_each_lock_is_shown_once_and_in_order() -> None:
 
 def test_columns_are_as_wide_as_necessary() -> None:
     foreign = HeldLock.of("unit:some:\nthing", Held(None, "hello", float("inf"), slot=0))
-    assert table([foreign]).splitlines() == [
-        "KEY                HOLDER         NODE  PID  HELD FOR  EXPIRES IN  WAITERS  LABEL",
-        "unit:some:\\nthing  foreign value  -     -    -         never       0",
+    assert locks_table([foreign]).splitlines() == [
+        "TASK               LABEL  HOLDER   WORKER  FOR  WAITING",
+        "unit:some:\\nthing         foreign  -       -    0",
     ]
 
 
-def test_too_wide_table_becomes_a_paragraph_for_each_lock() -> None:
-    assert table([lock()], width=80).splitlines() == [
-        f"{lock().key} (tenant=7)",
-        "  task some-task on one@host (pid 42) for 100 s, expires in 20 s unless renewed",
-        "  (ttl 30 s), 2 waiting",
+def test_each_lock_has_a_line_with_its_task_first() -> None:
+    third = lock("shop.render")
+    third = replace(third, held=replace(third.held, slot=2))
+    leader = lock("beat:shop", task_id=None, label="")
+    each = [shown(it) for it in (lock(), lock(pid=0), third, leader)]
+    assert each[0] == ["job", "tenant=7", "some-tas", "one@host", "100 s", "2"]
+    assert each[1][3] == "(kept) one@host"
+    assert each[2][0] == "shop.render slot 2"
+    assert each[3][:3] == ["beat:shop", "leader", "one@host"]
+
+
+def test_table_of_locks_is_not_wider_than_a_terminal() -> None:
+    name, label, node = (
+        "warehouse.shipping.tasks.send_the_parcel",
+        "customer_id=1234567, kind='express'",
+        "worker@host-12",
+    )
+    lines = locks_table([lock(), lock(name, label=label * 2, node=node * 3)]).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[2].split("  ")[:2] == ["…hipping.tasks.send_the_parcel", "customer_id=1234567, ki…"]
+    assert re.split("  +", lines[1]) == shown(lock()), "what is short enough is whole"
+    evil = lock("\x1b" * 90, label="\x1b" * 90)
+    assert max(map(len, locks_table([evil]).splitlines())) <= WIDTH
+
+
+def test_keys_are_shown_on_request() -> None:
+    titles, row = locks_table([lock()], keys=True).splitlines()
+    assert titles.split()[-1] == "KEY"
+    assert row.split()[-1] == lock().key
+
+
+def test_refusals_in_a_row_are_those_of_tasks() -> None:
+    assert refusals_table([("shop.sync", "tenant_id=7", 14), ("shop.bill", "", 1)]).splitlines() == [
+        "TASK       LABEL        TIMES",
+        "shop.sync  tenant_id=7  14",
+        "shop.bill               1",
     ]
-    assert table([lock()], width=1000) == table([lock()])
 
 
-def test_key_is_whole_on_the_narrowest_terminal() -> None:
-    lines = table([lock()], width=20).splitlines()
-    assert lines[:2] == [lock().key, "  (tenant=7)"]
-    assert max(map(len, lines[1:])) <= 20
-
-
-def test_too_wide_refusals_become_a_paragraph_for_each_key() -> None:
-    rows = [("p:1:{shop.sync:6f}", "14", "tenant_id=7"), ("p:1:{shop.bill:1a}", "1", "")]
-    assert stats.refusals(rows, width=30).splitlines() == [
-        "p:1:{shop.sync:6f}",
-        "  (tenant_id=7)",
-        "  14 copies refused in a row",
-        "p:1:{shop.bill:1a}",
-        "  1 copy refused in a row",
-    ]
-    assert stats.refusals(rows, width=1000).splitlines()[0].split() == ["KEY", "TIMES", "LABEL"]
-
-
-def test_too_wide_counts_become_a_paragraph_for_each_task() -> None:
-    rows = [("shop.export", "3 (SUCCESS 2, FAILURE 1)", "2 s", "0.5 s", "conflicts 4 (skip 4)"), ("shop.sync", *"1234")]
-    assert stats.table(rows, width=40).splitlines() == [
-        "shop.export",
-        "  runs 3 (SUCCESS 2, FAILURE 1); held",
-        "  each 2 s; waited each 0.5 s; otherwise",
-        "  conflicts 4 (skip 4)",
-        "shop.sync",
-        "  runs 1; held each 2; waited each 3;",
-        "  otherwise 4",
-    ]
-    assert stats.table(rows, width=1000).splitlines()[0].split("  ")[0] == "TASK"
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.00144, "1.44 ms"), (0.2012, "201 ms"), (1.8, "1.8 s"), (95, "95 s"), (4100, "68 min"), (0.0, "0 ms")],
+)
+def test_precise_duration_is_in_a_readable_unit(seconds: float, text: str) -> None:
+    assert precise(seconds) == text
 
 
 @pytest.mark.parametrize(

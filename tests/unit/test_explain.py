@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ class TestOnTheCommandLine:
     """`celery locks explain`."""
 
     def _run(self, *words: str, broker: str = "memory://") -> Result:
-        app = make_task(lock_key=["order"]).app
+        app = make_task(lock_key=["order"], lock_wait=5).app
         app.conf.broker_url = broker
         app.task(shared=False, name="plain")(ship)
         context = CLIContext(app=app, no_color=True, workdir=None)
@@ -147,12 +148,12 @@ class TestOnTheCommandLine:
         [
             (["shop", "7"], 2, "'shop' is neither a task of this app nor a key; did you mean ship?"),
             (["plain", "7"], 2, "is not exclusive"),
-            (["ship", "7", "--json"], 2, "put options before the task"),
-            (["ship", "7", "--"], 2, "give one call, or two"),
-            (["ship", "7", "--", "ship", "7", "--", "ship", "7"], 2, "give one call, or two"),
+            (["ship", "7", "vs"], 2, "give one call, or two"),
+            (["ship", "7", "vs", "ship", "7", "vs", "ship", "7"], 2, "give one call, or two"),
+            (["ship", "fast=true"], 2, "missing a required argument: 'order'"),
             (["ship", "order=8", "order=9"], 2, "given twice"),
             (
-                ["ship", "7", "--", "shipp", "8"],
+                ["ship", "7", "vs", "shipp", "8"],
                 2,
                 "'shipp' is neither a task of this app nor a key; did you mean ship?",
             ),
@@ -166,10 +167,19 @@ class TestOnTheCommandLine:
 
     @pytest.mark.parametrize("second", [["ship", "8"], ["8"], ["order=8"]])
     def test_second_call_may_leave_out_the_task(self, second: list[str]) -> None:
-        shown = self._run("ship", "7", "--", *second)
+        shown = self._run("ship", "7", "vs", *second)
         assert shown.exit_code == 0
         assert "different keys" in shown.output
         assert "order: 7 (i1:7), 8 (i1:8)" in shown.output
+
+    def test_options_may_be_anywhere(self) -> None:
+        for words in (["--json", "ship", "7"], ["ship", "7", "--json"], ["ship", "--json", "7"]):
+            assert json.loads(self._run(*words).output)["arguments"]["order"] == "7"
+
+    def test_only_what_was_set_is_shown(self) -> None:
+        lines = self._run("ship", "7").output.splitlines()
+        assert [line.split()[0] for line in lines if line[:1].strip()][:3] == ["task", "held", "key"]
+        assert [line for line in lines if "  from " in line] == ["options    lock_wait = 5  from the task"]
 
     def test_tasks_are_listed_where_no_name_is_similar(self) -> None:
         assert "its exclusive tasks are ship" in self._run("garbage").output

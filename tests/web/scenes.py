@@ -78,4 +78,6 @@ def write(app: Celery, *entries: Entry) -> None:
     runtime = Runtime.of(app)
     counted = [pair for it in entries for pair in metrics.of(it)]
     counts = {metrics.dumps(count): by for count, by in counted}
-    runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal).write(counts, entries, slack=0.0)
+    runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal).write(
+        counts, entries, now=clock.wall()
+    )

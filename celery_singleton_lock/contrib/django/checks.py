@@ -20,7 +20,6 @@ from celery_singleton_lock._celery import active_apps, is_setting, is_stand_in
 from celery_singleton_lock.beat import ExclusiveScheduler
 from celery_singleton_lock.diagnosis.audit import task_warnings
 from celery_singleton_lock.diagnosis.beat import RULES as BEAT_RULES
-from celery_singleton_lock.diagnosis.beat import sent_by_two_beats
 from celery_singleton_lock.diagnosis.finding import Finding
 from celery_singleton_lock.diagnosis.settings import (
     RULES,
@@ -41,7 +40,6 @@ ALIKE = 0.85
 #: The rules whose findings can be silenced one by one; the findings of all other rules share one number.
 _NUMBERS: Mapping[Callable[[AppContext], Iterator[Finding]], str] = {
     kept_in_memory: "W003",
-    sent_by_two_beats: "W004",
     forgotten_too_soon: "W005",
     switched_off: "W006",
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from celery_singleton_lock import clock
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.journal import MAX_LABELS, Written
+from celery_singleton_lock.stores import journal
 
 
 class MemoryJournal:
@@ -17,28 +17,17 @@ class MemoryJournal:
     def __init__(self, size: int) -> None:
         self._counts: Counter[str] = Counter()
         self._entries: deque[Entry] = deque(maxlen=size)
-        self._last: dict[str, tuple[Entry, float]] = {}
         self._refused: Counter[str] = Counter()
-        self._labels: dict[str, str] = {}
         self._mutex = Mutex()
 
-    def write(
-        self,
-        counts: Mapping[str, int],
-        entries: Sequence[Entry],
-        *,
-        slack: float,
-        coarse: Mapping[str, str] | None = None,
-    ) -> Written:
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
         with self._mutex.lock:
             self._counts.update(counts)
-            for name in coarse or {}:
-                self._labels.pop(name, None)
-            self._labels.update(coarse or {})
-            for name in [*self._labels][:-MAX_LABELS]:
-                self._counts[self._labels.pop(name)] += self._counts.pop(name, 0)
-            rows, overlaps = zip(*(self._add(entry, slack) for entry in entries), strict=True) if entries else ((), ())
-            return Written(clock.wall(), rows, overlaps)
+            self._entries.extend(entry.mirrored(now).mirrored(clock.wall()) for entry in entries)
+            in_a_row = [self._in_a_row(entry) for entry in entries]
+            if len(self._refused) > journal.KEYS_REMEMBERED:
+                self._refused.clear()
+            return in_a_row
 
     def counts(self) -> dict[str, int]:
         with self._mutex.lock:
@@ -53,21 +42,10 @@ class MemoryJournal:
         with self._mutex.lock:
             return dict(self._refused)
 
-    def _add(self, entry: Entry, slack: float) -> tuple[int, Entry | None]:
-        self._entries.append(entry)
+    def _in_a_row(self, entry: Entry) -> int:
         if entry.kind in REFUSALS:
             self._refused[entry.key] += 1
-            return self._refused[entry.key], None
-        if entry.kind != "run":
-            return 0, None
-        self._refused.pop(entry.key, None)
-        return 0, self._overlap(entry, slack) if entry.limit == 1 else None
-
-    def _overlap(self, entry: Entry, slack: float) -> Entry | None:
-        other, its_slack = self._last.get(entry.key, (None, 0.0))
-        if other is None or entry.ended > other.ended:
-            self._last[entry.key] = entry, slack
-        if other is None or other.fence == entry.fence:
-            return None
-        common = min(entry.ended, other.ended) - max(entry.began, other.began)
-        return other if common > slack + its_slack else None
+            return self._refused[entry.key]
+        if entry.kind == "run":
+            self._refused.pop(entry.key, None)
+        return 0

@@ -11,33 +11,22 @@ from redis.exceptions import ResponseError
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
-from celery_singleton_lock.stores.journal import MAX_LABELS, Written
+from celery_singleton_lock.stores import journal
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.script import Call, Script, are_whole, is_whole, ms
+from celery_singleton_lock.stores.redis.script import Command, ms
 from celery_singleton_lock.stores.redis.server import Endpoint
 
 #: Seconds for which the journal is kept after it was written to: 30 days.
 JOURNAL_TTL = 2_592_000.0
 
-#: The most keys for which the journal knows the last run, and how often in a row a copy was refused.
-KEYS_REMEMBERED = 10_000
-
-
-def _answers_write(answer: Any) -> bool:
-    if not (isinstance(answer, list) and len(answer) == 3):
-        return False
-    now, rows, overlaps = answer
-    return is_whole(now) and are_whole(rows) and isinstance(overlaps, list) and len(rows) == len(overlaps)
-
-
-WRITE = Script("now", "journal/write", answers=_answers_write)
-
-_PARTS = "counts", "entries", "last", "refused", "labels", "scratch"
-
 #: Entries that are read at once.
 PAGE = 1000
 
-#: Applies a function to each server that has a part; what it returned.
+#: In the errors of commands that meet a value of another type, no number, or the last id that a stream can have.
+_IN_THE_WAY = ("not an integer", "overflow", "last possible ID", "WRONGTYPE")
+
+#: Applies a function to one of the servers; or to each that has a part. What it returned.
+First = Callable[[Callable[[Endpoint], list[Any]]], list[Any]]
 Read = Callable[[Callable[[Endpoint], Any]], Sequence[Any]]
 
 
@@ -47,49 +36,70 @@ class RedisJournal:
     Args:
         prefix: what its keys begin with.
         size: entries that are kept.
-        run: runs a script on one of the servers.
-        read: see `Read`.
+        first, read: see `First` and `Read`.
     """
 
-    def __init__(self, prefix: str, size: int, run: Callable[[Call], Any], read: Read) -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: str, size: int, first: First, read: Read) -> None:
+        self._counts, self._entries, self._refused = (
+            keyspace.journal_key(prefix, part) for part in ("counts", "entries", "refused")
+        )
+        self._refusal = "HINCRBY", self._refused
         self._size = size
-        self._run = run
+        self._first = first
         self._read = read
 
-    def write(
-        self,
-        counts: Mapping[str, int],
-        entries: Sequence[Entry],
-        *,
-        slack: float,
-        coarse: Mapping[str, str] | None = None,
-    ) -> Written:
-        args: list[object] = [ms(JOURNAL_TTL), self._size, KEYS_REMEMBERED, MAX_LABELS, len(counts)]
-        for name, count in counts.items():
-            args += [name, (coarse or {}).get(name, ""), count]
-        for it in entries:
-            times = (round(it.began * 1000), round(it.ended * 1000), round(slack * 1000, 3))
-            args += [_treated_as(it), it.key, *times, it.fence, it.dumps()]
-        keys = [keyspace.journal_key(self._prefix, part) for part in _PARTS]
-        now, rows, overlaps = self._run(Call(WRITE, keys, args))
-        return Written(now / 1_000_000, rows, [Entry.loads(overlap) if overlap else None for overlap in overlaps])
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
+        commands: list[Command] = [
+            *(("HINCRBY", self._counts, name, by) for name, by in counts.items()),
+            *(("XADD", self._entries, "MAXLEN", "~", self._size, "*", "e", it.dumps(now)) for it in entries),
+            *self._rows(entries),
+            *(("PEXPIRE", key, ms(JOURNAL_TTL)) for key in (self._counts, self._entries, self._refused)),
+            ("HLEN", self._refused),
+        ]
+        answers = self._first(lambda server: self._written(server, commands))
+        in_a_row = iter([it for sent, it in zip(commands, answers, strict=True) if sent[:2] == self._refusal])
+        return [cleaned.count(next(in_a_row)) if it.kind in REFUSALS else 0 for it in entries]
 
     def counts(self) -> dict[str, int]:
-        return self._sum("counts")
+        return self._sum(self._counts)
 
     def refused(self) -> dict[str, int]:
-        return self._sum("refused")
+        return self._sum(self._refused)
 
     def entries(self, *, since: float) -> Iterator[Entry]:
-        key, start = keyspace.journal_key(self._prefix, "entries"), round(since * 1000)
-        parts = self._read(lambda server: list(_texts(server, key, start)))
-        for _, text in heapq.merge(*parts):
-            if (entry := Entry.loads(text)) is not None:
+        parts = self._read(lambda server: list(_elements(server, self._entries, round(since * 1000))))
+        for (milliseconds, _), text in heapq.merge(*parts):
+            if (entry := Entry.loads(text, milliseconds / 1000)) is not None:
                 yield entry
 
-    def _sum(self, part: str) -> dict[str, int]:
-        key, total = keyspace.journal_key(self._prefix, part), Counter[str]()
+    def _rows(self, entries: Sequence[Entry]) -> Iterator[Command]:
+        for it in entries:
+            if it.kind in REFUSALS:
+                yield *self._refusal, it.key, 1
+            elif it.kind == "run":
+                yield "HDEL", self._refused, it.key
+
+    def _written(self, server: Endpoint, commands: Sequence[Command]) -> list[Any]:
+        """The answers to the commands, in one pipeline; in another one, to those that met somebody else's value.
+
+        Raises:
+            ResponseError: the server refuses.
+        """
+        answers = server.command_each(commands)
+        failed = [index for index, answer in enumerate(answers) if isinstance(answer, Exception)]
+        if failed:
+            cures = [_cure(commands[index], answers[index]) for index in failed]
+            again = server.command_each([*cures, *(commands[index] for index in failed)])[len(cures) :]
+            for index, answer in zip(failed, again, strict=True):
+                if isinstance(answer, Exception):
+                    raise answer
+                answers[index] = answer
+        if cleaned.count(answers[-1]) > journal.KEYS_REMEMBERED:
+            server.command("DEL", self._refused)
+        return answers
+
+    def _sum(self, key: str) -> dict[str, int]:
+        total = Counter[str]()
         for flat in self._read(lambda server: _answer(server, "HGETALL", key)):
             for name, value in zip(flat[::2], flat[1::2], strict=True):
                 if (count := cleaned.whole(value)) is not None:  # Or somebody else wrote it.
@@ -97,13 +107,15 @@ class RedisJournal:
         return dict(total)
 
 
-def _treated_as(entry: Entry) -> str:
-    if entry.kind == "run":
-        return "run" if entry.limit == 1 else "turn"
-    return "refusal" if entry.kind in REFUSALS else "note"
+def _cure(command: Command, error: Exception) -> Command:
+    """What takes somebody else's value out of the way of a command; raises an error that has another cause."""
+    if not any(text in str(error) for text in _IN_THE_WAY):
+        raise error
+    is_field = command[0] == "HINCRBY" and not str(error).startswith("WRONGTYPE")
+    return ("HDEL", *command[1:3]) if is_field else ("DEL", command[1])
 
 
-def _texts(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
+def _elements(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
     """The elements of the stream since that many milliseconds after the epoch, with their ids."""
     start = str(since)
     while True:

@@ -299,10 +299,12 @@ class RedisStore:
             )
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
-        def read(reading: Callable[[Endpoint], T]) -> list[T]:
-            return [self._patiently(lambda: reading(self._servers.server_of(keyspace.journal_key(prefix, "counts"))))]
+        key = keyspace.journal_key(prefix, "counts")
 
-        return RedisJournal(prefix, size, lambda call: self._patiently(lambda: self._servers.run(call)), read)
+        def use(used: Callable[[Endpoint], T]) -> T:
+            return self._patiently(lambda: used(self._servers.server_of(key)))
+
+        return RedisJournal(prefix, size, use, lambda reading: [use(reading)])
 
     def close(self) -> None:
         self._servers.close()

@@ -21,7 +21,6 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import (
-    journal,
     ledger,
     lock_commands,
     pending_calls,
@@ -73,7 +72,6 @@ _OF_SCRIPTS: dict[Any, tuple[Any, ...]] = {
     ledger.FORGET: (1,),
     ledger.RECORD: (1,),
     ledger.UNCLAIM: (1,),
-    journal.WRITE: ([1795344209000000, [], []],),
 }
 _BY_NAME = {
     name: found
@@ -251,7 +249,7 @@ def _secret(store: Any) -> None:
 
 def _journal(store: Any) -> None:
     kept = store.journal("p", size=10)
-    kept.write({"a": 1}, [], slack=0.0)
+    kept.write({"a": 1}, [], now=0.0)
     kept.counts(), kept.refused(), list(kept.entries(since=0.0))
 
 

@@ -30,6 +30,9 @@ REPORT = ["0" * 32, "p:1:{t:0}", 30.0, 1, "0" * 32, "tenant=7"]
 STANDING = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
 MARK = value_codec.MARK
 
+#: When an entry was written.
+NOW = 10.0
+
 
 def is_clean(text: str, most: int = cleaned.MAX_BYTES) -> bool:
     return text.isprintable() and len(text.encode()) <= most
@@ -46,10 +49,12 @@ def _holder(choices: Choices) -> None:
 
 
 def _entry(choices: Choices) -> None:
-    entry = Entry.loads(choices.written(ENTRY))
+    entry = Entry.loads(choices.written(ENTRY), NOW)
     if entry is None:
         return
-    assert Entry.loads(entry.dumps()) == entry
+    again = Entry.loads(entry.dumps(NOW), NOW)
+    assert again is not None
+    assert again._replace(began=entry.began, ended=entry.ended) == entry
     shown = page("Locks", [entry], Window(0.0, 10.0))
     assert "\x1b" not in shown
     assert "<script>" not in shown.partition("<body")[2]

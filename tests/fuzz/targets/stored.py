@@ -56,9 +56,7 @@ OF_BEAT: Mapping[str, Any] = {
 OF_JOURNAL: Mapping[str, Any] = {
     "counts": {json.dumps(["runs", "t", "SUCCESS"]): "5"},
     "entries": ENTRY,
-    "last": {"k": "1 2 3 4 x"},
     "refused": {"k": "5"},
-    "labels": {"x": 1},
 }
 
 
@@ -178,7 +176,7 @@ def _ledger(shop: Shop) -> None:
 def _journal(shop: Shop) -> None:
     journal = shop.store.journal("p", size=100)
     journal.counts(), journal.refused(), list(journal.entries(since=0.0))
-    journal.write({"a": 1}, [], slack=0.0)
+    journal.write({"a": 1}, [], now=0.0)
 
 
 _COMMANDS: tuple[tuple[str, ...], ...] = (

@@ -103,8 +103,8 @@ class Nodes:
                 node.note(call, clock.now() + seconds, ConnectionError("it was not asked, as far as is known"))
         self._repeater.start()
 
-    def first(self, call: Call) -> Any:
-        """The answer of the first node that gives one.
+    def first(self, use: Callable[[Endpoint], T]) -> T:
+        """What `use` gives for the first node that answers.
 
         Raises:
             LockUnavailable: none does.
@@ -112,9 +112,9 @@ class Nodes:
         errors: dict[int, str] = {}
         until = clock.now() + READ_ALL
         for index, node in enumerate(self.each):
-            if not node.is_avoided and (left := until - clock.now()) > 0:
+            if not node.is_avoided and clock.now() < until:
                 try:
-                    return node.server.run(call, step=min(node.server.step, left))
+                    return use(node.server)
                 except (RedisError, OSError) as error:
                     errors[index] = _failed(node, error)
         raise self.unavailable(errors)
