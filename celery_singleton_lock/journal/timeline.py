@@ -21,21 +21,20 @@ OPEN = 100
 #: The number of marks on the axis.
 TICKS = 4
 
-#: The height of a row, and of a bar in it, in pixels.
-ROW, BAR = 20, 12
+#: The height of a row, and of a bar in it, in pixels. Signs are above the bars, waits below.
+ROW, BAR = 24, 10
 
-#: The part of the window below which nothing can be seen.
-INVISIBLE = 0.0005
+#: The part of the window that the shortest bar takes, and the shortest wait that is drawn.
+SHORTEST, VISIBLE = 0.001, 0.0005
 
-_LEGEND = (
-    *(
-        ("good", "ran"),
-        ("bad", "failed"),
-        ("again", "to be retried"),
-        ("lost", "lost its lock, was stopped, or crashed"),
-    ),
-    *(("now", "running"), ("wait", "waited")),
-)
+_LEGEND = {
+    "good": "ran",
+    "bad": "failed",
+    "again": "to be retried",
+    "lost": "lost its lock, was stopped, or crashed",
+    "now": "running",
+    "wait": "waited",
+}
 _SIGNS = (
     *(("bad", REFUSED, "refused"), ("again", "↻", "copy, or retry"), ("again", "=", "joined")),
     *(("again", "»", "superseded"), ("again", "≡", "duplicate call"), ("lost", "†", "crashed; its lock was freed")),
@@ -101,8 +100,8 @@ def picture(lanes: Mapping[str, Sequence[Entry]], window: Window, link: Callable
     rows = "\n".join(_lane(key, entries, window, link) for key, entries in lanes.items())
     none = '<tr role="row" class="nothing"><td role="cell" colspan="2">Nothing happened in this time.</td></tr>'
     legend = [
-        f'<li><svg width="18" height="12"><rect class="{tone}" x="1" width="16" {_place(tone)}/></svg> {text}</li>'
-        for tone, text in _LEGEND
+        f'<li><svg width="18" height="12"><rect class="{tone}" x="1" width="16" {_place(tone, -10)}/></svg> {text}</li>'
+        for tone, text in _LEGEND.items()
     ]
     legend += [f'<li><b class="{tone}">{sign}</b> {text}</li>' for tone, sign, text in _SIGNS]
     return (
@@ -154,9 +153,8 @@ def in_words(entry: Entry) -> str:
     on_node = f" on {entry.holder_node}" if entry.holder_node else ""
     holder = f", held by {entry.holder}{on_node}" if entry.holder else ""
     waited = f", waited {seconds(entry.waited)}" if entry.waited >= 0.005 else ""
-    lasted = (
-        f", {'after' if entry.outcome == CRASHED else 'for'} {seconds(entry.ended - entry.began)}" if entry.ran else ""
-    )
+    after = "after" if entry.outcome == CRASHED else "for"
+    lasted = f", {after} {seconds(entry.ended - entry.began)}" if entry.ran else ""
     where = f" on {entry.node} (pid {entry.pid})" if entry.node else ""
     task = f"{entry.task}[{entry.task_id}]" if entry.task_id else entry.task
     return f"{moment(entry.began)[11:]} {task}{where}: {ending(entry).text}{lasted}{waited}{holder}"
@@ -199,21 +197,22 @@ def _lane(key: str, entries: Sequence[Entry], window: Window, link: Callable[[st
 
 
 def _drawn(entry: Entry, top: int, window: Window) -> Iterator[str]:
-    """A run is a bar, and its wait a line below, since another run is in the row meanwhile; other copies are signs."""
+    """A run is a bar, its wait a line, since another run is in the same row meanwhile; any other copy is a sign."""
     shown, title = ending(entry), f"<title>{escape(in_words(entry))}</title>"
     at, end = window.share(entry.began), window.share(entry.ended)
     if entry.ran:
         asked = window.share(entry.began - entry.waited)
-        if at - asked > INVISIBLE:
+        if at - asked > VISIBLE:
             yield f'<rect class="wait" x="{asked:.3%}" width="{at - asked:.3%}" {_place("wait", top)}>{title}</rect>'
-        yield f'<rect class="{shown.tone}" x="{at:.3%}" width="{end - at:.3%}" {_place(shown.tone, top)}>{title}</rect>'
+        width = max(end - at, SHORTEST)
+        yield f'<rect class="{shown.tone}" x="{at:.3%}" width="{width:.3%}" {_place(shown.tone, top)}>{title}</rect>'
     if shown.sign:
-        yield f'<text class="{shown.tone}" x="{end if entry.ran else at:.3%}" y="{top + 14}">{shown.sign}{title}</text>'
+        yield f'<text class="{shown.tone}" x="{end if entry.ran else at:.3%}" y="{top + 10}">{shown.sign}{title}</text>'
 
 
-def _place(tone: str, top: int = 0) -> str:
+def _place(tone: str, top: int) -> str:
     """The place of a bar in its row."""
-    return f'y="{top + BAR + 4}" height="1"' if tone == "wait" else f'y="{top + 2}" height="{BAR}"'
+    return f'y="{top + 22}" height="1"' if tone == "wait" else f'y="{top + 11}" height="{BAR}"'
 
 
 def _row(entry: Entry) -> str:
@@ -227,9 +226,6 @@ def _row(entry: Entry) -> str:
         f'<td class="{ending(entry).tone}">{escape(ending(entry).text)}</td>',
         f'<td class="n">{lasted}</td>',
         f'<td class="n">{waited}</td>',
-        *(
-            f"<td><code>{escape(text)}</code></td>"
-            for text in (entry.task_id or "", where, entry.holder or "", entry.key)
-        ),
+        *(f"<td><code>{escape(it or '')}</code></td>" for it in (entry.task_id, where, entry.holder, entry.key)),
     ]
     return f"<tr>{''.join(cells)}</tr>"

@@ -15,7 +15,7 @@ from celery_singleton_lock.keys.key import name_in, without_queue
 from celery_singleton_lock.web.actions import can_be_stopped, mark_of
 
 
-def address(base: str, page: str, **query: object) -> str:
+def address(base: str, page: str, /, **query: object) -> str:
     """The address of a page below `base`; None and empty values are left out of its query."""
     asked = {name: value for name, value in query.items() if value is not None and value != ""}
     return f"{base}/{page}" + (f"?{urlencode(asked)}" if asked else "")
