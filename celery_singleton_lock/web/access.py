@@ -8,7 +8,6 @@ site: a browser sends a password that it knows along with the forms of other sit
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import re
 from collections.abc import Collection, Mapping
@@ -104,7 +103,7 @@ def credentials(headers: Headers) -> tuple[str, str]:
     scheme, _, encoded = headers.get("authorization", "").partition(" ")
     try:
         user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeError):
+    except ValueError:  # Neither base64 nor text.
         return "", ""
     return (user, password) if scheme.lower() == "basic" else ("", "")
 
