@@ -8,18 +8,19 @@
 
   function update(old, fresh) {
     if (old.tagName !== "TBODY") return old.isEqualNode(fresh) || old.replaceWith(fresh);
-    [...fresh.children].forEach((row, number) => {
+    const rows = [...fresh.children];
+    rows.forEach((row, number) => {
       const before = old.children[number];
       if (!before) old.append(row); else if (!before.isEqualNode(row)) before.replaceWith(row);
     });
-    while (old.children.length > fresh.children.length) old.lastElementChild.remove();
+    while (old.children.length > rows.length) old.lastElementChild.remove();
   }
 
   async function look() {
     try {
       const answer = await fetch(location.href);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (!fresh.getElementById("main")) throw new Error("not the page");
+      if (!fresh.querySelector("[data-live=trouble]")) throw new Error("not a page of ours");
       if (paused) return;
       const href = document.activeElement.getAttribute("href");
       for (const old of document.querySelectorAll("[data-live]")) {

@@ -156,7 +156,7 @@ def test_page_can_be_paused(visit: Visiting) -> None:
 @pytest.mark.slow
 def test_shown_times_advance_by_themselves(visit: Visiting) -> None:
     made = visit()
-    five(made)
+    hold(made.app, "tenant-0", ttl=100.0)
     made.go("locks")
     shown = made.row("tenant-0").locator("td[data-label='ends in']")
     before = shown.inner_text()
