@@ -116,7 +116,8 @@ def pressing(shop: Shop) -> Iterator[Callable[..., str]]:
                 assert found is not None, answer.text
                 said = unescape(found[1])
                 line = f"me at 127.0.0.1 asked the page to {action}: {said}\n"
-                until(lambda: any(key in it and it.endswith(line) for it in page.output().splitlines(keepends=True)))
+                lock = key.removesuffix(":run")
+                until(lambda: any(lock in it and it.endswith(line) for it in page.output().splitlines(keepends=True)))
                 return said
 
             yield press
