@@ -117,7 +117,7 @@ def page(title: str, entries: Sequence[Entry], window: Window) -> str:
     """The whole page, with all entries in a table."""
     here = files(__package__)
     counts = Counter(ending(entry).text for entry in entries)
-    parts = ", ".join(f"{count} {what}" for what, count in counts.most_common())
+    parts = "; ".join(f"{count} {what}" for what, count in counts.most_common())
     return Template(here.joinpath("timeline.html").read_text(encoding="utf-8")).substitute(
         title=escape(title),
         style=here.joinpath("page.css").read_text(encoding="utf-8"),

@@ -35,8 +35,8 @@ _OUTCOMES: Mapping[str, Ending] = {
     LOST: Ending("lost", "", "lost its lock and was stopped"),
     STOPPED: Ending("lost", "", "was stopped with its process"),
     SUPERSEDED: Ending("lost", "", "was stopped for a newer message"),
-    CRASHED: Ending("lost", "†", "crashed: its process died, and its lock was freed"),
-    RUNNING: Ending("now", "", "is running"),
+    CRASHED: Ending("lost", "†", "crashed: its process died"),
+    RUNNING: Ending("now", "", "running"),
 }
 
 _KINDS: Mapping[Kind, Ending] = {
@@ -54,13 +54,13 @@ _KINDS: Mapping[Kind, Ending] = {
     "drop": Ending("again", "↻", "dropped: another copy of this message ran"),
     "repeat": Ending("again", "↻", "ended as another copy of this message had"),
     "free": Ending("lost", "†", "lock freed: its process had died"),
-    "duplicate": Ending("again", "≡", "a duplicate, not sent"),
+    "duplicate": Ending("again", "≡", "duplicate, not sent"),
 }
 
 #: What a duplicate's caller got, if its message was sent all the same.
 _SENT = {
-    "replace": "a duplicate, sent in place of the message that waited",
-    "follow": "a duplicate, sent to end as the message that has the lock",
+    "replace": "duplicate, sent in place of the message that waited",
+    "follow": "duplicate, sent to end as the message that has the lock",
 }
 
 
@@ -69,7 +69,9 @@ def ending(entry: Entry) -> Ending:
     if entry.ran:
         return _OUTCOMES.get(entry.outcome) or Ending("bad", "", f"ran: {entry.outcome.lower()}")
     found = _KINDS[entry.kind]
-    return found._replace(text=_SENT.get(entry.outcome, found.text)) if entry.kind == "duplicate" else found
+    if entry.kind != "duplicate" or not entry.outcome:
+        return found
+    return found._replace(text=_SENT.get(entry.outcome) or f"{found.text} ({entry.outcome})")
 
 
 def seconds(value: float) -> str:

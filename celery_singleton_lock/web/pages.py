@@ -289,7 +289,7 @@ def _happened(question: Question, wanted: Callable[[Entry], bool]) -> dict[str, 
 
 
 def _newest(entries: Sequence[Entry], wanted: Callable[[Entry], bool]) -> list[Entry]:
-    return [entry for entry in reversed(entries) if wanted(entry)]
+    return sorted(filter(wanted, entries), key=lambda it: it.began, reverse=True)
 
 
 def _since(lock: HeldLock) -> float:
