@@ -216,10 +216,8 @@ def meant(question: Question) -> tuple[str, dict[str, str]] | None:
     text, snapshot = question.asked.search, question.snapshot
     if has_form_of_key(text.removesuffix(":run")):
         return "lock", {"key": text}
-    ids = {it.holder.task_id for it in snapshot.locks} | {
-        name for it in snapshot.entries for name in (it.task_id, it.holder)
-    }
-    if text in ids:
+    ids = {it.holder.task_id for it in snapshot.locks}
+    if text in ids.union(*((it.task_id, it.holder) for it in snapshot.entries)):
         return "id", {"id": text}
     if text in {*question.watch.app.tasks, *(it.task for it in snapshot.entries)}:
         return "task", {"name": text}
