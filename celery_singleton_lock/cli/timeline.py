@@ -11,6 +11,9 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal.timeline import Window, page, running
 
+#: Seconds before the first entry that the picture shows.
+MARGIN = 1.0
+
 
 @command.locks_command(short_help="Draw who held which lock when.")
 @command.option(
@@ -38,6 +41,8 @@ def timeline(ctx: click.Context, minutes: float, output: Any, **_: Any) -> None:
         window = Window(now - minutes * 60, now)
         held = [running(key, held, now) for key, held in store.all_held(settings.prefix)]
         entries = [*chain(journal.entries(since=window.since), (entry for entry in held if entry is not None))]
+    if entries:  # The picture begins with them.
+        window = Window(max(window.since, min(it.began - it.waited for it in entries) - MARGIN), now)
     output.write(page(f"Locks of {ctx.obj.app.main or 'the app'}", entries, window))
     if output.name != "-":
         command.say(f"{len(entries)} entries in {output.name}")

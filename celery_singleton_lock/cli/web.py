@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import secrets
 import socket
@@ -43,32 +44,33 @@ ANY = ("0.0.0.0", "::")  # noqa: S104 - not bound to here
 def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], allow_release: bool, **_: Any) -> None:
     """Show the locks on a live page, until Ctrl-C; /metrics is for Prometheus. Needs the extra "web".
 
-    The token is the value of the environment variable CELERY_SINGLETON_LOCK_WEB_TOKEN, or a new one, which is printed.
+    The token, the password for the page, is the value of the environment variable CELERY_SINGLETON_LOCK_WEB_TOKEN, or a
+    new one, which is printed.
     """
     try:
-        from celery_singleton_lock.web import LOOPBACK, Access, Site, serve
-        from celery_singleton_lock.web.access import WrongHost
+        from celery_singleton_lock.web import app_of, serve
+        from celery_singleton_lock.web.access import LOOPBACK, WrongHost
     except ImportError as error:
         raise click.ClickException(str(error)) from error
-    private = not _is_loopback(host)
-    token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if allow_release or private else ""
+    token = os.environ.get(TOKEN) or secrets.token_urlsafe(24) if allow_release or not _is_loopback(host) else ""
     hosts = (*LOOPBACK, *allow_host, *(() if host in ANY else (host,)))
-    try:
-        access = Access(hosts, token, allow_release, private)
-    except WrongHost as error:
-        raise click.UsageError(f"--allow-host: {error}") from error
-    except ValueError as error:
-        raise click.ClickException(f"{TOKEN}: {error}") from error
     with command.runtime_of(ctx):
-        site, listening = Site(ctx.obj.app, access), _listen(host, port)
+        try:
+            app = app_of(ctx.obj.app, hosts=hosts, token=token, allow_release=allow_release)
+        except WrongHost as error:
+            raise click.UsageError(f"--allow-host: {error}") from error
+        except ValueError as error:
+            raise click.ClickException(f"{TOKEN}: {error}") from error
+        listening = _listen(host, port)
         if token and not os.environ.get(TOKEN):
-            click.echo(f"token to sign in with: {token}")
+            click.echo(f"password (with any user name): {token}")
         if host in ANY and not allow_host:
             click.echo("Only this machine can open the page so far. Use --allow-host NAME for the name in a browser's")
             click.echo("address bar elsewhere, such as that of this machine, or its IP address.")
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"locks at http://{shown}:{listening.getsockname()[1]}/")
-        serve(site, listening)
+        logging.basicConfig(format="[%(asctime)s: %(levelname)s] %(message)s")  # What is done by the page, above all.
+        serve(app, listening)
 
 
 def _is_loopback(host: str) -> bool:

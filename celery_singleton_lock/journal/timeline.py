@@ -1,16 +1,17 @@
-"""Which task held which lock and when, as one self-contained page of HTML: a chart of each lock, and a table."""
+"""Which task held which lock and when: a picture with a lane for each key, and a page of HTML that is one file."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
 from importlib.resources import files
 from string import Template
 
-from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
+from celery_singleton_lock.journal.words import REFUSED, RUNNING, ending, seconds
+from celery_singleton_lock.journal_entry import CRASHED, Entry
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
 
@@ -18,19 +19,26 @@ from celery_singleton_lock.stores.base import Held
 OPEN = 100
 
 #: The number of marks on the axis.
-TICKS = 6
+TICKS = 4
 
-#: The outcome of an entry that is still running.
-RUNNING = "running"
+#: The height of a row, and of a bar in it, in pixels. Signs are above the bars, waits below.
+ROW, BAR = 24, 10
 
-#: The sign of each kind; all other kinds are marked as refused.
-_SIGNS = {
-    **dict.fromkeys(("retry", "rerun", "replace", "join", "follow", "stand-by", "drop", "repeat"), "↻"),
-    "joined": "=",
-    "superseded": "»",
-    "duplicate": "≡",
-    "free": "†",
+#: The part of the window that the shortest bar takes, and the shortest wait that is drawn.
+SHORTEST, VISIBLE = 0.001, 0.0005
+
+_LEGEND = {
+    "good": "ran",
+    "bad": "failed",
+    "again": "to be retried",
+    "lost": "lost its lock, was stopped, or crashed",
+    "now": "running",
+    "wait": "waited",
 }
+_SIGNS = (
+    *(("bad", REFUSED, "refused"), ("again", "↻", "copy, or retry"), ("again", "=", "joined")),
+    *(("again", "»", "superseded"), ("again", "≡", "duplicate call"), ("lost", "†", "crashed; its lock was freed")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +75,94 @@ def running(key: str, held: Held, now: float) -> Entry | None:
     ).cleaned()
 
 
-def without_waits(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries of one key in order, each run from when it had the lock.
+def lanes(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """The entries of each key in order; the key whose entry began first is on top.
 
-    Of a run that has not ended, or that died, only the time when it asked for the lock is known. With `lock_wait` that
-    may be before the end of the run before it; until then it waited.
+    Each run begins when it had the lock. Of a run that has not ended, or that crashed, only the time when it asked for
+    the lock is known. With `lock_wait` that may be before the end of the run before it; until then it waited.
     """
-    return sorted((_without_wait(entry, entries) for entry in entries), key=lambda it: it.began)
+    found: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in sorted(entries, key=lambda it: it.began):
+        found[entry.key].append(entry)
+    return {
+        key: sorted((_without_wait(entry, its) for entry in its), key=lambda it: it.began) for key, its in found.items()
+    }
+
+
+def picture(lanes: Mapping[str, Sequence[Entry]], window: Window, link: Callable[[str], str] | None = None) -> str:
+    """A table of HTML with a lane for each key; needs page.css.
+
+    Args:
+        lanes: the entries of each key, as `lanes` makes them.
+        window: the time that is shown.
+        link: makes the address of the page about a key.
+    """
+    rows = "\n".join(_lane(key, entries, window, link) for key, entries in lanes.items())
+    none = '<tr role="row" class="nothing"><td role="cell" colspan="2">Nothing happened in this time.</td></tr>'
+    legend = [
+        f'<li><svg width="18" height="12"><rect class="{tone}" x="1" width="16" {_place(tone, -10)}/></svg> {text}</li>'
+        for tone, text in _LEGEND.items()
+    ]
+    legend += [f'<li><b class="{tone}">{sign}</b> {text}</li>' for tone, sign, text in _SIGNS]
+    return (
+        '<div class="scroll"><table role="table" class="lanes"><thead role="rowgroup" data-live="axis"><tr role="row">'
+        '<th scope="col" role="columnheader">lock</th>'
+        f'<th scope="col" role="columnheader">{_axis(window)}</th></tr></thead>'
+        f'<tbody role="rowgroup" data-live="lanes">\n{rows or none}\n</tbody></table></div>\n'
+        f'<ul class="legend" aria-label="What the colours and signs mean">{"".join(legend)}</ul>'
+    )
+
+
+def page(title: str, entries: Sequence[Entry], window: Window) -> str:
+    """The whole page, with all entries in a table."""
+    here = files(__package__)
+    counts = Counter(ending(entry).text for entry in entries)
+    parts = "; ".join(f"{count} {what}" for what, count in counts.most_common())
+    return Template(here.joinpath("timeline.html").read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        style=here.joinpath("page.css").read_text(encoding="utf-8"),
+        summary=escape(f"{moment(window.since)} to {moment(window.until)} UTC: {parts or 'nothing'}"),
+        picture=picture(lanes(entries), window),
+        open=" open" if len(entries) <= OPEN else "",
+        count=len(entries),
+        rows="\n".join(_row(entry) for entry in sorted(entries, key=lambda it: it.began)),
+    )
+
+
+def beside_each_other(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """The entries of one key, in the smallest number of rows in which no run is drawn over another.
+
+    With `lock_limit` several run at once; otherwise a second row means an overlap.
+    """
+    rows: list[list[Entry]] = [[]]
+    ends = [float("-inf")]
+    for entry in entries:
+        row = 0
+        if entry.ran:
+            row = next((number for number, end in enumerate(ends) if end <= entry.began), len(ends))
+            if row == len(ends):
+                rows.append([])
+                ends.append(entry.ended)
+            ends[row] = entry.ended
+        rows[row].append(entry)
+    return rows
+
+
+def in_words(entry: Entry) -> str:
+    """All about an entry, in one line."""
+    on_node = f" on {entry.holder_node}" if entry.holder_node else ""
+    holder = f", held by {entry.holder}{on_node}" if entry.holder else ""
+    waited = f", waited {seconds(entry.waited)}" if entry.waited >= 0.005 else ""
+    after = "after" if entry.outcome == CRASHED else "for"
+    lasted = f", {after} {seconds(entry.ended - entry.began)}" if entry.ran else ""
+    where = f" on {entry.node} (pid {entry.pid})" if entry.node else ""
+    task = f"{entry.task}[{entry.task_id}]" if entry.task_id else entry.task
+    return f"{moment(entry.began)[11:]} {task}{where}: {ending(entry).text}{lasted}{waited}{holder}"
+
+
+def moment(seconds: float) -> str:
+    """A point in time in UTC, in ISO 8601 but with a space for the T."""
+    return datetime.fromtimestamp(seconds, tz=timezone.utc).isoformat(sep=" ", timespec="milliseconds")[:23]
 
 
 def _without_wait(entry: Entry, entries: Sequence[Entry]) -> Entry:
@@ -84,122 +173,59 @@ def _without_wait(entry: Entry, entries: Sequence[Entry]) -> Entry:
     return entry._replace(began=began, waited=began - entry.began)
 
 
-def page(title: str, entries: Sequence[Entry], window: Window) -> str:
-    template = Template(files(__package__).joinpath("timeline.html").read_text(encoding="utf-8"))
-    by_time = sorted(entries, key=lambda it: it.began)
-    return template.substitute(
-        title=escape(title),
-        summary=escape(_summary(entries, window)),
-        charts="\n".join(_charts(entries, window)) or "<p>Nothing happened.</p>",
-        open=" open" if len(entries) <= OPEN else "",
-        count=len(entries),
-        rows="\n".join(map(_row, by_time)),
+def _axis(window: Window) -> str:
+    shares = [number / TICKS for number in range(TICKS)]
+    texts = [moment(window.since + (window.until - window.since) * share)[11:19] for share in shares]
+    ticks = [f'<text x="{share:.0%}" y="13">{text}</text>' for share, text in zip(shares, texts, strict=True)]
+    return f'<svg class="axis" height="{ROW}">{"".join(ticks)}</svg>'
+
+
+def _lane(key: str, entries: Sequence[Entry], window: Window, link: Callable[[str], str] | None) -> str:
+    name = escape(name_in(key))
+    if link is not None:
+        name = f'<a href="{escape(link(key))}">{name}</a>'
+    label = escape(next((it.label for it in reversed(entries) if it.label), ""))
+    rows = beside_each_other(entries)
+    drawn = "".join(part for row, its in enumerate(rows) for it in its for part in _drawn(it, row * ROW, window))
+    counts = Counter(ending(entry).text for entry in entries)
+    summary = escape("; ".join(f"{count} {what}" for what, count in counts.most_common()))
+    return (
+        f'<tr role="row"><th scope="row" role="rowheader" title="{escape(key)}">{name} '
+        f'<span class="sub">{label}</span></th><td role="cell" class="lane">'
+        f'<svg role="img" aria-label="{summary}" height="{ROW * len(rows)}">{drawn}</svg></td></tr>'
     )
 
 
-def _summary(entries: Sequence[Entry], window: Window) -> str:
-    counts = Counter(_ending(entry) for entry in entries)
-    parts = ", ".join(f"{count} {what}" for what, count in counts.most_common())
-    return f"{_moment(window.since)} to {_moment(window.until)} UTC: {parts or 'nothing'}"
+def _drawn(entry: Entry, top: int, window: Window) -> Iterator[str]:
+    """A run is a bar, its wait a line, since another run is in the same row meanwhile; any other copy is a sign."""
+    shown, title = ending(entry), f"<title>{escape(in_words(entry))}</title>"
+    at, end = window.share(entry.began), window.share(entry.ended)
+    if entry.ran:
+        asked = window.share(entry.began - entry.waited)
+        if at - asked > VISIBLE:
+            yield f'<rect class="wait" x="{asked:.3%}" width="{at - asked:.3%}" {_place("wait", top)}>{title}</rect>'
+        width = max(end - at, SHORTEST)
+        yield f'<rect class="{shown.tone}" x="{at:.3%}" width="{width:.3%}" {_place(shown.tone, top)}>{title}</rect>'
+    if shown.sign:
+        yield f'<text class="{shown.tone}" x="{end if entry.ran else at:.3%}" y="{top + 10}">{shown.sign}{title}</text>'
 
 
-def _charts(entries: Sequence[Entry], window: Window) -> Iterator[str]:
-    """One chart for each lock's name, with a lane for each key; the key whose entry began first is on top."""
-    by_name: defaultdict[str, defaultdict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-    for entry in sorted(entries, key=lambda it: it.began):
-        by_name[name_in(entry.key)][entry.key].append(entry)
-    for name, lanes in by_name.items():
-        keys = "1 key" if len(lanes) == 1 else f"{len(lanes)} keys"
-        yield f'<h2>{escape(name)} <span class="faint">{keys}</span></h2>'
-        yield f'<div class="scroll"><div class="chart">{_axis(window)}{"".join(_lanes(lanes, window))}</div></div>'
-
-
-def _axis(window: Window) -> str:
-    step = (window.until - window.since) / TICKS
-    ticks = [window.since + step * number for number in range(TICKS)]
-    marks = [f'<span style="left:{100 * window.share(tick):.2f}%">{_moment(tick)[11:19]}</span>' for tick in ticks]
-    return f'<div class="axis">{"".join(marks)}</div>'
-
-
-def _lanes(lanes: Mapping[str, Sequence[Entry]], window: Window) -> Iterator[str]:
-    for key, entries in lanes.items():
-        name = next((it.label for it in entries if it.label), key.rpartition(":")[2].rstrip("}")[:12])
-        for number, beside in enumerate(beside_each_other(without_waits(entries)), 1):
-            bars = "".join(bar for entry in beside for bar in _bars(entry, window))
-            shown = escape(name) if number == 1 else f'<span class="faint">and beside it ({number})</span>'
-            yield f'<div class="row"><b title="{escape(key)}">{shown}</b><div class="lane">{bars}</div></div>'
-
-
-def beside_each_other(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """The entries of one key, in the smallest number of lanes in which no run is drawn over another.
-
-    With `lock_limit` several run at once; otherwise a second lane means an overlap.
-    """
-    lanes: list[list[Entry]] = [[]]
-    ends = [float("-inf")]
-    for entry in entries:
-        lane = 0
-        if entry.ran:
-            lane = next((number for number, end in enumerate(ends) if end <= entry.began), len(ends))
-            if lane == len(ends):
-                lanes.append([])
-                ends.append(entry.ended)
-            ends[lane] = entry.ended
-        lanes[lane].append(entry)
-    return lanes
-
-
-def _bars(entry: Entry, window: Window) -> Iterator[str]:
-    title = escape(in_words(entry))
-    left, right = window.share(entry.began), window.share(entry.ended)
-    if not entry.ran:
-        sign, kind = _SIGNS.get(entry.kind, "\u00d7"), "free" if entry.kind == "free" else "copy"
-        marked = "mark" if entry.kind in REFUSALS else f"mark {kind}"
-        yield f'<i class="{marked}" data-sign="{sign}" style="left:{100 * left:.3f}%" title="{title}"></i>'
-        return
-    asked = window.share(entry.began - entry.waited)
-    if left - asked > 0.0005:
-        yield f'<i class="wait" style="left:{100 * asked:.3f}%;width:{100 * (left - asked):.3f}%" title="{title}"></i>'
-    outcome = "now" if entry.outcome == RUNNING else escape(entry.outcome.lower())
-    yield f'<i class="{outcome}" style="left:{100 * left:.3f}%;width:{100 * (right - left):.3f}%" title="{title}"></i>'
-    if entry.outcome == CRASHED:
-        sign = _SIGNS["free"]
-        yield f'<i class="mark free" data-sign="{sign}" style="left:{100 * right:.3f}%" title="{title}"></i>'
-
-
-def in_words(entry: Entry) -> str:
-    on_node = f" on {entry.holder_node}" if entry.holder_node else ""
-    holder = f", held by {entry.holder}{on_node}" if entry.holder else ""
-    waited = f", waited {entry.waited:.2f} s" if entry.waited >= 0.005 else ""
-    after = "after" if entry.outcome == CRASHED else "for"
-    seconds = f" {after} {entry.ended - entry.began:.2f} s" if entry.ran else ""
-    where = f" on {entry.node} (pid {entry.pid})" if entry.node else ""
-    task = f"{entry.task}[{entry.task_id}]" if entry.task_id else entry.task
-    return f"{_moment(entry.began)[11:]} {task}{where}: {_ending(entry)}{seconds}{waited}{holder}"
+def _place(tone: str, top: int) -> str:
+    """The place of a bar in its row."""
+    return f'y="{top + 22}" height="1"' if tone == "wait" else f'y="{top + 11}" height="{BAR}"'
 
 
 def _row(entry: Entry) -> str:
-    seconds = f"{entry.ended - entry.began:.3f}" if entry.ran else ""
-    waited = f"{entry.waited:.3f}" if entry.waited >= 0.0005 else ""
+    lasted = seconds(entry.ended - entry.began) if entry.ran else ""
+    waited = seconds(entry.waited) if entry.waited >= 0.0005 else ""
     where = f"{entry.node} ({entry.pid})" if entry.node else str(entry.pid)
     cells = [
-        f"<td>{_moment(entry.began)}</td>",
-        f'<td class="n">{seconds}</td>',
+        f"<td>{moment(entry.began)}</td>",
         f"<td>{escape(entry.task)}</td>",
-        f"<td>{escape(_ending(entry))}</td>",
-        f'<td class="n">{waited}</td>',
-        *(f"<td><code>{escape(text)}</code></td>" for text in (entry.task_id or "", where, entry.holder or "")),
         f"<td>{escape(entry.label)}</td>",
-        f"<td><code>{escape(entry.key)}</code></td>",
+        f'<td class="{ending(entry).tone}">{escape(ending(entry).text)}</td>',
+        f'<td class="n">{lasted}</td>',
+        f'<td class="n">{waited}</td>',
+        *(f"<td><code>{escape(it or '')}</code></td>" for it in (entry.task_id, where, entry.holder, entry.key)),
     ]
     return f"<tr>{''.join(cells)}</tr>"
-
-
-def _ending(entry: Entry) -> str:
-    if entry.kind == "duplicate":
-        return f"duplicate ({entry.outcome})"
-    return entry.outcome.lower() if entry.ran else entry.kind
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, tz=timezone.utc).isoformat(sep=" ", timespec="milliseconds")[:23]

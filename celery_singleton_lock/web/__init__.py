@@ -1,7 +1,6 @@
 """The live page: locks and their holders, waiters, refusals and their reasons; `celery -A shop locks web`.
 
-Begin with `app`, an ASGI app. `watch` looks at the locks, once for all readers; `pages` makes the pages from that, and
-`django` shows them in Django's admin.
+Begin with `app`, an ASGI app. `watch` looks at the locks, once for all readers; `pages` makes the pages from that.
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ from __future__ import annotations
 _EXTRA = ("jinja2", "markupsafe", "prometheus_client", "starlette", "uvicorn")
 
 try:
-    from celery_singleton_lock.web.access import LOOPBACK, Access
-    from celery_singleton_lock.web.app import Site, app_of
-    from celery_singleton_lock.web.server import serve
+    from celery_singleton_lock.web.app import app_of, serve
 except ImportError as error:
     if (error.name or "").partition(".")[0] not in _EXTRA:
         raise  # It is something else, which one of them needs, say.
     raise ImportError(f"{error.name} is not installed: pip install 'celery-singleton-lock[web]'") from error
 
-__all__ = ["LOOPBACK", "Access", "Site", "app_of", "serve"]
+__all__ = ["app_of", "serve"]

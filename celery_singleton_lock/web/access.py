@@ -1,25 +1,23 @@
-"""The right to see the pages, and to act: hosts, origins, the token, sessions, and the browser's own rules.
+"""The right to see the pages, and to act: the host, the token, the origin, and the browser's own rules.
 
 Another site can make its visitor's browser send requests here, also under a name that its owner points to this host
 (DNS rebinding). So only requests to expected names are answered, and a form counts only if it comes from a page of this
-site and contains the session's proof.
+site: a browser sends a password that it knows along with the forms of other sites, too.
 """
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import hmac
-import ipaddress
 import re
-import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from celery_singleton_lock import clock
-from celery_singleton_lock.web.tries import Tries
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_NAME = re.compile(r"[a-z0-9_.:-]+")
+from celery_singleton_lock import cleaned
 
 #: The names of this machine itself.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -27,11 +25,8 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: The shortest length of a token.
 SHORTEST = 16
 
-#: Seconds for which a session lasts.
-SESSION = 12 * 3600
-
-#: The cookie of a session.
-COOKIE = "exclusive_locks_session"
+#: The methods that change nothing.
+READING = ("GET", "HEAD")
 
 #: Headers of each answer: only scripts and styles of the page itself, no frames, no cache.
 HEADERS: Mapping[str, str] = {
@@ -46,92 +41,71 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 
+_NAME = re.compile(r"[a-z0-9_.:-]+")
+
 
 class WrongHost(ValueError):
     """A name in `hosts` cannot be the name of a host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What is allowed.
+class Guard:
+    """An ASGI app around the page: refuses requests that may not pass, and adds headers to each answer.
 
-    Attributes:
-        hosts: the names under which the page may be opened: a request's `Host`, whatever its port. Each is given as a
-            browser shows it, or as the beginning of the address.
-        token: proves that somebody may act; empty if nobody may.
-        allow_release: whether locks can be released and tasks stopped.
-        private: whether only signed-in users see the pages.
-        tries: the wrong tokens that were sent.
+    Args:
+        app: the page.
+        hosts: the names under which it may be opened: a request's `Host`, whatever its port.
+        token: the password, with any user name; empty if none is needed.
     """
 
-    hosts: Collection[str]
-    token: str = ""
-    allow_release: bool = False
-    private: bool = False
-    tries: Tries = field(default_factory=Tries, init=False, repr=False, compare=False)
+    # Not Starlette's TrustedHostMiddleware: that knows no IPv6 address, and does not say how to allow a name.
+    def __init__(self, app: ASGIApp, hosts: Collection[str], token: str) -> None:
+        if isinstance(hosts, str):
+            raise TypeError(f"hosts is {hosts!r}; allowed: a list of names, such as [{hosts!r}]")
+        if token and len(token) < SHORTEST:
+            raise ValueError(f"the token has {len(token)} characters; allowed: {SHORTEST} or more random characters")
+        self._app = app
+        self._hosts = frozenset(map(_allowed, hosts))
+        self._token = token
 
-    def __post_init__(self) -> None:
-        if isinstance(self.hosts, str):
-            raise TypeError(f"hosts is {self.hosts!r}; allowed: a list of names, such as [{self.hosts!r}]")
-        object.__setattr__(self, "hosts", frozenset(map(_allowed, self.hosts)))
-        if (self.allow_release or self.private) and not self.token:
-            raise ValueError("allow_release and private need a token: give one of at least 16 random characters")
-        if self.token and len(self.token) < SHORTEST:
-            raise ValueError(
-                f"the token has {len(self.token)} characters; allowed: {SHORTEST} or more random characters"
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await (self._refusal(scope["method"], Headers(scope=scope)) or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, method: str, headers: Headers) -> ASGIApp | None:
+        """The answer to a request that is refused; None if it may pass."""
+        host = headers.get("host", "")
+        if name_of(host) not in self._hosts:
+            return PlainTextResponse(
+                f"This page does not answer to the host {cleaned.text(host)!r}. If that is its name, allow it: "
+                "`celery locks web --allow-host NAME`, or `app_of(..., hosts=[NAME])`.\n",
+                421,
             )
-
-    def knows_host(self, host: str) -> bool:
-        """Whether a request's `Host` names this page."""
-        return name_of(host) in self.hosts
-
-    def is_token(self, text: str, address: str) -> bool:
-        """Whether somebody at this address knows the token; look at `tries` first."""
-        is_right = bool(self.token) and hmac.compare_digest(text.encode(), self.token.encode())
-        if not is_right:
-            self.tries.failed(address)
-        return is_right
-
-    def new_session(self) -> str:
-        """The value of a cookie: its expiry, a random part, and a proof that it was made here."""
-        content = f"{round(clock.wall()) + SESSION}.{secrets.token_hex(16)}"
-        return f"{content}.{self._proof('session', content)}"
-
-    def is_session(self, cookie: str) -> bool:
-        content, _, proof = cookie.rpartition(".")
-        if not self.token or not hmac.compare_digest(proof.encode(), self._proof("session", content).encode()):
-            return False
-        until = content.partition(".")[0]
-        return until.isdecimal() and int(until) > clock.wall()
-
-    def form_proof(self, session: str) -> str:
-        """The value of a field in each form of this session. No other site knows it."""
-        return self._proof("form", session)
-
-    def is_form_proof(self, session: str, proof: str) -> bool:
-        return self.is_session(session) and hmac.compare_digest(proof.encode(), self.form_proof(session).encode())
-
-    def _proof(self, purpose: str, content: str) -> str:
-        return hmac.new(self.token.encode(), f"{purpose}:{content}".encode(), hashlib.sha256).hexdigest()
+        if self._token and not hmac.compare_digest(credentials(headers)[1].encode(), self._token.encode()):
+            asked = {"WWW-Authenticate": 'Basic realm="locks", charset="UTF-8"'}
+            return PlainTextResponse("The password is the token, with any user name (HTTP Basic).\n", 401, asked)
+        if method not in READING and not is_own_origin(headers.get("origin"), host):
+            return PlainTextResponse("This page accepts only its own forms.\n", 403)
+        return None
 
 
-def _allowed(given: str) -> str:
-    """The name in a host that is to be allowed: `name`, `name:port`, `https://name`, an address."""
-    text = given.strip().lower()
+def credentials(headers: Headers) -> tuple[str, str]:
+    """The user name and the password of a request; empty texts if there are none."""
+    scheme, _, encoded = headers.get("authorization", "").partition(" ")
     try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        name = name_of(text.removeprefix("http://").removeprefix("https://").removesuffix("/"))
-    try:
-        name = name.encode("idna").decode()  # As browsers send it.
-    except UnicodeError:
-        name = ""
-    if not _NAME.fullmatch(name):
-        raise WrongHost(
-            f"{given!r} is not a host name; allowed: the names under which browsers open the page, each in full, such "
-            "as 'locks.example.com', '10.0.0.7' or '::1'"
-        )
-    return name
+        user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+    except ValueError:  # Neither base64 nor text.
+        return "", ""
+    return (user, password) if scheme.lower() == "basic" else ("", "")
 
 
 def name_of(host: str) -> str:
@@ -146,10 +120,17 @@ def name_of(host: str) -> str:
 
 def is_own_origin(origin: str | None, host: str) -> bool:
     """Whether a request that changes something comes from a page of the host to which it is sent."""
-    if not origin or not host:
-        return False
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
+    scheme, _, origin_host = (origin or "").partition("://")
+    return scheme in ("http", "https") and bool(host) and origin_host.lower() == host.lower()
+
+
+def _allowed(given: str) -> str:
+    """The name in a host that is to be allowed: `name`, `name:port`, `https://name`, an address."""
+    text = given.strip().removeprefix("http://").removeprefix("https://").removesuffix("/")
+    name = name_of(f"[{text}]" if text.count(":") > 1 and "[" not in text else text)
+    if not _NAME.fullmatch(name):
+        raise WrongHost(
+            f"{given!r} is not a host name; allowed: the names under which browsers open the page, each in full, such "
+            "as 'locks.example.com', '10.0.0.7' or '::1'"
+        )
+    return name

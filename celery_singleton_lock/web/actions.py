@@ -27,8 +27,6 @@ PATIENCE = 60.0
 #: The seconds that a worker has to answer.
 TIMEOUT = 2.0
 
-_CHANGED = "The holder that you saw no longer holds it; nothing was done."
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -58,53 +56,48 @@ class Outcome:
     text: str
 
 
+_CHANGED = Outcome(False, "The holder that you saw no longer holds it; nothing was done.")
+
+
 def mark_of(lock: HeldLock) -> str:
     """The name of a hold on a page."""
     return mark_of_owner(lock.held.owner)
 
 
-def release(app: Any, wanted: Wanted) -> Outcome:
-    """Free a lock whose holder is gone, as `celery locks release` does; refuses while the holder may be alive."""
+def act(app: Any, action: str, wanted: Wanted, who: str) -> Outcome:
+    """Release the lock, or stop its task, for somebody; it is logged, whatever comes of it."""
     runtime = Runtime.of(app)
     try:
         lock = _seen(runtime, wanted)
-        return Outcome(False, _CHANGED) if lock is None else _released(app, runtime, lock)
+        outcome = _CHANGED if lock is None else ACTIONS[action](app, runtime, lock)
     except LockUnavailable as error:
-        return Outcome(False, f"The lock server does not answer: {cleaned.line(error)}.")
+        lock, outcome = None, Outcome(False, f"The lock server does not answer: {cleaned.line(str(error))}.")
+    title = cleaned.key(wanted.key) if lock is None else lock.title()
+    logger.warning("%s: %s asked the page to %s: %s", title, cleaned.line(who), action, outcome.text)
+    return outcome
 
 
-def stop(app: Any, wanted: Wanted) -> Outcome:
+def _stop(app: Any, _: Runtime, lock: HeldLock) -> Outcome:
     """Ask the worker to stop the task that holds a lock and then free the lock, as `celery control release_lock`."""
-    try:
-        lock = _seen(Runtime.of(app), wanted)
-    except LockUnavailable as error:
-        return Outcome(False, f"The lock server does not answer: {cleaned.line(error)}.")
-    if lock is None:
-        return Outcome(False, _CHANGED)
     if not can_be_stopped(lock):
         return Outcome(False, "No task of a worker runs under it: there is nothing to stop.")
     try:
         replies = app.control.broadcast(
             "release_lock",
             destination=[lock.holder.node],
-            arguments={"key": lock.key, "mark": wanted.mark},
+            arguments={"key": lock.key, "mark": mark_of(lock)},
             reply=True,
             timeout=TIMEOUT,
             limit=1,
         )
     except Exception as error:  # noqa: BLE001 - every transport has its own errors
         return Outcome(False, f"The worker cannot be asked: {cleaned.line(f'{type(error).__name__}: {error}')}.")
-    logger.warning("%s: somebody used the page to stop task %s", lock.title(), lock.holder.task_id)
     return _promised(lock, replies)
 
 
 def can_be_stopped(lock: HeldLock) -> bool:
     """Whether a worker may be carrying out a task under the lock."""
     return not lock.is_queued and bool(lock.holder.task_id and lock.holder.node and lock.holder.pid)
-
-
-#: The actions by their addresses.
-ACTIONS: Mapping[str, Callable[[Any, Wanted], Outcome]] = {"release": release, "stop": stop}
 
 
 def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
@@ -115,9 +108,10 @@ def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
     return next((it for it in locks if it.slot == wanted.slot and mark_of(it) == wanted.mark), None)
 
 
-def _released(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
+def _release(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
+    """Free a lock whose holder is gone, as `celery locks release` does; refuses while the holder may be alive."""
     if is_of_queue(lock.key):
-        return Outcome(False, "A message has held it since it was sent; see `celery locks clear --orphaned`.")
+        return Outcome(False, "A message has held it since it was sent; see `celery locks clear`.")
     holder = lock.holder_in_words()
     if running(app, [lock]):
         return Outcome(False, f"Not released: {holder}: {Verdict.ALIVE.fact}.")
@@ -133,8 +127,7 @@ def _released(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
         return Outcome(False, f"Not released: {holder}: {verdict.fact}.")
     ttl = lock.ttl or runtime.settings.defaults["ttl"]
     if not runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1)):
-        return Outcome(False, _CHANGED)
-    logger.warning("%s: released from the page: %s: %s", lock.title(), holder, verdict.fact)
+        return _CHANGED
     return Outcome(True, f"Released: {holder}: {verdict.fact}.")
 
 
@@ -149,3 +142,7 @@ def _promised(lock: HeldLock, replies: Any) -> Outcome:
     return Outcome(
         False, f"Worker {lock.holder.node} did not answer within {TIMEOUT:g} s; it may do it all the same, or be gone."
     )
+
+
+#: The actions by their addresses.
+ACTIONS: Mapping[str, Callable[[Any, Runtime, HeldLock], Outcome]] = {"release": _release, "stop": _stop}

@@ -1,36 +1,30 @@
-"""What each page shows. A page has a heading and regions of rows; a row that changes can be sent again by itself."""
+"""What each page shows."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from markupsafe import Markup
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.journal.counts import by_task
-from celery_singleton_lock.journal_entry import REFUSALS, Entry
-from celery_singleton_lock.keys.key import is_key, name_in, shown_name, without_queue
-from celery_singleton_lock.web import chart, words
+from celery_singleton_lock.journal.timeline import Window, lanes, picture, running
+from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
+from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, shown_name, without_queue
 from celery_singleton_lock.web.asked import SORTS, Asked
-from celery_singleton_lock.web.rendering import Renderer
+from celery_singleton_lock.web.rendering import address
 from celery_singleton_lock.web.schedule import planned
-from celery_singleton_lock.web.snapshot import Snapshot, place_of
-from celery_singleton_lock.web.watch import Watch
+from celery_singleton_lock.web.watch import Snapshot, Watch
 
 T = TypeVar("T")
 
-#: The number of rows on a page, of lanes in a timeline, and of rows in each table on the overview.
-PAGE, LANES, FEW = 50, 30, 10
-
-#: How many entries of the journal a history shows.
-HISTORY = 200
-
-#: Rows of HTML by their ids.
-Region = dict[str, Markup]
+#: How many rows a page has, lanes a timeline, rows a table on the overview, and entries a lane.
+PAGE, LANES, FEW, MOST_BARS = 50, 30, 10, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,305 +34,260 @@ class View:
     Attributes:
         template: the file of its template.
         title: the title of the page.
-        regions: its rows, by the region's name.
-        context: other values for the template.
+        context: the values for the template.
         status: the HTTP status.
     """
 
     template: str
     title: str
-    regions: Mapping[str, Region] = field(default_factory=dict)
     context: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
 
 
-#: Makes a page.
-Maker = Callable[[Watch, Snapshot, Asked, Renderer], View]
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is known, and what a page shall show of it.
+
+    Attributes:
+        watch: looks at the locks.
+        snapshot: what it saw.
+        asked: the query of the page's address.
+        base: the address below which the pages are.
+    """
+
+    watch: Watch
+    snapshot: Snapshot
+    asked: Asked
+    base: str = ""
+
+    def part(self, found: Sequence[T], size: int = PAGE) -> tuple[Sequence[T], dict[str, int]]:
+        """One page of the results, and the values for the template: how many results and pages there are."""
+        pages = max(-(-len(found) // size), 1)
+        start = (min(self.asked.number, pages) - 1) * size
+        return found[start : start + size], {"found": len(found), "pages": pages}
+
+    def timeline(self, by_key: Mapping[str, Sequence[Entry]]) -> Markup:
+        drawn = {key: entries[-MOST_BARS:] for key, entries in by_key.items()}
+        window = Window(self.snapshot.now - self.asked.minutes * 60, self.snapshot.now)
+        # Escaped where it was made.
+        return Markup(picture(drawn, window, lambda key: address(self.base, "lock", key=key)))  # noqa: S704
 
 
-def overview(_: Watch, snapshot: Snapshot, __: Asked, render: Renderer) -> View:
+def overview(question: Question) -> View:
     """The numbers of everything, and what may need attention."""
-    held = [lock for lock in snapshot.locks if not lock.is_queued]
-    regions = {
-        "tiles": _tiles(snapshot, held, render),
-        "longest": _lock_rows("longest", sorted(held, key=_since)[:FEW], snapshot, render),
-        "refusals": _copies("refusals", _newest(_refused(snapshot.entries), FEW), render),
-    }
-    return View("overview.html", "Overview", regions)
+    snapshot = question.snapshot
+    # Beat's leader holds its lock for as long as it runs, and nobody need do anything about it.
+    held = [lock for lock in snapshot.locks if not lock.is_queued and lock.key != question.watch.beat_key]
+    waiting = {it.key: it.held.waiters for it in snapshot.locks}  # Each holder of a semaphore has the same waiters.
+    tiles: Sequence[tuple[int, str, str, Mapping[str, str]]] = (
+        (len(held), "held", "locks", {}),
+        (sum(lock.is_queued for lock in snapshot.locks), "queued", "locks", {}),
+        (sum(waiting.values()), "waiting", "locks", {"sort": SORTS[2]}),
+        (len(snapshot.refused), "locks that refuse copies", "refused", {}),
+    )
+    refused = _newest(snapshot.entries, lambda it: it.kind in REFUSALS)[:FEW]
+    return View(
+        "overview.html", "Overview", {"tiles": tiles, "longest": sorted(held, key=_since)[:FEW], "refused": refused}
+    )
 
 
-def locks(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
+def locks(question: Question) -> View:
     """The locks that are held."""
-    found = [lock for lock in snapshot.locks if _has(lock, asked.search)]
+    asked, of = question.asked, question.snapshot.locks
+    found = [lock for lock in of if _has(lock, asked.search)]
     if asked.sort == SORTS[1]:
         found.sort(key=_since)
     elif asked.sort == SORTS[2]:
         found.sort(key=lambda lock: -lock.held.waiters)
-    shown, pages = _part(found, asked.number, PAGE)
-    context = {"pages": pages, "sorts": SORTS, "found": len(found), "of": len(snapshot.locks)}
-    return View("locks.html", "Locks", {"locks": _lock_rows("locks", shown, snapshot, render)}, context)
+    shown, pages = question.part(found)
+    return View("locks.html", "Locks", {"locks": shown, "sorts": SORTS, "of": len(of), **pages})
 
 
-def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
+def lock(question: Question) -> View:
     """One key: its holders and its history."""
+    snapshot, asked = question.snapshot, question.asked
     key = without_queue(asked.key.removesuffix(":run"))
     held = [it for it in snapshot.locks if without_queue(it.key) == key]
-    entries = [entry for entry in snapshot.entries if without_queue(entry.key) == key]
+    entries = _newest(snapshot.entries, lambda it: without_queue(it.key) == key)
     if not (held or entries or is_key(snapshot.prefix, key)):
         return unknown("lock", asked.key)
-    label = next((it.holder.label for it in held if it.holder.label), "")
-    label = label or next((entry.label for entry in reversed(entries) if entry.label), "")
-    axis = chart.axis(snapshot.now, asked.minutes)
-    drawn = [it for it in chart.happened(snapshot, asked.minutes) if it.key == key]
-    regions = {
-        "held": _lock_rows("held", held, snapshot, render),
-        "lanes": _lanes(drawn, snapshot, asked, render),
-        "history": _copies("history", _newest(entries, HISTORY), render),
-    }
+    label = next((text for text in (*(it.holder.label for it in held), *(it.label for it in entries)) if text), "")
+    shown, pages = question.part(entries)
+    happened = _happened(question, lambda it: it.key == key)
     context = {
         "key": key,
         "label": label,
-        "name": name_in(key),
         "refused": snapshot.refused.get(key, 0),
         "fence": max((it.held.fence or 0 for it in held), default=0),
-        "axis": axis,
         "held": held,
-        "count": len(entries),
+        "entries": shown,
+        "timeline": question.timeline(happened),
+        **pages,
     }
-    return View("lock.html", label or name_in(key), regions, context)
+    return View("lock.html", f"{name_in(key)} {label}".strip(), context)
 
 
-def tasks(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
+def tasks(question: Question) -> View:
     """The counts of each task."""
+    snapshot = question.snapshot
     held = Counter(lock.name for lock in snapshot.locks if not lock.is_queued)
-    found = [counts for counts in by_task(snapshot.counts) if asked.search.casefold() in counts["task"].casefold()]
-    shown, pages = _part(found, asked.number, PAGE)
-    rows = [(counts["task"], {**_of_task(counts), "held": held[counts["task"]]}) for counts in shown]
-    regions = {"tasks": _region("tasks", "task", rows, render)}
-    return View("tasks.html", "Tasks", regions, {"pages": pages, "found": len(found)})
+    found = [it for it in by_task(snapshot.counts) if _matches(question.asked.search, it["task"])]
+    shown, pages = question.part(found)
+    return View("tasks.html", "Tasks", {"tasks": [_of_task(it, held[it["task"]]) for it in shown], **pages})
 
 
-def task(watch: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
+def task(question: Question) -> View:
     """One task: its counts, its locks, and what happened to its copies."""
-    counts = next((it for it in by_task(snapshot.counts) if it["task"] == asked.name), None)
-    entries = [entry for entry in snapshot.entries if entry.task == asked.name]
-    lock_name = getattr(watch.app.tasks.get(asked.name), "lock_name", None)
-    names = {shown_name(asked.name), *([] if lock_name is None else [shown_name(str(lock_name))])}
+    snapshot, name, known = question.snapshot, question.asked.name, question.watch.app.tasks
+    counts = next((it for it in by_task(snapshot.counts) if it["task"] == name), {})
+    entries = _newest(snapshot.entries, lambda it: it.task == name)
+    lock_name = getattr(known.get(name), "lock_name", None) or name
+    names = sorted({shown_name(name), shown_name(str(lock_name))})
     held = [it for it in snapshot.locks if it.name in names]
-    if counts is None and not entries and not held and asked.name not in watch.app.tasks:
-        return unknown("task", asked.name)
-    regions = {
-        "held": _lock_rows("held", held[:PAGE], snapshot, render),
-        "history": _copies("history", _newest(entries, HISTORY), render),
-    }
-    context = {
-        "name": asked.name,
-        "counts": [] if counts is None else _in_words(counts),
-        "held": len(held),
-        "lock_names": sorted(names),
-        "count": len(entries),
-    }
-    return View("task.html", asked.name, regions, context)
+    if not (counts or entries or held or name in known):
+        return unknown("task", name)
+    shown, pages = question.part(entries)
+    context = {"name": name, "counts": [*_in_words(counts)], "lock_names": names, "held": held[:PAGE], "of": len(held)}
+    return View("task.html", name, {**context, "entries": shown, **pages})
 
 
-def message(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
-    """The task with one id: its locks, and what happened to its copies and to those that met it."""
-    held = [it for it in snapshot.locks if it.holder.task_id == asked.id]
-    entries = [entry for entry in snapshot.entries if asked.id in (entry.task_id, entry.holder)]
-    regions = {
-        "held": _lock_rows("held", held, snapshot, render),
-        "history": _copies("history", _newest(entries, HISTORY), render),
-    }
-    if not asked.id or not (held or entries):
-        # With its regions: the page may be open while a task has ended and is not yet in the journal.
-        return replace(unknown("task id", asked.id), regions=regions)
-    return View("message.html", f"Task {asked.id}", regions, {"id": asked.id, "count": len(entries)})
+def message(question: Question) -> View:
+    """One task id: what happened to its copies, and to copies that met it."""
+    task_id = question.asked.id
+    held = [it for it in question.snapshot.locks if it.holder.task_id == task_id]
+    entries = _newest(question.snapshot.entries, lambda it: task_id in (it.task_id, it.holder))
+    if not task_id or not (held or entries):
+        return unknown("task id", task_id)
+    shown, pages = question.part(entries)
+    return View("id.html", f"Task {task_id}", {"id": task_id, "held": held, "entries": shown, **pages})
 
 
-def timeline(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
-    """The runs, waits and refusals of the last minutes."""
-    axis = chart.axis(snapshot.now, asked.minutes)
-    found = [it for it in chart.happened(snapshot, asked.minutes) if _matches(asked.search, it.key, it.label)]
-    shown, pages = _part(found, asked.number, LANES)
-    context = {"axis": axis, "pages": pages, "found": len(found)}
-    return View("timeline.html", "Timeline", {"lanes": _lanes(shown, snapshot, asked, render)}, context)
+def timeline(question: Question) -> View:
+    """The runs, waits and refusals of the last minutes, the key with the latest on top."""
+    search = question.asked.search
+    found = _happened(question, lambda it: _matches(search, it.task, it.key, it.label))
+    latest = sorted(found, key=lambda key: (-found[key][-1].began, key))
+    shown, pages = question.part(latest, LANES)
+    return View(
+        "timeline.html", "Timeline", {"timeline": question.timeline({key: found[key] for key in shown}), **pages}
+    )
 
 
-def refused(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
+def refused(question: Question) -> View:
     """The copies that were refused, and why."""
-    entries = [it for it in _refused(snapshot.entries) if _matches(asked.search, *_texts(it))]
-    shown, pages = _part(entries[::-1], asked.number, PAGE)
-    most = sorted(snapshot.refused.items(), key=lambda item: (-item[1], item[0]))
+    snapshot, search = question.snapshot, question.asked.search
+    entries = _newest(snapshot.entries, lambda it: it.kind in REFUSALS and _tells_of(it, search))
     labels = {entry.key: entry.label for entry in snapshot.entries if entry.label}
-    rows = [
-        (key, {"key": key, "name": name_in(key), "label": labels.get(key, ""), "count": count})
-        for key, count in most[:FEW]
-    ]
-    in_a_row = _region("in_a_row", "in_a_row", rows, render)
-    regions = {"refusals": _copies("refusals", shown, render), "in_a_row": in_a_row}
-    return View("refused.html", "Refused", regions, {"pages": pages, "found": len(entries)})
+    most = sorted(snapshot.refused.items(), key=lambda item: (-item[1], item[0]))[:FEW]
+    in_a_row = [(key, labels.get(key, ""), count) for key, count in most]
+    shown, pages = question.part(entries)
+    return View("refused.html", "Refused", {"entries": shown, "in_a_row": in_a_row, **pages})
 
 
-def beat(watch: Watch, snapshot: Snapshot, _: Asked, render: Renderer) -> View:
+def beat(question: Question) -> View:
     """Which beat leads, and what it sends next."""
+    watch, snapshot = question.watch, question.snapshot
     leaders = [it for it in snapshot.locks if it.key == watch.beat_key]
-    rows = [(entry.name, {"entry": entry}) for entry in planned(watch.app, snapshot)]
-    schedule = _region("schedule", "planned", rows, render)
-    regions = {"leader": _lock_rows("leader", leaders, snapshot, render), "schedule": schedule}
-    return View("beat.html", "Beat", regions, {"name": watch.beat.name})
+    return View(
+        "beat.html", "Beat", {"leaders": leaders, "planned": planned(watch.app, snapshot), "name": watch.beat.name}
+    )
 
 
-def search(asked: Asked) -> str | None:
-    """The page to show if the search text is the key of a lock; None if the locks must be searched."""
-    return "lock" if "{" in asked.search and "}" in asked.search else None
+def doctor(question: Question) -> View:
+    """What `celery locks doctor` finds."""
+    try:
+        return View("doctor.html", "Doctor", {"diagnosis": question.watch.diagnosed(), "error": ""})
+    except SingletonLockError as error:
+        return View("doctor.html", "Doctor", {"diagnosis": None, "error": cleaned.line(str(error))})
+
+
+def search(question: Question) -> View:
+    """All that contains a text: locks that are held, and what happened to copies."""
+    text = question.asked.search
+    entries = _newest(question.snapshot.entries, lambda it: _tells_of(it, text))
+    held = [lock for lock in question.snapshot.locks if _has(lock, text)]
+    shown, pages = question.part(entries)
+    context = {"locks": held[:FEW], "held": len(held), "entries": shown, **pages}
+    return View("search.html", f"Search for {text}", context)
+
+
+def meant(question: Question) -> tuple[str, dict[str, str]] | None:
+    """The page, with its query, of the only thing that has exactly the text of a search for its name; None: search."""
+    text, snapshot = question.asked.search, question.snapshot
+    if has_form_of_key(text.removesuffix(":run")):
+        return "lock", {"key": text}
+    ids = {it.holder.task_id for it in snapshot.locks}
+    if text in ids.union(*((it.task_id, it.holder) for it in snapshot.entries)):
+        return "id", {"id": text}
+    if text in {*question.watch.app.tasks, *(it.task for it in snapshot.entries)}:
+        return "task", {"name": text}
+    keys = {without_queue(it.key) for it in snapshot.locks if text in (it.name, it.holder.label)}
+    keys |= {it.key for it in snapshot.entries if text == it.label}
+    return ("lock", {"key": keys.pop()}) if text and len(keys) == 1 else None
 
 
 def unknown(what: str, text: str) -> View:
     """The page for something that does not exist."""
-    return View("unknown.html", "Not found", context={"what": what, "text": text}, status=404)
+    return View("unknown.html", "Not found", {"what": what, "text": text}, status=404)
 
 
-#: The pages that are made from a snapshot, by their addresses.
-PAGES: Mapping[str, Maker] = {
+#: The pages by their addresses.
+PAGES: Mapping[str, Callable[[Question], View]] = {
     "": overview,
     "locks": locks,
-    "lock": lock,
     "tasks": tasks,
-    "task": task,
-    "id": message,
     "timeline": timeline,
     "refused": refused,
     "beat": beat,
+    "doctor": doctor,
+    "lock": lock,
+    "task": task,
+    "id": message,
+    "search": search,
 }
 
-#: The menu: addresses and names.
-MENU = (
-    ("", "Overview"),
-    ("locks", "Locks"),
-    ("tasks", "Tasks"),
-    ("timeline", "Timeline"),
-    ("refused", "Refused"),
-    ("beat", "Beat"),
-    ("doctor", "Doctor"),
-)
+#: The pages in the menu.
+MENU = ("", "locks", "tasks", "timeline", "refused", "beat", "doctor")
+
+#: The pages that do not fetch their rows again.
+STILL = ("doctor", "search")
 
 
-def html(view: View, page: str, asked: Asked, snapshot: Snapshot, render: Renderer, *, about: str, **more: Any) -> str:
-    """The whole page; its template also gets `more`."""
-    context = {
-        "view": view,
-        "page": page,
-        "asked": asked,
-        "snapshot": snapshot,
-        "menu": MENU,
-        "about": about,
-        "framed": True,
-        "stream": page in PAGES and view.status == 200,
-        "can_sign_in": False,
-        "allow_release": False,
-        "signed_in": False,
-        **more,
-    }
-    return render.page(view.template, {**view.context, **context})
-
-
-def id_of(region: str, name: str) -> str:
-    """The id of a row in its page: always a word, whatever the name contains."""
-    return f"{region}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-
-
-def _tiles(snapshot: Snapshot, held: Sequence[HeldLock], render: Renderer) -> Region:
-    queued = len(snapshot.locks) - len(held)
-    waiting = {it.key: it.held.waiters for it in snapshot.locks}  # Each holder of a semaphore has the same waiters.
-    tiles = (
-        (len(held), "held", render.address("locks")),
-        (queued, "queued", render.address("locks")),
-        (
-            sum(waiting.values()),
-            "waiting",
-            render.address("locks", sort=SORTS[2]),
-        ),
-        (len(snapshot.refused), "keys that refuse copies", render.address("refused")),
-    )
-    rows = [(caption, {"value": value, "caption": caption, "to": to}) for value, caption, to in tiles]
-    return _region("tiles", "tile", rows, render)
-
-
-def _lock_rows(region: str, locks: Iterable[HeldLock], snapshot: Snapshot, render: Renderer) -> Region:
-    rows = [
-        (
-            f"{it.key} {it.slot}",
-            {"lock": it, "key": without_queue(it.key), "ends_at": snapshot.ends.get(place_of(it))},
-        )
-        for it in locks
-    ]
-    return _region(region, "lock", rows, render)
-
-
-def _copies(region: str, entries: Iterable[Entry], render: Renderer) -> Region:
-    rows = [(repr(it), {"entry": it, "what": words.ending(it), "tone": words.tone(it)}) for it in entries]
-    return _region(region, "copy", rows, render)
-
-
-def _lanes(drawn: Iterable[chart.Happened], snapshot: Snapshot, asked: Asked, render: Renderer) -> Region:
-    axis = chart.axis(snapshot.now, asked.minutes)
-    lanes = [chart.lane_of(it, snapshot, asked.minutes) for it in drawn]
-    return _region("lanes", "lane", [(lane.key, {"lane": lane, "axis": axis}) for lane in lanes], render)
-
-
-def _region(region: str, kind: str, rows: Iterable[tuple[str, Mapping[str, Any]]], render: Renderer) -> Region:
-    """Rows of one kind, by their ids; if there are none, one row that says so."""
-    found = {}
-    for name, values in rows:
-        row_id = id_of(region, name)
-        found[row_id] = render.row(kind, id=row_id, **values)
-    none = f"{region}-none"
-    return found or {none: render.row("nothing", id=none, region=region)}
-
-
-def _of_task(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a task's row."""
-    runs = sum(counts["runs"].values())
+def _of_task(counts: Mapping[str, Any], held: int) -> tuple[str, Sequence[int | None], float | None]:
+    """A task's name, its counts in the order of the columns, and for how long it held its lock each time."""
+    runs = counts["runs"]
+    ran = sum(runs.values())
     refusals = sum(value for policy, value in counts["conflicts"].items() if policy in REFUSALS)
-    return {
-        "name": counts["task"],
-        "runs": runs,
-        "failed": counts["runs"].get("FAILURE", 0),
-        "conflicts": sum(counts["conflicts"].values()),
-        "refused": refusals,
-        "duplicates": sum(counts["duplicates"].values()),
-        "losses": counts["losses"],
-        "each": counts["held"] / runs if runs else None,
-    }
+    numbers = (
+        *(held, ran, runs.get("FAILURE"), runs.get(CRASHED), sum(counts["conflicts"].values()), refusals),
+        *(counts["superseded"], sum(counts["duplicates"].values()), counts["losses"]),
+    )
+    return counts["task"], numbers, counts["held"] / ran if ran else None
 
 
-def _in_words(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The counts of a task, by their names, without those that are zero."""
-    found = []
+def _in_words(counts: Mapping[str, Any]) -> Iterable[tuple[str, str | float]]:
+    """The counts of a task, by their names, without those that are zero; seconds are a float."""
     for name, value in counts.items():
         if isinstance(value, Mapping) and value:
             parts = ", ".join(f"{label.lower()} {count}" for label, count in sorted(value.items()))
-            found.append((name.replace("_", " "), f"{sum(value.values())} ({parts})"))
+            yield name.replace("_", " "), f"{sum(value.values())} ({parts})"
         elif name in ("waited", "held"):
-            found.append((f"{name}, total seconds", f"{value:.3g}"))
+            yield f"{name} in all", float(value)
         elif isinstance(value, int) and value:
-            found.append((name.replace("_", " "), str(value)))
-    return found
+            yield name.replace("_", " "), str(value)
 
 
-def _refused(entries: Iterable[Entry]) -> list[Entry]:
-    return [entry for entry in entries if entry.kind in REFUSALS]
+def _happened(question: Question, wanted: Callable[[Entry], bool]) -> dict[str, list[Entry]]:
+    """The entries of the timeline's minutes by their keys, with what runs now."""
+    snapshot = question.snapshot
+    since = snapshot.now - question.asked.minutes * 60
+    now = (running(it.key, it.held, snapshot.now) for it in snapshot.locks if not it.is_queued)
+    ended = (it for it in snapshot.entries if it.ended >= since)
+    return lanes(it for it in (*ended, *now) if it is not None and wanted(it))
 
 
-def _newest(entries: Sequence[Entry], most: int) -> list[Entry]:
-    return [*entries[-most:]][::-1]
-
-
-def _part(found: Sequence[T], number: int, size: int) -> tuple[Sequence[T], int]:
-    """One page of the results, and the number of pages."""
-    pages = max(-(-len(found) // size), 1)
-    start = (min(number, pages) - 1) * size
-    return found[start : start + size], pages
+def _newest(entries: Sequence[Entry], wanted: Callable[[Entry], bool]) -> list[Entry]:
+    return sorted(filter(wanted, entries), key=lambda it: it.began, reverse=True)
 
 
 def _since(lock: HeldLock) -> float:
@@ -347,13 +296,13 @@ def _since(lock: HeldLock) -> float:
 
 
 def _has(lock: HeldLock, search: str) -> bool:
-    return _matches(search, lock.key, lock.holder.label, lock.holder.task_id or "", lock.holder.node or "")
+    return _matches(search, lock.key, lock.holder.label, lock.holder.task_id, lock.holder.node)
 
 
-def _texts(entry: Entry) -> tuple[str, ...]:
-    return entry.task, entry.key, entry.label, entry.task_id or "", entry.holder or "", entry.node or ""
+def _tells_of(entry: Entry, search: str) -> bool:
+    return _matches(search, entry.task, entry.key, entry.label, entry.task_id, entry.holder, entry.node)
 
 
-def _matches(search: str, *texts: str) -> bool:
+def _matches(search: str, *texts: str | None) -> bool:
     wanted = search.casefold()
-    return any(wanted in text.casefold() for text in texts)
+    return any(wanted in text.casefold() for text in texts if text)

@@ -9,11 +9,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery.beat import ScheduleEntry
+from celery.schedules import crontab, schedule
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.beat.ticks import next_run
+from celery_singleton_lock.diagnosis.held import duration
 from celery_singleton_lock.journal_entry import REFUSALS
-from celery_singleton_lock.web.snapshot import Snapshot
+from celery_singleton_lock.web.watch import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +65,14 @@ def _planned(app: Any, name: str, entry: Any, snapshot: Snapshot, refused: int) 
     except Exception:  # noqa: BLE001, S110 - the settings may contain anything, and schedules may be users' code
         pass
     next_at = None if following is None else following / 1_000_000
-    return Planned(name, cleaned.text(entry.get("task", "")), cleaned.text(str(shown)), last, next_at, refused)
+    return Planned(name, cleaned.text(entry.get("task", "")), cleaned.text(_in_words(shown)), last, next_at, refused)
+
+
+def _in_words(planned: Any) -> str:
+    if isinstance(planned, crontab):
+        fields = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+        return " ".join(str(getattr(planned, f"_orig_{name}")) for name in fields)
+    if type(planned) is schedule:
+        seconds: float = planned.run_every.total_seconds()  # type: ignore[attr-defined]
+        return f"every {seconds:g} s" if seconds < 120 else f"every {duration(seconds)}"
+    return str(planned)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock.diagnosis.doctor import Diagnosis, diagnose
 from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
+from celery_singleton_lock.journal.counts import Count
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.web.snapshot import Place, Snapshot, place_of
 
-#: Seconds for which a look is reused.
-FRESH = 1.0
+#: Seconds for which a look is reused; and how many times longer than a look that is, if looks take long: with thousands
+#: of locks, the lock server has other work to do.
+FRESH, SPARING = 1.0, 5.0
 
-#: Seconds by which the end of a lock must move to count as moved.
-NOISE = 0.9
+#: Seconds for which a diagnosis is reused, since it asks servers and workers, and tries a lock; and for an answer.
+EXAMINED, TIMEOUT = 30.0, 1.0
 
 #: The most entries of the journal that are kept here.
 MOST_ENTRIES = 20_000
@@ -30,6 +32,38 @@ MOST_ENTRIES = 20_000
 #: How many seconds of the journal are read again at each look. Entries are found by the server's clock, and this host's
 #: clock may be ahead of it.
 AGAIN = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The locks of an app at one moment.
+
+    Attributes:
+        prefix: the prefix of their keys.
+        at: the moment, in seconds since the epoch, by this host's clock.
+        locks: the held locks, in order.
+        counts: the counts of the journal.
+        refused: how many copies were refused in a row, by the key of the lock.
+        entries: what happened to the last copies, the oldest first.
+        lasts: the last run of each entry of beat's schedule, in microseconds since the epoch.
+        error: why the lock server could not be asked. The data was true at `at`; nothing is known of later times.
+        tried_at: when the lock server was last asked, by the same clock as `at`.
+    """
+
+    prefix: str
+    at: float = 0.0
+    locks: Sequence[HeldLock] = ()
+    counts: Mapping[Count, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
+    entries: Sequence[Entry] = ()
+    lasts: Mapping[str, int] = field(default_factory=dict)
+    error: str = ""
+    tried_at: float = 0.0
+
+    @property
+    def now(self) -> float:
+        """The moment up to which the journal is known. The journal has the lock server's clock, which may be ahead."""
+        return max(self.at, max((entry.ended for entry in self.entries[-100:]), default=0.0))
 
 
 class Watch:
@@ -48,10 +82,13 @@ class Watch:
         self.beat = BeatSettings.from_app(app)
         self._mutex = Mutex()
         self._latest = Snapshot(self.runtime.settings.prefix)
-        self._asked_at = float("-inf")
+        self._fresh_until = float("-inf")
         self._read_at = 0.0
         self._entries: deque[Entry] = deque(maxlen=min(self.runtime.settings.journal, MOST_ENTRIES))
         self._recent: set[Entry] = set()
+        self._examining = Mutex()
+        self._examined_until = float("-inf")
+        self._diagnosis = Diagnosis()
 
     @property
     def about(self) -> str:
@@ -63,40 +100,45 @@ class Watch:
         """The key of the lock that beat's leader holds."""
         return key_of_beat(self.runtime.settings.prefix, self.beat.name)
 
-    def look(self, *, fresh: float = FRESH) -> Snapshot:
-        """The state now, or less than `fresh` seconds ago. If the server does not answer, the snapshot says so."""
+    def look(self) -> Snapshot:
+        """The state now, or a moment ago. If the server does not answer, the snapshot says so."""
         with self._mutex.lock:
-            if clock.now() - self._asked_at >= fresh:
+            began = clock.now()
+            if began >= self._fresh_until:
                 self._latest = self._looked()
-                self._asked_at = clock.now()
+                now = clock.now()
+                self._fresh_until = now + max(FRESH, (now - began) * SPARING)
             return self._latest
+
+    def diagnosed(self) -> Diagnosis:
+        """What the doctor finds now, or found a while ago.
+
+        Raises:
+            SingletonLockError: a setting or an option is wrong.
+        """
+        with self._examining.lock:
+            if clock.now() >= self._examined_until:
+                self.app.loader.import_default_modules()
+                self._diagnosis = diagnose(self.app, timeout=TIMEOUT)
+                self._examined_until = clock.now() + EXAMINED
+            return self._diagnosis
 
     def _looked(self) -> Snapshot:
         now, settings, store = clock.wall(), self.runtime.settings, self.runtime.store
         try:
-            ends: dict[Place, float] = {}
-            locks = in_order(self._of(key, held, ends) for key, held in store.all_held(settings.prefix))
+            locks = in_order(HeldLock.of(key, held) for key, held in store.all_held(settings.prefix))
             journal = store.journal(settings.prefix, size=settings.journal)
             counts, refused = metrics.read(journal.counts()), journal.refused()
             if settings.journal:
                 self._read([*journal.entries(since=self._read_at)], now)
             lasts = store.ledger(self.beat_key).lasts()
         except LockUnavailable as error:
-            return replace(self._latest, error=cleaned.line(error), tried_at=now)
+            return replace(self._latest, error=cleaned.line(str(error)), tried_at=now)
         # Sorted, because each process writes its entries only every few seconds.
         entries = sorted(self._entries, key=lambda entry: entry.ended)
         lasts = {cleaned.text(entry): last for entry, last in lasts.items()}
         refused = {cleaned.key(key): count for key, count in refused.items()}
-        return Snapshot(settings.prefix, now, locks, ends, counts, refused, entries, lasts, tried_at=now)
-
-    def _of(self, key: str, held: Held, ends: dict[Place, float]) -> HeldLock:
-        """A lock. Its end in `ends` is the same as before unless it was renewed, however long the request took."""
-        lock = HeldLock.of(key, held)
-        if lock.expires_in is not None:
-            place, end = place_of(lock), clock.wall() + lock.expires_in
-            before = self._latest.ends.get(place, 0.0)
-            ends[place] = before if abs(end - before) < NOISE else end
-        return lock
+        return Snapshot(settings.prefix, now, locks, counts, refused, entries, lasts, tried_at=now)
 
     def _read(self, entries: list[Entry], now: float) -> None:
         """Keep the entries that are new. Of those read before, only the latest are read again."""

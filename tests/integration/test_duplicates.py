@@ -45,7 +45,7 @@ def test_duplicates_are_counted_by_what_the_caller_got(shop: Shop) -> None:
     assert f"duplicates {CLICKS} (skip)" in shown
     page = shop.record.path.parent / "timeline.html"
     assert of_shop(shop, "timeline", "--output", str(page)).returncode == 0
-    assert f"{CLICKS} duplicate (existing)" in page.read_text()
+    assert f"{CLICKS} duplicate, not sent (existing)" in page.read_text()
     shop.record.let_end("report")
 
 

@@ -194,7 +194,7 @@ def test_timeline_shows_what_ran_and_what_runs(shop: Shop, tmp_path: Path) -> No
     shown = of_shop(shop, "timeline", "--minutes", "5", "--output", str(output))
     assert shown.stdout == f"2 entries in {output}\n", shown.stderr
     text = output.read_text()
-    assert text.count('class="success"') == text.count('class="now" style') == 1
+    assert [len(re.findall(rf'<rect class="{tone}" x="[\d.]+%"', text)) for tone in ("good", "now")] == [1, 1]
     assert done.id in text
     assert running.id in text
     assert of_shop(shop, "timeline", "--output", "-").stdout.startswith("<!doctype html>")

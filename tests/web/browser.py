@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -38,21 +38,10 @@ def launched() -> Iterator[Browser]:
 
 
 @contextmanager
-def served(app: ASGIApp, *, end: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Serve an ASGI app; yields its address without a trailing slash.
-
-    Args:
-        app: to serve.
-        end: ends what does not end by itself; called in the server's thread.
-    """
+def served(app: ASGIApp) -> Iterator[str]:
+    """Serve an ASGI app; yields its address without a trailing slash."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        class Server(uvicorn.Server):
-            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-                end()
-                await super().shutdown(sockets)
-
-        server = Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         until(lambda: server.started)

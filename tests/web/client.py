@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -11,23 +10,18 @@ from starlette.types import ASGIApp
 
 
 class Client:
-    """Keeps cookies, and follows redirects when asked to.
+    """Sends requests as a browser would.
 
     Args:
         app: to ask.
         host: the host that its requests name.
+        password: the password that it sends with each request; none if empty.
     """
 
-    def __init__(self, app: ASGIApp, host: str = "localhost:9809") -> None:
+    def __init__(self, app: ASGIApp, host: str = "localhost:9809", password: str = "") -> None:
         self._app = app
         self.origin = f"http://{host}"
-        self.cookies: dict[str, str] = {}
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        pass
+        self._auth = ("somebody", password) if password else None
 
     def get(self, address: str, **options: Any) -> httpx.Response:
         return self.request("GET", address, **options)
@@ -40,7 +34,5 @@ class Client:
 
     async def _request(self, method: str, address: str, **options: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self._app)
-        async with httpx.AsyncClient(transport=transport, base_url=self.origin, cookies=self.cookies) as client:
-            answer = await client.request(method, address, **options)
-            self.cookies = dict(client.cookies)
-            return answer
+        async with httpx.AsyncClient(transport=transport, base_url=self.origin, auth=self._auth) as client:
+            return await client.request(method, address, **options)

@@ -6,7 +6,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.runtime import in_memory
-from celery_singleton_lock.web.watch import Watch
+from celery_singleton_lock.web import watch
 from tests.web.scenes import app_in_memory
 
 
@@ -19,4 +19,5 @@ def app() -> Iterator[Celery]:
 @pytest.fixture(autouse=True)
 def always_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request sees everything that was done before it."""
-    monkeypatch.setattr(Watch.look, "__kwdefaults__", {"fresh": 0.0})
+    monkeypatch.setattr(watch, "FRESH", 0.0)
+    monkeypatch.setattr(watch, "SPARING", 0.0)

@@ -69,8 +69,8 @@ def entry(app: Celery, text: str, kind: Any = "run", *, ago: float = 10.0, laste
     """A journal entry: what became of a copy."""
     began = clock.wall() - ago
     said = {"label": f"tenant={text}", "outcome": "SUCCESS" if kind == "run" else ""}
-    where = (f"id-of-{text}", "one@web", 7)
-    return Entry(kind, TASK, key_of(app, text), *where, began, began + lasted, **{**said, **more})  # type: ignore[arg-type]
+    made = Entry(kind, TASK, key_of(app, text), f"id-of-{text}", "one@web", 7, began, began + lasted)
+    return made._replace(**{**said, **more})
 
 
 def write(app: Celery, *entries: Entry) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from http import cookies
+import base64
 from typing import Any
 
 import pytest
@@ -13,9 +13,7 @@ from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.web import access, actions, app_of
-from celery_singleton_lock.web.access import COOKIE, Access
-from celery_singleton_lock.web.tries import FREE, MOST_ADDRESSES, PAUSE, Tries
+from celery_singleton_lock.web import actions, app_of
 from tests.patience import from_here_on
 from tests.web.client import Client
 from tests.web.reading import Element, Page
@@ -31,16 +29,12 @@ NOT_RELEASED = f"Not released: {HOLDER}: {Verdict.ALIVE.fact}."
 
 
 def client_of(app: Celery, **options: Any) -> Client:
-    return Client(app_of(app, **{"token": TOKEN, "allow_release": True, **options}))
+    return Client(app_of(app, **{"token": TOKEN, "allow_release": True, **options}), password=TOKEN)
 
 
 @pytest.fixture
 def client(app: Celery) -> Client:
     return client_of(app)
-
-
-def sign_in(client: Client, token: str = TOKEN) -> int:
-    return client.post("/login", data={"token": token}, headers={"origin": client.origin}).status_code
 
 
 def forms(client: Client, lease: Lease) -> list[dict[str, str]]:
@@ -70,7 +64,6 @@ def is_held(app: Celery, lease: Lease) -> bool:
 
 
 def test_lock_of_a_process_that_is_over_is_released(app: Celery, client: Client) -> None:
-    assert sign_in(client) == 303
     lease = hold(app, "acme", process=over())
     release, stop = forms(client, lease)
     assert (release["action"], stop["action"]) == ("/release", "/stop")
@@ -79,7 +72,6 @@ def test_lock_of_a_process_that_is_over_is_released(app: Celery, client: Client)
 
 
 def test_lock_that_is_not_renewed_is_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    sign_in(client)
     lease = hold(app, "acme", ttl=50.0)
     release, _ = forms(client, lease)
     time = [clock.now()]
@@ -89,7 +81,6 @@ def test_lock_that_is_not_renewed_is_released(app: Celery, client: Client, monke
 
 
 def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    sign_in(client)
     lease = hold(app, "acme", ttl=50.0)
     release, _ = forms(client, lease)
     now, passed = clock.now, [0.0]
@@ -108,7 +99,6 @@ def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monk
 
 
 def test_verdict_that_would_take_too_long_is_not_waited_for(app: Celery, client: Client) -> None:
-    sign_in(client)
     lease = hold(app, "acme", ttl=3600.0)
     release, _ = forms(client, lease)
     assert "It takes up to 53 min to find out whether it is alive" in press(client, release)[1]
@@ -117,7 +107,6 @@ def test_verdict_that_would_take_too_long_is_not_waited_for(app: Celery, client:
 
 @pytest.mark.parametrize("number", [0, 1], ids=["release", "stop"])
 def test_forms_act_only_on_the_hold_that_was_seen(app: Celery, client: Client, number: int) -> None:
-    sign_in(client)
     seen = hold(app, "acme")
     form = forms(client, seen)[number]
     store = Runtime.of(app).store
@@ -130,7 +119,6 @@ def test_forms_act_only_on_the_hold_that_was_seen(app: Celery, client: Client, n
 
 @pytest.mark.parametrize("changed", [{"slot": "1"}, {"slot": "²"}, {"key": "x"}, {"mark": ""}, {"mark": "é"}])
 def test_forms_that_were_tampered_with_do_nothing(app: Celery, client: Client, changed: dict[str, str]) -> None:
-    sign_in(client)
     lease = hold(app, "acme", process=over())
     for form in forms(client, lease):
         status, said = press(client, form, **changed)
@@ -140,7 +128,6 @@ def test_forms_that_were_tampered_with_do_nothing(app: Celery, client: Client, c
 
 
 def test_owner_token_is_not_on_the_page(app: Celery, client: Client) -> None:
-    sign_in(client)
     lease = hold(app, "acme")
     (held,) = Runtime.of(app).store.held(lease.key)
     text = client.get("/lock", params={"key": lease.key}).text
@@ -179,7 +166,6 @@ def test_worker_of_the_holder_is_asked_to_stop_the_task(
 ) -> None:
     control = Control(answer)
     monkeypatch.setattr(app, "control", control, raising=False)
-    sign_in(client)
     lease = hold(app, "acme")
     _, stop = forms(client, lease)
     assert press(client, stop)[1].startswith(said)
@@ -188,194 +174,100 @@ def test_worker_of_the_holder_is_asked_to_stop_the_task(
 
 
 def test_lock_of_a_message_has_no_task_to_stop(app: Celery, client: Client) -> None:
-    sign_in(client)
     assert forms(client, hold(app, "acme", queued=True)) == []
     (only,) = forms(client, hold(app, "kept", pid=0))
     assert only["action"] == "/release"
 
 
 class TestAccess:
+    """Whoever has the token may act, if the page comes from here."""
+
     def test_nobody_may_act_without_the_switch(self, app: Celery) -> None:
-        for options in ({"token": "", "allow_release": False}, {"allow_release": False}):
-            client = client_of(app, **options)
-            lease = hold(app, "acme", ttl=60)
-            if options.get("token") is None:
-                assert sign_in(client) == 303
-            assert forms(client, lease) == []
-            for action in ("/release", "/stop"):
-                answer = client.post(action, data={"key": lease.key}, headers={"origin": client.origin})
-                assert answer.status_code in (404, 405)
-            Runtime.of(app).store.free(lease)
-
-    def test_nobody_may_act_without_the_token(self, app: Celery, client: Client) -> None:
-        lease = hold(app, "acme")
+        client = client_of(app, allow_release=False)
+        lease = hold(app, "acme", ttl=60)
         assert forms(client, lease) == []
-        for token in ("", "wrong", TOKEN[:-1], f"{TOKEN} ", "é" * 20):
-            assert sign_in(client, token) == 403
-        assert client.cookies == {}
-        assert press(client, {"action": "/release", "key": lease.key, "sure": "yes", "proof": ""})[0] == 403
+        for action in ("/release", "/stop"):
+            answer = client.post(action, data={"key": lease.key, "sure": "yes"}, headers={"origin": client.origin})
+            assert answer.status_code == 404
 
-    def test_session_cookie_is_hidden_from_scripts_and_other_sites(self, client: Client) -> None:
-        answer = client.post("/login", data={"token": TOKEN}, headers={"origin": client.origin})
-        cookie = answer.headers["set-cookie"].lower()
-        assert "httponly" in cookie
-        assert "samesite=strict" in cookie
-        assert "path=/" in cookie
-        assert TOKEN not in cookie
+    def test_switch_needs_a_token(self, app: Celery) -> None:
+        with pytest.raises(ValueError, match="allow_release needs a token: give one of at least 16 random characters"):
+            app_of(app, allow_release=True)
+        with pytest.raises(ValueError, match="the token has 5 characters; allowed: 16 or more"):
+            app_of(app, token="short")
 
-    def test_form_of_another_session_or_site_is_refused(self, app: Celery, client: Client) -> None:
-        sign_in(client)
+    @pytest.mark.parametrize("password", ["", "wrong-and-long-enough", TOKEN[:-1], f"{TOKEN} ", "é" * 20])
+    @pytest.mark.parametrize("address", ["/", "/locks", "/metrics", "/page.css", "/search?q=x", "/nowhere"])
+    def test_everything_needs_the_token(self, app: Celery, address: str, password: str) -> None:
+        hold(app, "acme")
+        answer = Client(app_of(app, token=TOKEN), password=password).get(address)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == 'Basic realm="locks", charset="UTF-8"'
+        assert "acme" not in answer.text
+        assert Client(app_of(app, token=TOKEN), password=TOKEN).get(address).status_code != 401
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            *("", "Basic", "Basic x", "Basic é", "Basic =", f"Basic {TOKEN}", f"Bearer {TOKEN}", TOKEN),
+            f"Bearer {base64.b64encode(f'x:{TOKEN}'.encode()).decode()}",
+            f"Basic {base64.b64encode(TOKEN.encode()).decode()}",
+            f"Basic {base64.b64encode(b'x:' + bytes([255] * 20)).decode()}",
+        ],
+    )
+    def test_nonsense_is_not_the_token(self, app: Celery, value: str) -> None:
+        client = Client(app_of(app, token=TOKEN))
+        answer = client.get("/metrics", headers={"authorization": value.encode()})
+        assert answer.status_code == 401
+        assert "The password is the token, with any user name (HTTP Basic)." in answer.text
+
+    @pytest.mark.parametrize("user", ["", "me", "b\u00fcro"])
+    def test_any_user_name_will_do(self, app: Celery, user: str) -> None:
+        value = base64.b64encode(f"{user}:{TOKEN}".encode()).decode()
+        answer = Client(app_of(app, token=TOKEN)).get("/locks", headers={"authorization": f"basic {value}"})
+        assert answer.status_code == 200
+
+    def test_without_a_token_none_is_asked_for(self, app: Celery) -> None:
+        assert Client(app_of(app)).get("/locks").status_code == 200
+
+    @pytest.mark.parametrize(
+        "origin", ["http://evil.example", "null", "", "http://localhost:1", "https://localhost:9809.evil.example", None]
+    )
+    def test_form_of_another_site_is_refused(self, app: Celery, client: Client, origin: str | None) -> None:
+        """The browser sends the password along with it."""
         lease = hold(app, "acme", process=over())
-        release, _ = forms(client, lease)
-        other = client_of(app)
-        sign_in(other)
-        assert press(other, release)[0] == 403
-        fields = {name: value for name, value in release.items() if name != "action"}
-        for origin in ("http://evil.example", "null", "http://localhost:1", "https://localhost:9809.evil.example"):
-            assert client.post("/release", data=fields, headers={"origin": origin}).status_code == 403
-        assert client.post("/release", data=fields).status_code == 403, "without an origin"
-        assert press(client, release, proof="")[0] == 403
-        assert press(client, release, proof=release["proof"][:-1])[0] == 403
-        assert press(client, release, sure="")[0] == 400
+        for form in forms(client, lease):
+            fields = {**form, "sure": "yes"}
+            headers = {} if origin is None else {"origin": origin}
+            answer = client.post(fields.pop("action"), data=fields, headers=headers)
+            assert (answer.status_code, answer.text) == (403, "This page accepts only its own forms.\n")
+        assert is_held(app, lease)
 
     def test_other_site_under_its_own_name_is_refused_as_well(self, app: Celery, client: Client) -> None:
-        """DNS rebinding: the browser sends the cookie of that name, and names it as host and origin."""
-        sign_in(client)
+        """DNS rebinding: the browser names that name as host and origin."""
         release, _ = forms(client, hold(app, "acme", process=over()))
-        fields = {name: value for name, value in release.items() if name != "action"}
         evil = {"host": "evil.example:9809", "origin": "http://evil.example:9809"}
+        fields = {name: value for name, value in release.items() if name != "action"}
         assert client.post("/release", data=fields, headers=evil).status_code == 421
 
-    def test_session_ends(self, client: Client, monkeypatch: pytest.MonkeyPatch, app: Celery) -> None:
-        sign_in(client)
-        lease = hold(app, "acme")
+    def test_action_must_be_confirmed(self, app: Celery, client: Client) -> None:
+        lease = hold(app, "acme", process=over())
         release, _ = forms(client, lease)
-        wall = clock.wall
-        with monkeypatch.context() as patch:
-            patch.setattr(clock, "wall", lambda: wall() + access.SESSION + 1)
-            assert press(client, release)[0] == 403
-
-    def test_sign_out_ends_it_in_the_browser(self, client: Client) -> None:
-        sign_in(client)
-        page = Page(client.get("/login").text)
-        (proof,) = (it.attributes["value"] for it in page.all("input") if it.attributes.get("name") == "proof")
-        assert client.post("/logout", data={"proof": ""}, headers={"origin": client.origin}).status_code == 403
-        answer = client.post("/logout", data={"proof": proof}, headers={"origin": client.origin})
-        assert answer.status_code == 303
-        assert f'{COOKIE}=""; expires=' in answer.headers["set-cookie"]
-
-    def test_session_is_found_among_other_cookies(self, client: Client) -> None:
-        sign_in(client)
-        (session,) = client.cookies.values()
-        client.cookies = {}
-        for jar in (f"a=1; {COOKIE}={session}; b=2", f"{COOKIE}={session}", f"=;;x; {COOKIE}={session}"):
-            assert "You are signed in" in client.get("/login", headers={"cookie": jar}).text
-
-    def test_hostile_cookie_is_parsed_quickly(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Python's own parser needs seconds for such a cookie (CVE-2024-7592), and would block everybody."""
-        monkeypatch.setattr(cookies.SimpleCookie, "load", lambda *_: pytest.fail("Python's parser is used"))
-        long = COOKIE + '="' + "\\a" * 30_000 + '"'
-        assert client.get("/login", headers={"cookie": long}).status_code == 200
-
-    @pytest.mark.parametrize("cookie", ["", "x", "1.2.3", "é", '";', f"{COOKIE}={'x' * 5000}"])
-    def test_nonsense_is_not_a_session(self, client: Client, cookie: str) -> None:
-        answer = client.get("/login", headers={"cookie": f"{COOKIE}={cookie}".encode()})
-        assert answer.status_code == 200
-        assert "You are signed in" not in answer.text
-
-    def test_long_form_is_ignored(self, client: Client) -> None:
-        fields = {"token": TOKEN, "more": "x" * 100_000}
-        assert client.post("/login", data=fields, headers={"origin": client.origin}).status_code == 403
-
-    def test_form_with_many_fields_is_ignored(self, client: Client) -> None:
-        fields = {"token": TOKEN, **{str(number): "" for number in range(20)}}
-        assert client.post("/login", data=fields, headers={"origin": client.origin}).status_code == 403
+        assert press(client, release, sure="")[0] == 400
+        assert press(client, release, more="x" * 100_000)[0] == 400, "a long form is ignored"
+        assert press(client, release, **{str(number): "" for number in range(20)})[0] == 400, "and one of many fields"
+        assert is_held(app, lease)
 
 
-class TestWrongTokens:
-    @pytest.fixture(autouse=True)
-    def time(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-        """A list of one entry: the time, which a test advances."""
-        passed = [1000.0]
-        monkeypatch.setattr(clock, "now", lambda: passed[0])
-        return passed
-
-    def test_after_a_few_the_address_has_to_wait_for_a_moment(self, client: Client, time: list[float]) -> None:
-        assert [sign_in(client, "wrong") for _ in range(FREE)] == [403] * FREE
-        answer = client.post("/login", data={"token": TOKEN}, headers={"origin": client.origin})
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, f"{PAUSE:g}")
-        assert "Try again in 5 s." in answer.text
-        assert client.cookies == {}
-        time[0] += PAUSE
-        assert sign_in(client) == 303
-
-    def test_wait_does_not_grow(self, client: Client, time: list[float]) -> None:
-        for _ in range(3 * FREE):
-            sign_in(client, "wrong")
-        time[0] += PAUSE
-        assert sign_in(client) == 303
-
-    def test_signed_in_users_notice_nothing(self, app: Celery, client: Client) -> None:
-        sign_in(client)
-        release, _ = forms(client, hold(app, "acme", process=over()))
-        stranger = client_of(app)
-        stranger._app = client._app
-        for _ in range(2 * FREE):
-            sign_in(stranger, "wrong")
-        assert press(client, release)[1] == f"Released: {HOLDER}: {Verdict.OVER.fact}."
-
-    def test_wrong_tokens_of_programs_count_as_well(self, app: Celery) -> None:
-        client = client_of(app, private=True)
-        wrong = [client.get("/metrics", headers={"authorization": "Bearer x"}).status_code for _ in range(FREE + 1)]
-        assert wrong == [401] * FREE + [429]
-        assert client.get("/metrics", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 429
-        assert client.get("/metrics").status_code == 401
-        assert sign_in(client) == 429
-        assert client.get("/login").status_code == 200
-
-    def test_only_so_many_addresses_are_told_apart(self, time: list[float]) -> None:
-        tries = Tries()
-        for _ in range(FREE):
-            tries.failed("evil")
-        assert tries.wait("evil") == PAUSE
-        assert tries.wait("good") == 0
-        for number in range(MOST_ADDRESSES + 100):
-            tries.failed(f"evil {number}")
-        assert len(tries._forgotten_at) <= MOST_ADDRESSES + 1
-        assert tries.wait("one more") == tries.wait("another") > 0
-        time[0] += MOST_ADDRESSES * PAUSE
-        assert tries.wait("one more") == 0
-        assert len(tries._forgotten_at) == 0
-
-
-class TestPrivate:
-    @pytest.fixture
-    def client(self, app: Celery) -> Client:
-        hold(app, "acme")
-        return client_of(app, private=True, allow_release=False)
-
-    @pytest.mark.parametrize("address", ["/", "/locks", "/doctor", "/search?q=x", "/nowhere"])
-    def test_pages_redirect_to_the_login(self, client: Client, address: str) -> None:
-        answer = client.get(address)
-        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
-        assert sign_in(client) == 303
-        assert client.get(address).headers.get("location") != "/login"
-
-    @pytest.mark.parametrize("address", ["/metrics", "/stream?at=locks"])
-    def test_programs_send_the_token(self, client: Client, address: str) -> None:
-        for value in ("", "Bearer x", TOKEN, f"Basic {TOKEN}"):
-            assert client.get(address, headers={"authorization": value}).status_code == 401
-        if address == "/metrics":
-            assert client.get(address, headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
-
-    def test_login_shows_nothing_of_the_locks(self, client: Client) -> None:
-        answer = client.get("/login")
-        assert answer.status_code == 200
-        assert "acme" not in answer.text
-
-
-def test_session_of_another_token_does_not_count() -> None:
-    one, other = (Access(["localhost"], token=token) for token in (TOKEN, TOKEN + "2"))
-    assert one.is_session(one.new_session())
-    assert not other.is_session(one.new_session())
-    assert not Access(["localhost"]).is_session(one.new_session())
+def test_each_action_is_logged_with_who_did_it(app: Celery, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    release, stop = forms(client, hold(app, "acme", process=over()))
+    for form, said in (
+        (release, f"release: Released: {HOLDER}: {Verdict.OVER.fact}."),
+        (stop, "stop: The holder that you saw no longer holds it; nothing was done."),
+    ):
+        with caplog.at_level("WARNING"):
+            press(client, form)
+        (line,) = [it.getMessage() for it in caplog.records if it.name == "celery_singleton_lock.web.actions"]
+        assert form["key"] in line
+        assert f"somebody at 127.0.0.1 asked the page to {said}" in line
+        caplog.clear()

@@ -1,114 +1,130 @@
-"""The pages in Django's admin: staff can read them, and nobody else."""
+"""The page beside Django, as the how-to says: docs/howto/live-page.md."""
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import signal
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
 import pytest
 
 from celery_singleton_lock.testing import RedisServer
-from tests.patience import LIMIT
-from tests.programs import ROOT
-from tests.web.reading import Page
+from tests.patience import LIMIT, until
 
-#: Pages that exist.
-FOUND = ("", "locks", "locks?q=acme", "tasks", "timeline", "refused", "beat", "doctor", "id?id=id-of-acme")
+HOW_TO = Path(__file__).parents[2] / "docs" / "howto" / "live-page.md"
 
+SETTINGS = """
+import os
+SECRET_KEY = "x"
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "shop.urls"
+INSTALLED_APPS = [f"django.contrib.{app}" for app in ("admin", "auth", "contenttypes", "messages", "sessions")]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+PROCESSORS = [f"django.{name}" for name in (
+    "template.context_processors.request", "contrib.auth.context_processors.auth",
+    "contrib.messages.context_processors.messages",
+)]
+BACKEND = "django.template.backends.django.DjangoTemplates"
+TEMPLATES = [{"BACKEND": BACKEND, "APP_DIRS": True, "OPTIONS": {"context_processors": PROCESSORS}}]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}}
+STATIC_URL = "static/"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+CELERY_BROKER_URL = os.environ["REDIS"]
+"""
 
-# One project is set up for all tests.
-pytestmark = pytest.mark.xdist_group("web_django")
+URLS = """
+from django.contrib import admin
+from django.http import HttpResponse
+from django.urls import path
+urlpatterns = [path("admin/", admin.site.urls), path("", lambda request: HttpResponse("the shop"))]
+"""
+
+CELERY = """
+from celery import Celery
+app = Celery("shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+"""
+
+USERS = """
+import django
+django.setup()
+from django.contrib.auth.models import User
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+User.objects.create_superuser("boss", password="a-password")
+User.objects.create_user("customer", password="a-password")
+"""
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
-    """What a project with the pages in its admin reports: see `django_site`."""
-    with RedisServer() as server:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.web.django_site", server.url],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a shop that serves the page as the how-to says."""
+    folder = tmp_path_factory.mktemp("django")
+    (recipe,) = re.findall(r"```python\n(# shop/asgi\.py\n.*?)```", HOW_TO.read_text(), re.DOTALL)
+    files = {"__init__": "", "settings": SETTINGS, "urls": URLS, "celery": CELERY, "asgi": recipe}
+    (folder / "shop").mkdir()
+    for name, text in files.items():
+        (folder / "shop" / f"{name}.py").write_text(text)
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings"}
+    env["PYTHONPATH"] = f"{folder}:{Path(__file__).parents[2]}"
+    subprocess.run([sys.executable, "-c", USERS], cwd=folder, env={**env, "REDIS": ""}, check=True)
+    command = [sys.executable, "-m", "uvicorn", "--port", "0", "shop.asgi:application"]
+    output = folder / "output"
+    with RedisServer() as server, output.open("w") as log:
+        env["REDIS"] = server.url
+        program = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+        try:
+            running = re.compile(r"running on (http://\S+)")
+            until(lambda: running.search(output.read_text()) is not None or program.poll() is not None)
+            (found,) = running.findall(output.read_text())
+            yield found.replace("127.0.0.1", "localhost")
+        finally:
+            program.send_signal(signal.SIGTERM)
+            program.wait(LIMIT)
 
 
-@pytest.mark.parametrize("address", FOUND)
-def test_staff_see_each_page_in_the_admin(told: dict[str, Any], address: str) -> None:
-    status, _, html = told["pages"]["staff"][address]
-    assert status == 200
-    assert '<div class="exclusive-locks">' in html
-    assert "Django administration" in html
-    assert "</html>" in html
+@contextmanager
+def logged_in(url: str, user: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=LIMIT) as client:
+        client.get("/admin/login/")
+        fields = {"username": user, "password": "a-password", "csrfmiddlewaretoken": client.cookies["csrftoken"]}
+        client.post("/admin/login/", data=fields)
+        yield client
 
 
-def test_staff_see_the_locks_that_are_held(told: dict[str, Any]) -> None:
-    assert "tenant=acme" in told["pages"]["staff"]["locks"][2]
-    assert "id-of-acme" in told["pages"]["staff"]["locks?q=acme"][2]
-    assert "skipped" in told["pages"]["staff"]["refused"][2]
-    (lock,) = (page for address, page in told["pages"]["staff"].items() if address.startswith("lock?key=singleton"))
-    assert "Release the lock" not in lock[2]
+@pytest.mark.slow
+def test_page_is_shown_to_staff(url: str) -> None:
+    with logged_in(url, "boss") as boss:
+        shown = boss.get("/locks/")
+        assert shown.status_code == 200
+        assert "<h1>Overview</h1>" in shown.text
+        assert 'href="/locks/page.css"' in shown.text
+        assert boss.get("/locks/page.css").status_code == 200
+        assert boss.get("/locks/metrics").status_code == 200
+        assert boss.get("/locks/").headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("address", FOUND)
-def test_hostile_texts_are_escaped(told: dict[str, Any], address: str) -> None:
-    _, _, html = told["pages"]["staff"][address]
-    start = html.index('<div class="exclusive-locks">')
-    ours = html[start : html.rindex("</div>", start, html.index("</main>"))]
-    assert "<script" not in ours
-    assert "<img" not in ours
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["/locks/", "/locks/metrics", "/locks/page.css", "/locks/id?id=x"])
+def test_others_are_sent_to_the_login(url: str, address: str) -> None:
+    with logged_in(url, "customer") as customer, httpx.Client(base_url=url, timeout=LIMIT) as stranger:
+        for client in (customer, stranger):
+            answer = client.get(address)
+            assert (answer.status_code, answer.headers["location"]) == (307, "/admin/login/?next=/locks/")
 
 
-def test_links_stay_within_the_admin(told: dict[str, Any]) -> None:
-    base = "/admin/celery_singleton_lock_web/exclusivelock/"
-    html = told["pages"]["staff"]["locks"][2]
-    ours = html[html.index('<div class="exclusive-locks">') : html.index("</main>")]
-    links = [link.partition('"')[0] for link in ours.split('href="')[1:]]
-    assert links
-    assert all(link.startswith(base) for link in links)
-    assert told["pages"]["staff"]["search?q=acme"][:2] == [302, f"{base}locks?q=acme"]
-
-
-@pytest.mark.parametrize("who", ["nobody", "customer"])
-def test_others_are_sent_to_the_login(told: dict[str, Any], who: str) -> None:
-    for address, (status, location, html) in told["pages"][who].items():
-        assert status == 302, address
-        assert location.startswith("/admin/login/")
-        assert "acme" not in html
-
-
-def test_pages_are_listed_for_staff_and_read_only(told: dict[str, Any]) -> None:
-    assert "Exclusive locks" in told["staff"]["index"]
-    assert "Exclusive locks" not in told["customer"]["index"]
-    assert told["staff"]["post"] == 405
-    assert told["staff"]["add"] == 404
-
-
-def test_unknown_pages_are_not_found(told: dict[str, Any]) -> None:
-    assert told["pages"]["staff"]["nowhere"][0] == 404
-    assert told["pages"]["staff"]["lock?key=x"][0] == 404
-
-
-def test_no_migration_is_needed(told: dict[str, Any]) -> None:
-    assert "No changes detected" in told["migrations"]
-
-
-def test_page_is_complete_html(told: dict[str, Any]) -> None:
-    html = told["pages"]["staff"]["locks"][2]
-    start = html.index('<div class="exclusive-locks">')
-    depth, end = 0, start
-    while True:
-        opened, closed = html.find("<div", end), html.index("</div>", end)
-        if 0 <= opened < closed:
-            depth, end = depth + 1, opened + 4
-        else:
-            depth, end = depth - 1, closed + 6
-        if not depth:
-            break
-    assert Page(html[start:end]).is_harmless()
+@pytest.mark.slow
+def test_rest_is_answered_by_django(url: str) -> None:
+    assert httpx.get(url, timeout=LIMIT).text == "the shop"
+    assert "Log in" in httpx.get(f"{url}/admin/login/", timeout=LIMIT).text
