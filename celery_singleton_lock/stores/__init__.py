@@ -1,7 +1,7 @@
 """Where locks are kept.
 
-`LockStore` is the protocol of a store of locks. You can write your own; the names here are for that. Begin with
-`base.py`; `memory` is the shortest store, `redis` the one for production.
+Begin with `base.py`, what a store is asked, and `store.py`, what it does; `memory` is the shortest store, `redis` the
+one for production.
 """
 
 from __future__ import annotations
@@ -11,35 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.app import Settings, parse_backend
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, LockStore, Record, Reservation, Waiter
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.stores.waiters import PollingWaiter
 
 if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
     from celery_singleton_lock.stores.redis.store import RedisStore
 
-__all__ = [
-    "Freeing",
-    "Held",
-    "Hold",
-    "Holder",
-    "Lease",
-    "LockRequest",
-    "LockStore",
-    "PollingWaiter",
-    "Record",
-    "Reservation",
-    "Store",
-    "Waiter",
-    "check_servers",
-    "open_store",
-    "open_url",
-]
+__all__ = ["check_servers", "open_store", "open_url"]
 
 _IN_THIS_PROCESS = MemoryStore()
 

@@ -18,8 +18,8 @@ from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record, Reservati
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
-from celery_singleton_lock.testing.store_contract.asking import ME, ask, taken
 from tests.bench import Bench, Sent
+from tests.contract.store_contract.asking import ME, ask, taken
 from tests.servers import until
 
 KEY = "ended:1:{job:1}"

@@ -117,7 +117,7 @@ def acquire(
     late: Sequence[str] = (),
     replicas: tuple[int, float] | None = None,
 ) -> Call:
-    """See `LockStore.acquire`.
+    """See `Store.acquire`.
 
     Args:
         request: what is asked for.
@@ -183,7 +183,7 @@ def asked_at(request: LockRequest) -> int:
 def free(
     hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, began: float | None = None
 ) -> Call:
-    """See `LockStore.free`; `began` as for `ending`."""
+    """See `Store.free`; `began` as for `ending`."""
     return ending(hold, hold.owner, record=record, reservation=reservation, began=began)
 
 
@@ -271,7 +271,7 @@ def ending(
 
 
 def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Callable[[str], str] = str) -> Call:
-    """See `LockStore.refuse`; `named` says how the value of an owner's hold begins."""
+    """See `Store.refuse`; `named` says how the value of an owner's hold begins."""
     shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
     keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
     keys += [*keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 from redis.exceptions import (
@@ -89,7 +89,7 @@ class RedisStore:
             counts as recorded.
     """
 
-    knows_newest: Literal[True] = True
+    knows_newest = True
 
     def __init__(self, servers: Server | Cluster, server: str, *, replicas: int = 0) -> None:
         self.server = server
