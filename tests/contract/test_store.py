@@ -12,11 +12,11 @@ from celery_singleton_lock.lease import Extension, Lease
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.contract.conftest import opened
 from tests.contract.store_contract import StoreContract
 from tests.contract.store_contract.newest import NewestContract
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 KEY = key_of_text("singleton_lock", "job", "1")
 

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from celery_singleton_lock import SingletonTask, StaleFence
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,11 +18,11 @@ from celery_singleton_lock.cli import locks
 from celery_singleton_lock.diagnosis.doctor import Diagnosis, diagnose
 from celery_singleton_lock.diagnosis.finding import Finding
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP, studio
 from tests.integration.conftest import Shop, is_alive, until
 from tests.integration.test_cli import locks as locks_of
 from tests.integration.test_cli import of_shop
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes, SentinelGroup
 
 

@@ -10,10 +10,10 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import SingletonTask, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, POOLS, Shop
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of the leases in these tests.
 TTL = 4.0

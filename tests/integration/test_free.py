@@ -17,11 +17,11 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, program
 from tests.patience import LIMIT
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 from tests.unit.test_verdict import over
 
 REPORT = (EXCLUSIVE, "report")

@@ -27,9 +27,9 @@ from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server, Unread
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.outcome import OF_USE, Outcome
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 
 KEY = "late:{job:1}"
 

@@ -25,11 +25,11 @@ from celery_singleton_lock import Lock, Redlock, Semaphore, clock
 from celery_singleton_lock.holder import stem
 from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.lock.lock import MAX_TIMEOUT
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import quick_first
 from tests.integration.outside import NAME, RENEWED
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, SentinelGroup, until
 
 

@@ -18,7 +18,6 @@ from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.diagnosis import orphans
 from celery_singleton_lock.diagnosis.doctor import diagnose
 from celery_singleton_lock.keys.key import key_of_queue
-from celery_singleton_lock.testing import RedisServer
 from tests.integration import copies
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import ask
@@ -26,6 +25,7 @@ from tests.integration.queued_tasks import define
 from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
+from tests.redis_server import RedisServer
 
 #: Seconds since the messages of these tests were sent, according to their locks.
 AGE = 120.0

@@ -24,8 +24,8 @@ from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Sent
 from celery_singleton_lock.stores.redis.store import TRIES, RedisStore
 from celery_singleton_lock.task.asking import Asking
-from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import until
 
 KEY = "probe:{job:1}"

@@ -33,11 +33,11 @@ from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, PROMISED
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.task.queue_lock import QueueLock
-from celery_singleton_lock.testing import RedisServer
 from tests.bench import Bench
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import Nodes, until
 
 KEY = "redlock:{job:1}"

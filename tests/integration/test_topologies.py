@@ -25,9 +25,9 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import AskingWaiter
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, SentinelGroup, until
 
 KEY = "topology:{job:1}"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 from tests.servers import until
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.contract.store_contract import StoreContract
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, until
 from tests.simulation.redis import ClusterMap, RedisModel, slot_of
 from tests.simulation.redis.comparison import ModelSession, Pair, RealSession, alike, version_of

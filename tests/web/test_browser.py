@@ -18,10 +18,10 @@ from starlette.routing import Route
 from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing import RedisServer
 from celery_singleton_lock.web import LOOPBACK, Access, Site, live
 from celery_singleton_lock.web.guard import Guard
 from tests.patience import LIMIT, until
+from tests.redis_server import RedisServer
 from tests.web.browser import launched, served
 from tests.web.scenes import HOSTILE, TASK, entry, hold, over, with_task, write
 

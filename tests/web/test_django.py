@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 from tests.web.reading import Page
 
 #: Pages that exist.
