@@ -117,7 +117,9 @@ def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
 
 def _released(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
     if is_of_queue(lock.key):
-        return Outcome(False, "A message has held it since it was sent; see `celery locks clear --orphaned`.")
+        return Outcome(
+            False, f"A message has held it since it was sent; it ends by itself in {duration(lock.held.remaining)}."
+        )
     holder = lock.holder_in_words()
     if running(app, [lock]):
         return Outcome(False, f"Not released: {holder}: {Verdict.ALIVE.fact}.")
