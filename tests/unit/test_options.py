@@ -673,10 +673,11 @@ class TestBackend:
         assert made.backend.urls == ("sentinel://a", "sentinel://b")
         assert made.transport_options == {"master_name": "mymaster"}
 
-    def test_number_of_replicas_is_checked(self) -> None:
-        assert settings(singleton_lock_replicas=2).replicas == 2
-        with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
-            settings(singleton_lock_replicas=-1)
+    def test_waiting_for_replicas_is_refused_and_what_helps_is_named(self) -> None:
+        with pytest.raises(
+            InvalidOption, match=r"no setting singleton_lock_replicas; set min-replicas-to-write .* Redlock"
+        ):
+            settings(singleton_lock_replicas=1)
 
     @pytest.mark.parametrize("url", ["localhost", "http://:s3cret@x", "amqp://a", "redis:/x", "", "redis"])
     def test_other_schemes_are_refused(self, url: str) -> None:
@@ -713,7 +714,7 @@ class TestMisplacedInACall:
                 {"raise_on_duplicate": True},
                 "'raise_on_duplicate', an option of celery-singleton; what to write instead is in https://",
             ),
-            ({"lock_expiry": 60}, "'lock_expiry', an option of celery-singleton; what to write instead is in https://"),
+            ({"lock_expiry": 60}, "'lock_expiry', an option of celery-singleton; what to write instead"),
             (
                 {"heimdall": {"unique": True}},
                 "'heimdall', an option of celery-heimdall; what to write instead is in https://",

@@ -115,7 +115,6 @@ def acquire(
     *,
     slots: int = 0,
     late: Sequence[str] = (),
-    replicas: tuple[int, float] | None = None,
 ) -> Call:
     """See `Store.acquire`.
 
@@ -124,10 +123,9 @@ def acquire(
         name: the name of this question; a secret.
         slots: how many to name; `limit` at least.
         late: questions of the same owner that were not answered. They come too late from now on.
-        replicas: see `Call`.
     """
     keys, args = question(request, name, slots=slots, late=late)
-    return Call(ACQUIRE, keys, without_defaults(args), replicas)
+    return Call(ACQUIRE, keys, without_defaults(args))
 
 
 def hand_over(request: LockRequest, place: str) -> Call:

@@ -39,18 +39,16 @@ class Question:
     Args:
         run: carries out an acquire.
         request: what is asked for.
-        replicas: see `Call`.
     """
 
-    __slots__ = ("_first", "_replicas", "_request", "_run", "_sent_at", "_slots", "_unanswered")
+    __slots__ = ("_first", "_request", "_run", "_sent_at", "_slots", "_unanswered")
 
     def __init__(
         self,
         run: Callable[[Call | Ready], Sequence[Any]],
         request: LockRequest,
-        replicas: tuple[int, float] | None,
     ) -> None:
-        self._run, self._request, self._replicas = run, request, replicas
+        self._run, self._request = run, request
         self._slots = request.limit
         #: Names of the tries that were not answered.
         self._unanswered: list[str] = []
@@ -131,7 +129,7 @@ class Question:
         return found
 
     def _call(self, name: str, slots: int) -> Call | Ready:
-        request, late, replicas = self._request, self._unanswered, self._replicas
-        if slots == 1 and not late and replicas is None and (ready := stencil.acquire(request, name)) is not None:
+        request, late = self._request, self._unanswered
+        if slots == 1 and not late and (ready := stencil.acquire(request, name)) is not None:
             return ready
-        return lock_commands.acquire(request, name, slots=slots, late=tuple(late), replicas=replicas)
+        return lock_commands.acquire(request, name, slots=slots, late=tuple(late))
