@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from celery import states
@@ -62,12 +61,7 @@ class Invariants:
         self._looked_at: list[tuple[str, bytes]] | None = None
         #: Ends that came while a lock server may have been away: their records may be missing or late.
         self._unsure: set[tuple[str, str]] = set()
-        #: Messages of which a replica that took over has missed that everything after them was sent.
-        self._notes_missed: set[str] = set()
         world.broker.on_put.append(self._put)
-        for server in world.servers:
-            if server.replica is not None:
-                server.on_start.append(partial(self._note_what_replicas_missed, server))
 
     def look(self) -> None:
         """Check, whenever time is about to advance."""
@@ -122,8 +116,6 @@ class Invariants:
         (known, was_settled), attempt = self._ended[key], _attempt_at(key)
         number, _ = attempt
         is_one = self.world.bodies.succeeded[number] < 2  # Otherwise another, excused run has ended as well.
-        # That everything was sent is recorded in the background, and a replica may not have it yet.
-        was_settled = was_settled and self.world.plan.replicas is None
         # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
         newest = self.world.newest
         is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
@@ -142,24 +134,6 @@ class Invariants:
         """
         ended_as = self.world.bodies.ended_as[_attempt_at(key)]
         return {known, state} <= {*ended_as} and (settled or state == ended_as[-1])
-
-    def _note_what_replicas_missed(self, server: Any, model: Any) -> None:
-        """A server starts, maybe with what a replica had.
-
-        An end that was reported to nobody may be forgotten: it counts once replicas have it. The note that everything
-        after a message was sent does not wait for replicas.
-        """
-        there = model.dataset.database(0).values
-        for key in [key for key in self._ended if key.encode() not in there]:
-            ended, (state, _) = _attempt_at(key), self._ended[key]
-            if state not in self.world.ends.get(f"m{ended[0]}", ()):
-                del self._ended[key], self._records[key]
-                self.world.bodies.unknown.add(ended)
-        for key, value in server.last_values():
-            kept, attempt = there.get(key.encode()), inside.attempt_of(key)
-            if attempt is not None and inside.record_of(value).is_settled:
-                is_missed = kept is None or not inside.record_of(kept).is_settled
-                self._notes_missed |= {attempt[0]} if is_missed else set()
 
     @trouble.excuse
     def _was_silent(self) -> bool:
@@ -217,7 +191,7 @@ class Invariants:
                 continue
             is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
             # A body that runs again, since no lock server knew of its end, has it sent again.
-            is_brief = is_brief and task_id not in self._notes_missed and number not in self.world.bodies.run_again
+            is_brief = is_brief and number not in self.world.bodies.run_again
             if is_brief and message.chained:
                 is_once = self.world.broker.put_as[f"{task_id}-after"] <= 1
                 must(is_once, "message {}: what follows on it was sent twice", number)
@@ -226,7 +200,7 @@ class Invariants:
             is_unsaid = is_unsaid or "server restarted empty" in kinds or number in self.world.bodies.ended_elsewhere
             is_unsaid = is_unsaid or states.FAILURE in self.world.bodies.ended_as[number, 0]
             if states.SUCCESS in ends and ended_as == number and not is_unsaid:
-                is_sure = (task_id, states.SUCCESS) not in self._unsure and self.world.plan.replicas is None
+                is_sure = (task_id, states.SUCCESS) not in self._unsure
                 self._is_recorded(number, task_id, is_settled=is_sure)
 
     def _missed(self, held: dict[str, bytes]) -> set[Any]:
@@ -255,10 +229,8 @@ class Invariants:
         kind, *what = it
         if kind == "kept" and not what[-1]:
             return float("inf")
-        is_left = kind == "dead" and self._leftovers.has(*what)
-        # What was given up is back if a replica takes over that has missed it: nobody waits until replicas have that.
-        is_back = kind == "idle" and any(server.replica and server.replica.missed for server in self.world.servers)
-        return AT_ONCE[kind] + (self.world.plan.ttl if is_left or is_back else 0.0)
+        is_left = kind == "dead" and self._leftovers.has(*what[1:])
+        return AT_ONCE[kind] + (self.world.plan.ttl if is_left else 0.0)
 
     @trouble.excuse
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:

@@ -97,7 +97,7 @@ class _Group:
         return []
 
     def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
-        return {"singleton_lock_backend": self.group.url, "singleton_lock_replicas": 1}
+        return {"singleton_lock_backend": self.group.url}
 
 
 class Sentinels(_Group):

@@ -399,7 +399,6 @@ class TestWhatKeepsWorkersFromStarting:
         "conf",
         [
             {"singleton_lock_transport_options": {"sokket_timeout": 1}},
-            {"singleton_lock_backend": "redis://a;redis://b;redis://c", "singleton_lock_replicas": 1},
             {"singleton_lock_backend": "sentinel://a"},
             {"singleton_lock_beat_ttl": 0},
         ],
