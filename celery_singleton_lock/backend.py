@@ -76,8 +76,7 @@ class Backend:
         for url in urls:
             if scheme(url) not in SCHEMES or "://" not in url:
                 allowed = ", ".join(f"{name}://" for name in SCHEMES)
-                shown = text if "://" in text and not {*"@?;"} & {*text} else masked(text)  # It has no password.
-                raise ValueError(f"{shown!r}; allowed: a URL that begins with one of {allowed}")
+                raise ValueError(f"{masked(text)!r}; allowed: a URL that begins with one of {allowed}")
             if not is_readable(url):
                 raise ValueError(
                     f"{masked(text)!r}, which cannot be parsed; allowed: a URL such as "

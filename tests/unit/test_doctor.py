@@ -78,7 +78,6 @@ def test_healthy_nodes_give_no_finding() -> None:
         ),
         ({"maxmemory_policy": "allkeys-lru"}, "note", "so this never happens"),
         ({"maxmemory": "1100"}, "warning", "91% of its memory"),
-        ({"connected_slaves": "2"}, "note", "a failover may forget"),
         ({"aof_enabled": "0"}, "note", "a restart forgets locks"),
     ],
 )
