@@ -14,9 +14,6 @@ import pytest
 if TYPE_CHECKING:
     from celery_singleton_lock.testing import RecordedLocks
 
-# Inherited tests of a store then show the values in failed assertions.
-pytest.register_assert_rewrite("celery_singleton_lock.testing.store_contract")
-
 
 @pytest.fixture
 def singleton_locks() -> Iterator[RecordedLocks]:

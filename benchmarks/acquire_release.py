@@ -9,7 +9,7 @@ from functools import partial
 
 from benchmarks.contestants import BARE, ONE_SERVER, OVER_SOCKET, Maker
 from benchmarks.measure import OWN, Result, Rounds, Table, apart, measured
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 #: What each lock gives, or lacks, compared with the bare one.
 GIVES: Mapping[str, str] = {

@@ -19,7 +19,7 @@ from redis import Redis
 from benchmarks import standing_by
 from benchmarks.beat_app import QUEUE, make
 from benchmarks.measure import OWN, Result, Table, apart, commands, measured
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 STOCK, OVER_STOCK, REDBEAT = "Celery's Scheduler", f"{OWN}: over Scheduler", "RedBeat"
 

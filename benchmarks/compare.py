@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.measure import Rounds, Spread, measured
 from benchmarks.report import times
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 ROOT, PACKAGE, PROBE = Path(__file__).parents[1], "celery_singleton_lock", Path(__file__).with_name("probe.py")
 

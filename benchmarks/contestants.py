@@ -28,7 +28,8 @@ from celery_singleton_lock import Redlock, clock, process_identity
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.store import Store
 
 #: Seconds that every lock here lasts.
 TTL = 30.0
@@ -145,7 +146,7 @@ def _over_socket(urls: Sequence[str]) -> Maker:
 class _OfTask:
     """A lock as a task takes it: each message has another id, an owner and a holder, and leaves a record."""
 
-    def __init__(self, store: LockStore, key: str) -> None:
+    def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, f"bench:{{{key}}}"
         self._holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
         self._lease: Lease | None = None

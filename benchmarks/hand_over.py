@@ -16,7 +16,7 @@ from benchmarks.contestants import TOKEN, WAITING, Maker
 from benchmarks.measure import Result, commands, measured, percentile
 from benchmarks.processes import Child, cpu_of
 from benchmarks.schemes import Lock
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 #: Seconds that a waiter waits at most: longer than any of these benchmarks takes.
 WAIT = 25.0

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.measure import Result, Rounds, Row, Table, percentile, wait_until
 from benchmarks.processes import QUIET, celery
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 WORKERS, CHILDREN = 2, 2
 

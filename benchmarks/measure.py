@@ -22,7 +22,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -26,8 +26,8 @@ from redis.exceptions import RedisError
 from benchmarks.measure import commands, server_version
 from benchmarks.page import table, tell
 from benchmarks.schemes import SCHEMES, Lock, Scheme
-from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 
 #: Seconds that a lock outlives its holder; seconds after the ttl when a lock that is still held counts as stuck; and
 #: seconds by which a holder that works, or is stopped, outlasts the ttl.

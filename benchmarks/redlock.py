@@ -11,7 +11,7 @@ from functools import partial
 
 from benchmarks.contestants import GIVE_UP, NODES, ON_ONE_NODE, Maker, is_lock
 from benchmarks.measure import Result, Table, apart, measured, percentile
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 COUNT = 5
 

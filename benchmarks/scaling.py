@@ -25,7 +25,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes
 
 #: Seconds that a lease lasts, between two renewals (as in the heartbeat), and for which leases are kept alive.

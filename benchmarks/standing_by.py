@@ -16,7 +16,7 @@ import psutil
 from benchmarks.beat_app import BROKER, LOCKS, LOOP
 from benchmarks.measure import OWN, Row, Table, wait_until
 from benchmarks.processes import celery, cpu_of
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 #: Seconds for a beat to start, and between two looks at which connections it has.
 LIMIT, LOOK_EVERY = 30.0, 0.25

@@ -30,10 +30,10 @@ from benchmarks.page import table, tell
 from benchmarks.task_race_app import CONTESTANT, HOST, LONG, TIMEOUT, make, over
 from benchmarks.tasks import RACERS, settings
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import programs
 from tests.integration.workers import Worker, environment
 from tests.recording import Record, Run
+from tests.redis_server import RedisServer
 
 #: Seconds after its timeout when a lock that is still held counts as stuck.
 MARGIN = 3.0

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.measure import Result, Table, measured, wait_until
 from benchmarks.processes import QUIET, celery, cpu_of
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 PLAIN, TRIPS, CHILDREN = "plain Task", "two PINGs in the task", 2
 

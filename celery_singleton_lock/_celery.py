@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from glob import escape as glob_escape
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -489,34 +488,6 @@ def queues_reached(channel: Any, exchange: str, routing_key: str) -> set[str]:
     Touches: kombu.transport.virtual.Channel._lookup
     """
     return set(channel._lookup(exchange, routing_key))
-
-
-def messages_on_redis(channel: Any, page: int) -> Iterator[list[bytes]]:
-    """All messages of a broker on Redis, as it stores them, page by page: those that wait in its lists, whatever the
-    queue and the priority, and then those that workers have taken and not acknowledged.
-
-    Nothing is missed that stays where it is: a list grows in front, where this begins.
-
-    Promise: `celery locks clear --orphaned` frees nothing whose message waits, or is in a worker.
-    Touches: kombu.transport.redis.Channel.client, kombu.transport.redis.Channel.global_keyprefix,
-    kombu.transport.redis.Channel.unacked_key, kombu.transport.redis.QoS.append
-    """
-    client, prefix = channel.client, channel.global_keyprefix
-    cursor = 0
-    while True:
-        cursor, names = client.scan(cursor, match=f"{glob_escape(prefix)}*", count=1000, _type="list")
-        for name in names:
-            start = 0
-            while found := client.lrange(name, start, start + page - 1):
-                yield found
-                start += page
-        if not cursor:
-            break
-    while True:
-        cursor, taken = client.hscan(prefix + channel.unacked_key, cursor, count=page)
-        yield list(taken.values())
-        if not cursor:
-            return
 
 
 def serializer_of(content_type: str) -> str:

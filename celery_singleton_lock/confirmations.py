@@ -21,7 +21,7 @@ from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.later import Later, do_at_exit
 from celery_singleton_lock.lease import Hold
-from celery_singleton_lock.stores.base import LockStore
+from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
@@ -45,7 +45,7 @@ BATCH = 200
 class Confirmations:
     """Renews holds of `store`, once each."""
 
-    def __init__(self, store: LockStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._later = Later("singleton-lock-sent", self.write, after=AFTER, linger=LINGER)
         self.start_anew()

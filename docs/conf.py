@@ -61,7 +61,6 @@ _BESIDE = {
     "tests/celery_suite/README.md": "site/celery-suite.md",
     "examples/README.md": "site/examples.md",
     "examples/django": "site/examples.md",
-    "examples/sqlite_store": "site/examples.md",
     "examples/testing": "site/examples.md",
     "README.md": "index.md",
 }

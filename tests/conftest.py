@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 from celery_singleton_lock import clock
 from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.runtime import write_all
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 # It unsubscribes from within the garbage collector: it tries for long to reach a server that ended with its test, and
 # waits, before Celery 5.7, for a lock that its own thread holds.

@@ -47,7 +47,7 @@ _OTHERS = (
 
 for _, name, _ in pkgutil.walk_packages(celery_singleton_lock.__path__, f"{celery_singleton_lock.__name__}."):
     # Each needs a library, and some need it to be set up.
-    if not {"contrib", "web", "store_contract"} & {*name.split(".")}:
+    if not {"contrib", "web"} & {*name.split(".")}:
         import_module(name)
 for name in _OTHERS:
     with suppress(ImportError):  # Not in every version.

@@ -36,8 +36,8 @@ from typing import Any
 from celery.contrib.testing.worker import start_worker
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 #: What changes from run to run.
 VARIABLE = (

@@ -17,10 +17,10 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import ports
 from tests.patience import LIMIT, until  # noqa: F401 - many take it from here
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 
 #: Seconds that a server of a group has to answer us; a paused server does not answer.
 PATIENCE = 2.0
@@ -241,9 +241,10 @@ class _SentinelServer(RedisServer):
         self._watched = watched
         super().__init__(port=port)
 
-    def _launch(self, port: int) -> None:
+    def _launch(self) -> None:
+        self._placeholder.close()
         conf: Path = self._directory / "sentinel.conf"
-        conf.write_text(f'port {port}\nbind 127.0.0.1\ndir "{self._directory}"\n{self._watched}')
+        conf.write_text(f'port {self._port}\nbind 127.0.0.1\ndir "{self._directory}"\n{self._watched}')
         self._run([self._program, str(conf), "--sentinel"])
 
 

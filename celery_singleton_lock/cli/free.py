@@ -14,13 +14,9 @@ import click
 from celery_singleton_lock.cli import command, selection, target
 from celery_singleton_lock.cli.layout import locks_table
 from celery_singleton_lock.cli.selection import Selection
-from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.diagnosis.orphans import MessageState, search
+from celery_singleton_lock.diagnosis.held import HeldLock, duration
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.runtime import Runtime
-
-#: The seconds that workers have for each answer, when they are asked for messages.
-TIMEOUT = 2.0
 
 
 def _how(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,29 +48,21 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
         ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))
 
 
-@command.locks_command(short_help="Free the locks of a task, node or lost message.")
+@command.locks_command(short_help="Free the locks of a task or node.")
 @selection.options
-@command.option(
-    "--orphaned",
-    is_flag=True,
-    help="Free the locks of messages that no longer exist: lost, purged, deleted. Looks into the queues and "
-    "asks the workers; in doubt, a lock is left alone.",
-)
 @_how
-def clear(ctx: click.Context, selection: Selection, orphaned: bool, **how: Any) -> None:
-    """Free the locks of a task or a node whose holders are gone; leave all others."""
-    if not (selection or orphaned):
-        raise click.UsageError(
-            "choose the locks: --task NAME, --node NAME ('*' for all nodes), --older-than SECONDS, or --orphaned"
-        )
-    if orphaned and how["force"]:
-        raise click.UsageError("--orphaned frees only what nobody needs, --force frees anything: use one of them")
+def clear(ctx: click.Context, selection: Selection, **how: Any) -> None:
+    """Free the locks of a task or a node whose holders are gone; leave all others.
+
+    The lock that a message has held since it was sent is left, because the message may still come: it ends by itself in
+    the time that is shown, or with --force.
+    """
+    if not selection:
+        raise click.UsageError("choose the locks: --task NAME, --node NAME ('*' for all), or --older-than SECONDS")
     with command.runtime_of(ctx) as runtime:
-        locks = [lock for lock in selection.of(runtime) if lock.is_queued or not orphaned]
+        locks = selection.of(runtime)
         if not locks:
             click.echo(selection.none_in_words(), err=True)
-        elif orphaned:
-            ctx.exit(_free_orphaned(ctx.obj.app, runtime, locks, **how))
         else:
             ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))
 
@@ -87,32 +75,18 @@ def _free_those_left_behind(
     return _free(runtime, _judged(app, runtime, locks, force), dry_run=dry_run, as_json=how["as_json"])
 
 
-def _free_orphaned(
-    app: Any, runtime: Runtime, locks: Sequence[HeldLock], *, yes: bool, dry_run: bool, **how: Any
-) -> int:
-    """Like `_free_those_left_behind`, but without a line for messages that still exist."""
-    judged = [*_of_messages(app, locks)]
-    told = [(lock, verdict) for lock, verdict in judged if verdict in (MessageState.ORPHANED, MessageState.IN_DOUBT)]
-    orphaned = [lock for lock, verdict in told if verdict is MessageState.ORPHANED]
-    click.echo(f"{len(orphaned)} of {len(locks)} messages that have a lock no longer exist.", err=True)
-    if orphaned and not (yes or dry_run):
-        _ask(orphaned, "Free their locks?")
-    return _free(runtime, told, dry_run=dry_run, as_json=how["as_json"])
-
-
 def _ask(locks: Sequence[HeldLock], question: str) -> None:
     click.echo(locks_table(locks), err=True)
     click.confirm(question, abort=True, err=True)
 
 
-def _free(
-    runtime: Runtime, judged: Iterable[tuple[HeldLock, Verdict | MessageState]], *, dry_run: bool, as_json: bool
-) -> int:
+def _free(runtime: Runtime, judged: Iterable[tuple[HeldLock, Verdict]], *, dry_run: bool, as_json: bool) -> int:
     """Free the locks that may be freed, and print what happened; returns the exit status: 1 if any is still held."""
     left = 0
     for lock, verdict in judged:
-        why, is_free = verdict.value, verdict in (Verdict.ENDED, MessageState.ENDED)
-        may_be_freed = verdict in TO_FREE or verdict is MessageState.ORPHANED
+        why, is_free, may_be_freed = verdict.value, verdict is Verdict.ENDED, verdict in TO_FREE
+        if verdict is Verdict.QUEUED:
+            why = f"it ends by itself in {duration(lock.held.remaining)}: {why}"
         if may_be_freed and dry_run:
             why = f"would be freed: {why}"
         elif may_be_freed:
@@ -137,14 +111,13 @@ def _question(count: int, force: bool) -> str:
     )
 
 
-def _judged(
-    app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool
-) -> Iterator[tuple[HeldLock, Verdict | MessageState]]:
+def _judged(app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool) -> Iterator[tuple[HeldLock, Verdict]]:
     if force:
         for lock in locks:
             yield lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED
         return
-    yield from _of_messages(app, [lock for lock in locks if lock.is_queued])
+    for lock in (lock for lock in locks if lock.is_queued):
+        yield lock, Verdict.QUEUED
     others = [lock for lock in locks if not lock.is_queued]
     alive = running(app, others)
     for lock in alive:
@@ -154,12 +127,3 @@ def _judged(
     if seconds > 0:
         click.echo(f"Watching for a renewal, for at most {seconds:.0f} s.", err=True)
     yield from verdicts(runtime.store, others)
-
-
-def _of_messages(app: Any, locks: Sequence[HeldLock]) -> Iterator[tuple[HeldLock, MessageState]]:
-    """Judge locks of messages: no task runs under such a lock, so only the whereabouts of its message count."""
-    found = search(app, [(lock.key, lock.held) for lock in locks], timeout=TIMEOUT)
-    for doubt in found.doubts:
-        command.say(f"In doubt: {doubt}.", err=True)
-    for lock, hold in zip(locks, found.holds, strict=True):
-        yield lock, hold.state or MessageState.IN_DOUBT

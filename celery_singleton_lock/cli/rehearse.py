@@ -23,10 +23,7 @@ _COLUMNS = ("FAULT", "RUNS", "OVERLAPS", "RECOVERY", "")
 _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), None: ("left out", "yellow")}
 
 
-# Options come before the task, as in `explain`.
-@command.locks_command(
-    "rehearse", context_settings={"allow_interspersed_args": False}, short_help="Run a task under faults: what holds?"
-)
+@command.locks_command("rehearse", short_help="Run a task under faults: what holds?")
 @command.option(
     "--fault",
     "names",
@@ -49,12 +46,12 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
 )
 @command.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @command.as_json
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]...")
+@click.argument("words", nargs=-1, required=True, metavar="TASK [ARG]...")
 def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
     """Run a call of TASK under faults, and report what held: overlaps, runs, recovery. Use it on staging.
 
     The task really runs, several times for each fault, on workers that are started for it, with separate queues and
-    keys. Only these workers are killed and frozen. Each run lasts, under its lock, until its fault is over.
+    keys. Only these workers are killed. Each run lasts, under its lock, until its fault is over.
 
     The exit status is 1 if a promise was not kept, otherwise 0.
     """
@@ -88,7 +85,7 @@ def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dic
     if app.conf.task_always_eager:
         raise click.ClickException("task_always_eager is True: no worker would run the task")
     if not hasattr(os, "killpg"):
-        raise click.ClickException("processes cannot be frozen on this platform")
+        raise click.ClickException("workers cannot be killed with their processes on this platform")
     call = None if given["ttl"] is None else {"ttl": given["ttl"]}
     check_accepted(check_call(call, task.name), settings.accept, task)
     name = ctx.find_root().params.get("app")
@@ -109,7 +106,7 @@ def _question(play: Play, faults: Sequence[Fault]) -> str:
     runs = play.calls + 2 * (len(faults) - 1)
     return cleaned.line(
         f"Run {play.task.name} about {runs} times, with all its effects, on separate workers, which are "
-        "killed and frozen meanwhile?"
+        "killed meanwhile?"
     )
 
 

@@ -16,7 +16,6 @@ from celery_singleton_lock.diagnosis import peers, workers
 from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged, worst_first
 from celery_singleton_lock.diagnosis.keys import of_keys
-from celery_singleton_lock.diagnosis.orphans import of_orphans
 from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers, unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.diagnosis.workers import WorkerContext
@@ -63,8 +62,6 @@ def diagnose(app: Any, *, timeout: float) -> Diagnosis:
     found.findings += task_warnings(app, runtime.settings)
     found.findings += _rights_on_rabbitmq(app)
     _ask_workers(found, app, timeout)
-    if leaders is not None:
-        found.findings += _orphans(app, timeout)
     found.findings = worst_first(found.findings)
     return found
 
@@ -153,13 +150,6 @@ def _rights_on_rabbitmq(app: Any) -> Iterator[Finding]:
             "the requeued messages, and each takes the place of another task",
             f"allow the workers' user to configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
         )
-
-
-def _orphans(app: Any, timeout: float) -> Iterator[Finding]:
-    try:
-        yield from of_orphans(app, timeout=timeout)
-    except LockUnavailable as error:
-        yield unusable(Runtime.of(app).settings.backend.masked, words_of(error))
 
 
 def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:

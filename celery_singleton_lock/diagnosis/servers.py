@@ -116,8 +116,6 @@ def _missing_rights(it: ServerContext) -> Iterator[Finding]:
     if it.probe.refused:
         refused = ", ".join(it.probe.refused)
         yield it.problem(f"its user may not run {refused} on {prefix}:*", f"{user} +@read +@write +@scripting")
-    if "WAIT" in it.probe.refused_extras and it.settings.replicas:
-        yield it.problem("its user may not run WAIT, which singleton_lock_replicas needs", f"{user} +wait")
 
 
 def _not_looked_at(it: ServerContext) -> Iterator[Finding]:
@@ -185,13 +183,8 @@ def _forgetful_node(it: ServerContext) -> Iterator[Finding]:
 def _replicas(it: ServerContext) -> Iterator[Finding]:
     if it.is_node or not it.info:
         return
-    replicas, wanted = it.probe.number("connected_slaves"), it.settings.replicas
-    if wanted > replicas:
-        yield it.problem(
-            f"singleton_lock_replicas is {wanted}, but it has {replicas}: no lock counts as taken",
-            "start replicas, or lower singleton_lock_replicas",
-        )
-    elif not replicas and it.settings.backend.kind is Kind.SENTINEL:
+    replicas = it.probe.number("connected_slaves")
+    if not replicas and it.settings.backend.kind is Kind.SENTINEL:
         yield it.warning("no replica is linked to it: it cannot fail over", "start the replicas")
 
 

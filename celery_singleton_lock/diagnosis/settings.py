@@ -18,7 +18,7 @@ from celery_singleton_lock.options.app import Settings, set_names
 from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, SETTINGS, TASK_OPTIONS
 from celery_singleton_lock.options.task import options_for, raw_attribute
-from celery_singleton_lock.options.words import FOREIGN_SETTINGS, misspelled_setting
+from celery_singleton_lock.options.words import misspelled_setting
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
 #: From this version on, a signal handler that raises can strike inside of `with lock:`.
@@ -68,16 +68,6 @@ def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
             "then runs again",
             f"remove the setting, or set it to {visibility:g} or more",
         )
-
-
-def _of_other_packages(it: AppContext) -> Iterator[Finding]:
-    """Settings that only other packages read: they may still be in use, for tasks that have not been moved."""
-    for name in sorted(set_names(it.app.conf)):
-        for beginning, (package, here) in FOREIGN_SETTINGS.items():
-            if name == beginning or (beginning.endswith("_") and name.startswith(beginning)):
-                yield Subject(cleaned.text(name)).note(
-                    f"a setting of {package}, which exclusive tasks do not read", here
-                )
 
 
 def _misspelled(it: AppContext) -> Iterator[Finding]:
@@ -192,7 +182,6 @@ RULES = (
     switched_off,
     kept_in_memory,
     forgotten_too_soon,
-    _of_other_packages,
     _misspelled,
     _python_is_too_new,
     _without_the_base,

@@ -43,6 +43,7 @@ class Verdict(enum.Enum):
     ENDED = "it ended meanwhile"
     ALIVE = "its holder is alive and renews it; --force frees it anyway"
     KEPT = "it is kept for a while on purpose, without a running task; --force frees it anyway"
+    QUEUED = "its message may still come; --force frees it now"
     FOREIGN = "this package did not write its value; if it is in the way, delete the key in Redis"
 
     @property

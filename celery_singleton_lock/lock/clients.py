@@ -89,28 +89,26 @@ _shared_stores: WeakValueDictionary[object, SharedStore] = WeakValueDictionary()
 _making = Mutex(threading.RLock)
 
 
-def shared_by(client: Redis | RedisCluster, replicas: int) -> SharedStore:
+def shared_by(client: Redis | RedisCluster) -> SharedStore:
     """What the locks of this client, and of others that connect in the same way, share.
 
     Raises:
         TypeError: such a client cannot be used here.
     """
-    if (latest := _latest((getattr(client, "connection_pool", None),), replicas)) is not None:
+    if (latest := _latest((getattr(client, "connection_pool", None),), "server")) is not None:
         return latest
     if isinstance(client, RedisCluster):
         nodes, start, options = nodes_of(client)
-        config = "cluster", replicas, frozenset(start), _frozen(options)
-        return _shared_store(
-            nodes, config, lambda: RedisStore(_cluster(start, options), "the cluster", replicas=replicas)
-        )
+        config = "cluster", frozenset(start), _frozen(options)
+        return _shared_store(nodes, config, lambda: RedisStore(_cluster(start, options), "the cluster"))
     pool = _pool_of(client)
 
     def open_store() -> Store:
         server = Server(pool)
-        return RedisStore(server, str(server), replicas=replicas)
+        return RedisStore(server, str(server))
 
-    shared = _shared_store(pool, ("server", replicas, _config(pool)), open_store)
-    _remember([pool], replicas, shared)
+    shared = _shared_store(pool, ("server", _config(pool)), open_store)
+    _remember([pool], "server", shared)
     return shared
 
 

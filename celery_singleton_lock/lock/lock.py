@@ -83,7 +83,6 @@ class Lock:
             block itself raises.
         renew: False: hold it for at most `timeout` seconds, as redis-py does.
         on_lost: called with the lock, in a separate thread, if the lock is lost while it is held.
-        replicas: how many replicas must have the lock before it counts as taken (`WAIT`).
 
     Raises:
         TypeError: the client is of another kind, such as one of `redis.asyncio`.
@@ -103,15 +102,12 @@ class Lock:
         *,
         renew: bool = True,
         on_lost: Callable[[Lock], object] | None = None,
-        replicas: int = 0,
     ) -> None:
         if timeout is not None and not MIN_TIMEOUT <= _number(timeout) <= MAX_TIMEOUT:
             raise ValueError(
                 f"timeout of lock {name!r} is {timeout!r}; allowed: {MIN_TIMEOUT:g} seconds or more (up to ten years), "
                 f"or None for {DEFAULT_TIMEOUT:g} (a lock that never ends would be stuck after a crash)"
             )
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
-            raise ValueError(f"replicas of lock {name!r} is {replicas!r}; allowed: a whole number, 0 or more")
         self.redis = redis
         self.name = name.decode() if isinstance(name, bytes) else name
         self.timeout = timeout
@@ -121,7 +117,6 @@ class Lock:
         self.thread_local = bool(thread_local)
         self.local: Local = LocalOfThread() if self.thread_local else LocalOfAll()
         self.raise_on_release_error = raise_on_release_error
-        self._replicas = replicas
         self._shared = self._shared_by(redis)
         self._key = plain_key(self.name)
         self._limit = 1
@@ -288,7 +283,7 @@ class Lock:
         return DEFAULT_TIMEOUT if self.timeout is None else float(self.timeout)
 
     def _shared_by(self, redis: Redis | RedisCluster) -> SharedStore:
-        return shared_by(redis, self._replicas)
+        return shared_by(redis)
 
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""

@@ -27,8 +27,6 @@ class Redlock(Lock):
     ) -> None:
         if len(redis) % 2 == 0 or len(redis) < 3:
             raise ValueError(f"lock {name!r} has {len(redis)} clients; allowed: an odd number of at least 3 (Redlock)")
-        if options.get("replicas"):
-            raise ValueError(f"lock {name!r} has replicas={options['replicas']!r}; a Redlock has a majority instead")
         self._restart_delay = restart_delay
         super().__init__(redis, name, *arguments, **options)
 

@@ -43,8 +43,6 @@ class Settings:
         enabled: False runs every task without a lock.
         labels: False keeps arguments out of what is stored and logged about a lock.
         done_ttl: seconds for which a finished message is remembered; 0: not at all.
-        replicas: how many replicas of the lock server must have a lock before it counts as taken, and the end of a
-            message before it is reported.
         journal: how many entries the journal keeps; 0: there is no journal.
         blocked_after: refusals in a row after which there is a warning; 0: never.
         accept: options of a call (`singleton_lock={...}`) that a worker takes from a message; "disable" is
@@ -59,7 +57,6 @@ class Settings:
     enabled: bool
     labels: bool
     done_ttl: float
-    replicas: int
     journal: int
     blocked_after: int
     accept: frozenset[str]
@@ -92,7 +89,6 @@ class Settings:
             labels=setting(conf, "singleton_lock_labels", True),
             # By default, as long as the broker may redeliver a message.
             done_ttl=float(setting(conf, "singleton_lock_done_ttl", min(max(visibility, MIN_DONE_TTL), MAX_DONE_TTL))),
-            replicas=setting(conf, "singleton_lock_replicas", 0),
             journal=setting(conf, "singleton_lock_journal", 10_000),
             blocked_after=setting(conf, "singleton_lock_blocked_after", 12),
             accept=accepted(conf),
@@ -175,9 +171,16 @@ def _default_prefix(key_prefix: object) -> str:
     return str(SETTINGS["singleton_lock_prefix"].require(prefix, where))
 
 
+#: Waiting for replicas (WAIT) promises nothing on Valkey and Redis 7.2 or newer.
+_INSTEAD_OF_REPLICAS = "set min-replicas-to-write on the server, or use a Redlock or fencing tokens"
+
+
 def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
     for name in set_names(conf):
         if name in SETTINGS or not name.startswith("singleton_lock_"):
+            continue
+        if name == "singleton_lock_replicas":
+            yield InvalidOption(f"there is no setting {name}; {_INSTEAD_OF_REPLICAS}")
             continue
         on_a_task = name.removeprefix("singleton_")
         hint = f"; set {on_a_task} on the task" if on_a_task in KEY_ATTRIBUTES else did_you_mean(name, sorted(SETTINGS))

@@ -8,7 +8,7 @@ from typing import Any
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES, TASK_OPTIONS
-from celery_singleton_lock.options.words import FOREIGN, did_you_mean, is_anagram, is_slip
+from celery_singleton_lock.options.words import FOREIGN, MIGRATING, did_you_mean, is_anagram, is_slip
 
 #: The options whose names begin like some of Celery's.
 _POLICIES = tuple(name for name in TASK_OPTIONS if name.startswith("on_"))
@@ -68,7 +68,7 @@ def _foreign(name: str, value: Any) -> str | None:
     foreign = FOREIGN.get(name)
     if foreign is None or not foreign.looks_so(value):
         return None
-    return f", an option of {foreign.package}; {foreign.here}"
+    return f", an option of {foreign.package}; what to write instead is in {MIGRATING}"
 
 
 def wrong_in_call(options: Mapping[str, Any], task_name: str) -> InvalidOption | None:
@@ -84,7 +84,7 @@ def wrong_in_call(options: Mapping[str, Any], task_name: str) -> InvalidOption |
 def _wrong_option(name: str, value: Any) -> str | None:
     """As `_wrong_attribute`."""
     if (foreign := _foreign(name, value)) is not None:
-        return f"{foreign}, on the task"
+        return foreign
     if name in _IN_A_CALL:
         of_call = _IN_A_CALL[name]
         use = "set it on the task" if of_call is None else f"use singleton_lock={{{of_call!r}: …}}"

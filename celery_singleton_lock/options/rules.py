@@ -242,7 +242,6 @@ LOCK_SETTINGS: Mapping[str, Rule] = {
     "singleton_lock_enabled": BOOLEAN,
     "singleton_lock_labels": BOOLEAN,
     "singleton_lock_done_ttl": _seconds_to(MAX_DONE_TTL),
-    "singleton_lock_replicas": _whole_to(100),
     "singleton_lock_journal": _whole_to(MAX_JOURNAL, of_least=" (no journal)"),
     "singleton_lock_blocked_after": Rule(
         lambda value: is_whole(value, 0, cleaned.MAX_COUNT), "a whole number, 0 (never) or more"

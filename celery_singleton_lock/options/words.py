@@ -51,62 +51,27 @@ class Foreign(NamedTuple):
 
     Attributes:
         looks_so: whether the option may have this value in that package; other attributes may have the same name.
-        here: what to do in this package instead.
     """
 
     package: str
     looks_so: Callable[[Any], bool]
-    here: str
 
 
 def _is_options(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_switch(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 #: Options of other packages that would do nothing here.
 FOREIGN: Mapping[str, Foreign] = {
-    "once": Foreign(
-        "celery-once",
-        _is_options,
-        "use lock_key for its keys, lock_scope='until_executed' ('until_executing' for unlock_before_run), "
-        "on_duplicate for graceful, and nothing for its timeout: the lock is renewed",
-    ),
-    "unique_on": Foreign(
-        "celery-singleton",
-        lambda value: isinstance(value, (list, tuple, str)),
-        "use lock_key, and lock_scope='until_executed'",
-    ),
-    "raise_on_duplicate": Foreign(
-        "celery-singleton", _is_switch, "use lock_scope='until_executed' with on_duplicate='raise', or 'existing'"
-    ),
-    "lock_expiry": Foreign(
-        "celery-singleton",
-        lambda value: True,
-        "remove it: the lock is renewed while the task runs, and lock_ttl (30 s by default) is how long it outlives "
-        "its worker",
-    ),
-    "heimdall": Foreign(
-        "celery-heimdall",
-        _is_options,
-        "use lock_key for its key, lock_scope='until_executed' for unique ('until_expired' with lock_queue_ttl for "
-        "unique_wait_for_expiry), on_duplicate='raise' for unique_raises, and nothing for unique_timeout: the lock is "
-        "renewed; there are no rate limits here",
-    ),
+    "once": Foreign("celery-once", _is_options),
+    "unique_on": Foreign("celery-singleton", lambda value: isinstance(value, (list, tuple, str))),
+    "raise_on_duplicate": Foreign("celery-singleton", lambda value: isinstance(value, bool)),
+    "lock_expiry": Foreign("celery-singleton", lambda value: True),
+    "heimdall": Foreign("celery-heimdall", _is_options),
 }
 
-
-#: Settings of other packages, by the package, or the beginning of their names; and what to do in this one instead.
-FOREIGN_SETTINGS: Mapping[str, tuple[str, str]] = {
-    "once": ("celery-once", "set singleton_lock_backend to the URL of the lock server; timeouts are not needed"),
-    "singleton_backend_": ("celery-singleton", "set singleton_lock_backend to the URL of the lock server"),
-    "singleton_key_prefix": ("celery-singleton", "set singleton_lock_prefix"),
-    "singleton_raise_on_duplicate": ("celery-singleton", "set singleton_lock_on_duplicate = 'raise'"),
-    "redbeat_": ("RedBeat", "beat -S exclusive has settings of its own, singleton_lock_beat_…"),
-}
+#: The page with what to write instead of them.
+MIGRATING = "https://celery-singleton-lock.readthedocs.io/en/latest/migrating.html"
 
 
 def did_you_mean(name: object, allowed: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.options.rules import JOIN, REPLACE
-from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Run
+from celery_singleton_lock.rehearsal.history import Run
 from celery_singleton_lock.rehearsal.proxy import can_be_rerouted
 from celery_singleton_lock.rehearsal.scene import Play, Scene, scene
 
@@ -18,9 +18,6 @@ GRACE = 2.0
 
 #: Seconds until a worker checks which of its processes have ended, unless it learns that sooner.
 NOTICED_IN = 5.0
-
-#: The ends of bodies that ended by themselves.
-_BY_ITSELF = (DONE, RAISED, RETRIED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +28,7 @@ class Fault:
         name: its name for the command line.
         words: what it does, in words.
         act: does it.
-        cuts_off: whether it cuts off the lock server.
+        cuts_off: whether it silences the lock server.
         needs: says why it cannot be done; None if it can.
     """
 
@@ -97,60 +94,34 @@ def _together(it: Scene) -> None:
         it.note(f"lock_limit is {it.play.options.limit}: {len(sent)} calls do not fill it")
     if it.play.options.wait or it.play.options.on_conflict in ("retry", JOIN):
         it.until(lambda: all(map(it.has_ended, sent)))
-        it.recovery = next((run.began.at - let for run in it.runs if run.began.at > let), None)
+        it.recovery = _next_run(it, let)
 
 
 def _kill_child(it: Scene) -> None:
     first = it.send(0)
     run = it.begun(first)
     os.kill(run.began.pid, signal.SIGKILL)
-    at = it.cut[run.began.run] = it.let_end()
-    _is_free_again(it, run, at, min(it.play.options.ttl, NOTICED_IN) + GRACE)
     if not _comes_again(it.play):
         it.excuse(first)
         it.note(
             "the call whose process was killed is lost, by Celery's options for this task; to run it "
             "again, set acks_late=True and reject_on_worker_lost=True"
         )
-    it.send(1)
-    it.expect(it.until(lambda: it.runs[-1].began.at > at), "no call ran after it")
+    _goes_on_elsewhere(it, run, min(it.play.options.ttl, NOTICED_IN) + GRACE)
 
 
-def _stop_worker(it: Scene) -> None:
-    run = it.begun(it.send(0))
-    it.workers[0].stop()
-    at = it.cut[run.began.run] = clock.now()
-    _is_free_again(it, run, at, it.play.options.ttl + GRACE)
-    second = it.send(1)
-    it.expect(it.until(lambda: it.of(second)), "no other worker ran it while one was frozen")
-    it.workers[0].go_on()
-    woken = clock.now()
-    it.until(lambda: _is_over(it, run), it.play.options.ttl)
-    ended = it.now(run).ended
-    if ended is not None and ended.about == STOPPED:
-        it.note(
-            f"the frozen run was stopped {ended.at - woken:.2f} s after it woke; until then both ran, which "
-            'no lock can prevent: read "What is not promised" in the guarantees, and use self.lock.fence'
-        )
-    elif it.play.options.on_lock_lost == "warn":
-        it.note("on_lock_lost is 'warn': the frozen run went on after it woke, beside the other one")
-    elif _is_interruptible(it.play):
-        it.expect(not _is_alive(run.began.pid), "the frozen run went on after it woke")
-    else:
-        it.note(f"the {it.play.pool} pool cannot interrupt a blocking call: the frozen run went on after it woke")
-
-
-def _shut_down(it: Scene) -> None:
+def _kill_worker(it: Scene) -> None:
     first = it.send(0)
     run = it.begun(first)
-    it.workers[0].shut_down()
-    it.send(1)
-    clock.sleep(1.2 * it.play.options.ttl)
-    it.expect(it.now(run).ended is None, "the run was stopped")
-    let = it.let_end()
-    it.expect(it.until(lambda: it.workers[0].has_ended), "the worker did not end")
-    it.recovery = clock.now() - let
-    it.expect(it.now(run).how in _BY_ITSELF, "the run did not end")
+    it.workers[0].kill()
+    it.excuse(first)
+    if it.play.task.acks_late:
+        it.note("the broker delivers the killed worker's call again in its own time, which is not awaited")
+    else:
+        it.note(
+            "the killed worker's call is lost, by Celery's options for this task; to run it again, set acks_late=True"
+        )
+    _goes_on_elsewhere(it, run, it.play.options.ttl + GRACE)
 
 
 def _deliver_again(it: Scene) -> None:
@@ -161,7 +132,7 @@ def _deliver_again(it: Scene) -> None:
     clock.sleep(it.play.options.ttl + GRACE)
     it.expect(len(it.of(first)) == 1, "a copy ran while the message was running")
     it.let_end()
-    it.until(lambda: it.now(run).ended)
+    it.until(lambda: it.has_run_to_its_end(run))
     met = it.met(first)
     it.send_again(first)
     it.expect(it.until(lambda: it.met(first) > met), "no worker took the second copy")
@@ -182,70 +153,30 @@ def _fall_silent(it: Scene) -> None:
     it.detour.speak()
     spoke = clock.now()
     clock.sleep(it.play.options.ttl / 3)
-    it.expect(it.now(run).ended is None, "the run was stopped, though the server was back in time")
+    it.expect(not it.has_run_to_its_end(run), "the run was stopped, though the server was back in time")
     it.let_end()
-    _runs_again(it, spoke)
-
-
-def _go_away(it: Scene) -> None:
-    run = it.begun(it.send(0))
-    it.detour.go_away()
-    gone = clock.now()
-    it.until(lambda: _is_over(it, run), it.play.options.ttl)
-    if it.play.options.on_lock_lost == "warn":
-        it.note("on_lock_lost is 'warn': the run goes on without its lock")
-    elif _is_interruptible(it.play):
-        it.expect(_is_over(it, run), "the run went on after the end of its lease")
-    second = it.send(1)
-    clock.sleep(max(it.play.options.ttl - (clock.now() - gone), 0.0))
-    it.let_end()
-    it.detour.come_back()
-    back = clock.now()
-    if it.play.options.on_unavailable == "retry":
-        it.expect(
-            it.until(lambda: it.of(second)), "a call that was sent meanwhile did not run when the server was back"
-        )
-    else:
-        it.note(
-            f"on_unavailable is {it.play.options.on_unavailable!r}, which decided what happened to the call sent "
-            "meanwhile"
-        )
-    _runs_again(it, back)
-
-
-def _is_free_again(it: Scene, run: Run, since: float, seconds: float) -> None:
-    """Wait until a run's process no longer holds the lock."""
-    free = it.until(lambda: run.began.pid not in it.holders(), seconds)
-    it.recovery = clock.now() - since
-    it.expect(free, f"its lock was still held {seconds:g} s later")
-
-
-def _runs_again(it: Scene, since: float) -> None:
-    """Wait until all calls have ended, and note when the task first ran again, if it did."""
     it.until(lambda: all(map(it.has_ended, it.sent)))
-    it.recovery = next((run.began.at - since for run in it.runs if run.began.at > since), None)
+    it.recovery = _next_run(it, spoke)
 
 
-def _is_over(it: Scene, run: Run) -> bool:
-    return it.now(run).ended is not None or not _is_alive(run.began.pid)
+def _goes_on_elsewhere(it: Scene, run: Run, seconds: float) -> None:
+    """Check that a killed run leaves its lock within that time, and that the task's next call runs."""
+    at = it.cut[run.began.run] = it.let_end()
+    free = it.until(lambda: run.began.pid not in it.holders(), seconds)
+    it.recovery = clock.now() - at
+    it.expect(free, f"its lock was still held {seconds:g} s later")
+    it.send(1)
+    it.expect(it.until(lambda: _next_run(it, at)), "no call ran after it")
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether the process exists; a pool reaps its own processes that have ended."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _next_run(it: Scene, since: float) -> float | None:
+    """Seconds until the task's next run began."""
+    return next((run.began.at - since for run in it.runs if run.began.at > since), None)
 
 
 def _comes_again(play: Play) -> bool:
     late = play.task.acks_late and play.task.reject_on_worker_lost
     return bool(late or getattr(play.task, "retry_on_worker_lost", False))
-
-
-def _is_interruptible(play: Play) -> bool:
-    return play.pool in ("prefork", "solo")
 
 
 def _children(play: Play) -> str | None:
@@ -263,9 +194,7 @@ def _reroutable(play: Play) -> str | None:
 FAULTS = (
     Fault(name="together", words="called at once, on two workers", act=_together),
     Fault(name="killed", words="its process is killed (SIGKILL)", act=_kill_child, needs=_children),
-    Fault(name="frozen", words="its worker is frozen for longer than the ttl", act=_stop_worker),
-    Fault(name="shutdown", words="its worker is shut down (SIGTERM), and waits", act=_shut_down),
-    Fault(name="redelivered", words="the broker delivers it again, before and after its end", act=_deliver_again),
+    Fault(name="worker-killed", words="its worker is killed, with all its processes (SIGKILL)", act=_kill_worker),
     Fault(
         name="silent",
         words="the lock server is silent for a quarter of the ttl",
@@ -273,11 +202,5 @@ FAULTS = (
         cuts_off=True,
         needs=_reroutable,
     ),
-    Fault(
-        name="unreachable",
-        words="the lock server is away for longer than the ttl",
-        act=_go_away,
-        cuts_off=True,
-        needs=_reroutable,
-    ),
+    Fault(name="redelivered", words="the broker delivers it again, before and after its end", act=_deliver_again),
 )

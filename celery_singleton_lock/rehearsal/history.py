@@ -8,13 +8,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-#: A worker is ready; a message came to a process; it was refused; its body began, and ended; it has failed for good, or
-#: returned a value.
-What = Literal["ready", "met", "refused", "began", "ended", "failed", "succeeded"]
+from typing import NamedTuple
 
 #: How a body ended: by itself, with its own exception, with a retry, or because this package or Celery stopped it.
 DONE, RAISED, RETRIED, STOPPED = "done", "raised", "retried", "stopped"
@@ -24,18 +19,18 @@ class Line(NamedTuple):
     """One line of the history.
 
     Attributes:
-        what: what happened.
+        what: a worker is `ready`; a message `met` a process; it was `refused`; its body `began`, and `ended`; it
+            `failed` for good, or `succeeded`.
         at: when, on this host's steady clock.
-        node, pid: where it happened.
+        pid: where it happened.
         task_id, retries: the message, and its attempt.
         run: a name of the run, the same in its two lines.
-        about: the conflict's policy, how a body ended, or the error.
-        key, fence: the key and fence of a run's lock; empty and 0 if it has none.
+        about: the conflict's policy, or how a body ended.
+        key, fence: the key and fence of a run's lock.
     """
 
-    what: What
+    what: str
     at: float
-    node: str
     pid: int
     task_id: str = ""
     retries: int = 0
@@ -45,8 +40,7 @@ class Line(NamedTuple):
     fence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A body that ran.
 
     Attributes:
@@ -56,10 +50,6 @@ class Run:
 
     began: Line
     ended: Line | None
-
-    @property
-    def how(self) -> str | None:
-        return self.ended.about if self.ended else None
 
 
 def append(path: Path, line: Line) -> None:
@@ -93,25 +83,21 @@ def overlaps(ran: Sequence[Run], limit: int, cut: Mapping[str, float]) -> int:
     Args:
         ran: the runs, in the order in which they began.
         limit: the limit of the lock.
-        cut: when runs were killed or stopped, by name; from then on they do not count as running.
+        cut: when runs were killed, by name; from then on they do not count as running.
     """
-    count = 0
-    for number, run in enumerate(ran):
-        before = [other for other in ran[:number] if _end(other, cut) > run.began.at]
-        count += len(before) >= limit
-    return count
+
+    def end(run: Run) -> float:
+        return run.ended.at if run.ended else cut.get(run.began.run, float("inf"))
+
+    before = (sum(end(other) > run.began.at for other in ran[:number]) for number, run in enumerate(ran))
+    return sum(running >= limit for running in before)
 
 
 def fences_grow(ran: Iterable[Run]) -> bool:
     """Whether, of any two runs under one lock, the later has the higher fencing token."""
     last: dict[str, int] = {}
-    for line in (run.began for run in ran if run.began.fence):
+    for line in (run.began for run in ran):
         if line.fence <= last.get(line.key, 0):
             return False
         last[line.key] = line.fence
     return True
-
-
-def _end(run: Run, cut: Mapping[str, float]) -> float:
-    ended = run.ended.at if run.ended else float("inf")
-    return min(ended, cut.get(run.began.run, float("inf")))

@@ -20,7 +20,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.rehearsal import history
-from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Line, Run
+from celery_singleton_lock.rehearsal.history import RAISED, RETRIED, Line, Run
 from celery_singleton_lock.rehearsal.proxy import Detour
 from celery_singleton_lock.rehearsal.witness import VARIABLE, Orders
 from celery_singleton_lock.rehearsal.worker import Worker
@@ -99,10 +99,10 @@ class Scene:
     Attributes:
         play: what is rehearsed.
         orders: the orders for the workers.
-        detour: the proxies between the lock server and the workers.
+        detour: the proxy between the lock server and the workers.
         workers: the two workers.
         sent: the ids of the messages that must reach an end.
-        cut: when runs were killed or frozen, by name.
+        cut: when runs were killed, by name.
         broken: the promises that were broken, in words.
         notes: other remarks.
         recovery: seconds from the fault until the lock was free, or the task ran again.
@@ -169,9 +169,8 @@ class Scene:
     def of(self, task_id: str) -> list[Run]:
         return [run for run in self.runs if run.began.task_id == task_id]
 
-    def now(self, run: Run) -> Run:
-        """The run, with all that is known about it by now."""
-        return next(it for it in self.runs if it.began.run == run.began.run)
+    def has_run_to_its_end(self, run: Run) -> bool:
+        return any(it.began.run == run.began.run and it.ended for it in self.runs)
 
     def met(self, task_id: str) -> int:
         """How many copies of a message have come to a worker, including requeued copies."""
@@ -218,13 +217,12 @@ class Scene:
         else:
             lost = sum(not self.has_ended(task_id) for task_id in self.sent)
             self.broken.append(f"{lost} of {len(self.sent)} calls reached no end within {self.play.patience:g} s")
-        if over := self.overlaps:
-            self.broken.append(f"{over} overlaps")
+        self.expect(not self.overlaps, f"{self.overlaps} overlaps")
         self.expect(
             history.fences_grow(self.runs) or self.play.options.limit > 1, "a later run had a lower fencing token"
         )
         for how, words in ((RAISED, "failed with its own error"), (RETRIED, "asked for a retry itself")):
-            if any(run.how == how for run in self.runs):
+            if any(run.ended and run.ended.about == how for run in self.runs):
                 self.note(f"the task {words}")
 
     @property
@@ -233,12 +231,10 @@ class Scene:
 
     def has_ended(self, task_id: str) -> bool:
         """Whether a message ran to an end, was refused for good, or failed."""
-        if any(run.how in (DONE, RAISED, RETRIED, STOPPED) for run in self.of(task_id)):
-            return True
-        lines = [line for line in self.lines if line.task_id == task_id]
         return any(
-            line.what in ("failed", "succeeded") or (line.what == "refused" and line.about in REFUSALS)
-            for line in lines
+            line.what in ("ended", "failed", "succeeded") or (line.what == "refused" and line.about in REFUSALS)
+            for line in self.lines
+            if line.task_id == task_id
         )
 
     @contextmanager
@@ -280,15 +276,10 @@ def scene(play: Play, *, cut_off: bool) -> Iterator[Scene]:
 
 
 def _worker(play: Play, orders: Orders, name: str) -> Worker:
-    return Worker(
-        f"{name}@rehearsal",
-        name,
-        options=play.celery,
-        pool=play.pool,
-        concurrency=1 if play.pool == "solo" else play.calls,
-        environment={VARIABLE: orders.dumps()},
-        log=Path(orders.directory, f"{name}.log"),
-    )
+    slots = 1 if play.pool == "solo" else play.calls
+    log = Path(orders.directory, f"{name}.log")
+    options = (play.celery, ("-P", play.pool, "-c", str(slots)))
+    return Worker(name, options=options, environment={VARIABLE: orders.dumps()}, log=log)
 
 
 def _wait_until_ready(made: Scene) -> None:
@@ -303,9 +294,8 @@ def _wait_until_ready(made: Scene) -> None:
 def _dismiss(made: Scene) -> None:
     """Shut down both workers at once, so that they return the messages that they hold to the broker."""
     made.let_end()
-    made.detour.come_back()
+    made.detour.speak()
     for worker in made.workers:
-        worker.go_on()
         worker.shut_down()
 
 

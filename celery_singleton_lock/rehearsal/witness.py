@@ -1,7 +1,7 @@
 """The rehearsal's part in its workers: notes when the task's body begins and ends, and keeps it going for a fault.
 
-A worker imports it (`celery worker -I`) and finds its orders in the environment. The user's code stays as it is: the
-task's `run` is wrapped only in this process, within its lock.
+The worker imports this module (`celery worker --include`), with its orders in the environment. The user's code stays as
+it is: the task's `run` is wrapped only in this process, within its lock.
 """
 
 from __future__ import annotations
@@ -25,17 +25,14 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.options.rules import REPLACE
 from celery_singleton_lock.options.task import raw_attribute
-from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Line, What, append
+from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Line, append
 from celery_singleton_lock.signals import lock_conflict
 
 #: The environment variable with the orders, as JSON: a command line would show the lock server's password to everybody.
 VARIABLE = "SINGLETON_LOCK_REHEARSAL"
 
-#: Seconds between two checks whether a run may end.
-LOOK_EVERY = 0.02
-
-#: Seconds between two checks whether the rehearsal still exists.
-LOOK_FOR_PARENT_EVERY = 1.0
+#: Seconds between two checks whether a run may end, and whether the rehearsal still exists.
+LOOK_EVERY, LOOK_FOR_PARENT_EVERY = 0.02, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +82,16 @@ class Witness:
         self._running = threading.local()
         worker_init.connect(self._begin)
         worker_ready.connect(self._ready)
-        task_prerun.connect(self._met)
-        task_failure.connect(self._failed)
-        task_success.connect(self._succeeded)
-        lock_conflict.connect(self._refused)
+        for what, event in (
+            ("met", task_prerun),
+            ("failed", task_failure),
+            ("succeeded", task_success),  # Also without a run: as the task that it had joined.
+            ("refused", lock_conflict),
+        ):
+            event.connect(functools.partial(self._happened, what), weak=False)
 
     def _begin(self, sender: Any, **_: Any) -> None:
         """Set up the task before the pool exists, so that its processes inherit all this."""
-        self._node = sender.hostname
         conf = sender.app.conf
         conf.singleton_lock_prefix = self._orders.prefix
         conf.singleton_lock_journal = 0  # A journal would be kept for a month.
@@ -145,25 +144,12 @@ class Witness:
                 self._orders.end.touch()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _met(self, sender: Any, task_id: str, **_: Any) -> None:
+    def _happened(self, what: str, sender: Any, task_id: str | None = None, policy: str = "", **_: Any) -> None:
         if sender.name == self._orders.task:
-            self._note("met", task_id, sender.request.retries)
+            self._note(what, task_id or sender.request.id, about=policy)
 
-    def _failed(self, sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
-        if sender.name == self._orders.task:
-            self._note("failed", task_id, about=type(exception).__name__)
-
-    def _succeeded(self, sender: Any, **_: Any) -> None:
-        """A message may also succeed without a run: as the task that it had joined."""
-        if sender.name == self._orders.task:
-            self._note("succeeded", sender.request.id)
-
-    def _refused(self, sender: Any, task_id: str, policy: str, **_: Any) -> None:
-        if sender.name == self._orders.task:
-            self._note("refused", task_id, about=policy)
-
-    def _note(self, what: What, *message: Any, **more: Any) -> None:
-        append(self._orders.history, Line(what, clock.now(), self._node, os.getpid(), *message, **more))
+    def _note(self, what: str, *message: Any, **more: Any) -> None:
+        append(self._orders.history, Line(what, clock.now(), os.getpid(), *message, **more))
 
 
 if VARIABLE in os.environ:

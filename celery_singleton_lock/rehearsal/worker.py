@@ -18,28 +18,19 @@ class Worker:
     """A worker process with its children; it is ended with the `with` block, by force if need be.
 
     Args:
-        name: its node name.
-        queue: the only queue from which it takes messages.
-        options: the options of `celery` that name the app.
-        pool, concurrency: as for `celery worker`.
+        queue: the only queue from which it takes messages, and its name.
+        options: those of `celery` that name the app, and more for `celery worker`.
         environment: additions to the environment of the process.
         log: the file for its output.
     """
 
     def __init__(
-        self,
-        name: str,
-        queue: str,
-        *,
-        options: Sequence[str],
-        pool: str,
-        concurrency: int,
-        environment: Mapping[str, str],
-        log: Path,
+        self, queue: str, *, options: tuple[Sequence[str], Sequence[str]], environment: Mapping[str, str], log: Path
     ) -> None:
-        self.name, self.queue, self._log = name, queue, log
-        command = [sys.executable, "-m", "celery", *options, "worker", "-n", name, "-Q", queue, "-P", pool]
-        command += ["-c", str(concurrency), "-I", "celery_singleton_lock.rehearsal.witness", "-l", "INFO"]
+        self.queue, self._log = queue, log
+        before, after = options
+        command = [sys.executable, "-m", "celery", *before, "worker", "-n", f"{queue}@rehearsal", "-Q", queue, *after]
+        command += ["-I", "celery_singleton_lock.rehearsal.witness", "-l", "INFO"]
         command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -61,8 +52,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
+            self.kill()
 
     @property
     def has_ended(self) -> bool:
@@ -73,17 +63,12 @@ class Worker:
         """The end of its log."""
         return self._log.read_text(errors="replace")[-2000:]
 
-    def stop(self) -> None:
-        """Freeze the worker and its children."""
-        self._signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self._signal(signal.SIGCONT)
-
     def shut_down(self) -> None:
         """Ask the worker to end when its tasks have ended."""
         self._process.terminate()
 
-    def _signal(self, number: int) -> None:
+    def kill(self) -> None:
+        """Kill the worker and its children."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

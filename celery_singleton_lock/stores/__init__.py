@@ -1,7 +1,7 @@
 """Where locks are kept.
 
-`LockStore` is the protocol of a store of locks. You can write your own; the names here are for that. Begin with
-`base.py`; `memory` is the shortest store, `redis` the one for production.
+Begin with `base.py`, what a store is asked, and `store.py`, what it does; `memory` is the shortest store, `redis` the
+one for production.
 """
 
 from __future__ import annotations
@@ -11,35 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.app import Settings, parse_backend
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, LockStore, Record, Reservation, Waiter
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.stores.waiters import PollingWaiter
 
 if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
     from celery_singleton_lock.stores.redis.store import RedisStore
 
-__all__ = [
-    "Freeing",
-    "Held",
-    "Hold",
-    "Holder",
-    "Lease",
-    "LockRequest",
-    "LockStore",
-    "PollingWaiter",
-    "Record",
-    "Reservation",
-    "Store",
-    "Waiter",
-    "check_servers",
-    "open_store",
-    "open_url",
-]
+__all__ = ["check_servers", "open_store", "open_url"]
 
 _IN_THIS_PROCESS = MemoryStore()
 
@@ -52,7 +32,7 @@ def open_store(settings: Settings) -> Store:
     """
     if settings.backend.in_memory:
         return _IN_THIS_PROCESS
-    return _open(settings.backend, settings.transport_options, replicas=settings.replicas, prefix=settings.prefix)
+    return _open(settings.backend, settings.transport_options, prefix=settings.prefix)
 
 
 def check_servers(settings: Settings) -> None:
@@ -77,24 +57,22 @@ def check_servers(settings: Settings) -> None:
 
 
 def open_url(
-    url: str, options: Mapping[str, Any] | None = None, *, replicas: int = 0, prefix: str = "singleton_lock"
+    url: str, options: Mapping[str, Any] | None = None, *, prefix: str = "singleton_lock"
 ) -> RedisStore | RedlockStore:
     """The store at a URL as for `singleton_lock_backend`, other than `memory://`.
 
     Args:
         url: one server, Sentinels, a cluster, or the nodes of a Redlock.
         options: as for `singleton_lock_transport_options`.
-        replicas: how many replicas must have a lock before it counts as taken, and the end of a message before it
-            counts as recorded.
         prefix: the prefix of the key that says since when a node of a Redlock remembers.
 
     Raises:
         InvalidOption: the URL or an option is wrong.
     """
-    return _open(parse_backend(url), options or {}, replicas=replicas, prefix=prefix)
+    return _open(parse_backend(url), options or {}, prefix=prefix)
 
 
-def _open(backend: Backend, options: Mapping[str, Any], *, replicas: int, prefix: str) -> RedisStore | RedlockStore:
+def _open(backend: Backend, options: Mapping[str, Any], *, prefix: str) -> RedisStore | RedlockStore:
     # Imported here: `memory://` needs no Redis client.
     from celery_singleton_lock.stores.redis import address
     from celery_singleton_lock.stores.redis.cluster import Cluster
@@ -104,17 +82,12 @@ def _open(backend: Backend, options: Mapping[str, Any], *, replicas: int, prefix
 
     others = {name: value for name, value in options.items() if name != "restart_delay"}
     if backend.kind is Kind.REDLOCK:
-        if replicas:
-            raise InvalidOption(
-                f"setting singleton_lock_replicas is {replicas}, but singleton_lock_backend "
-                f"{backend.masked!r} has several independent servers (Redlock); allowed there: 0"
-            )
         nodes = [Server(pool) for pool in address.of_each(backend, others)]
         memory = f"{prefix}:memory" if options.get("restart_delay", True) else None
         return RedlockStore(nodes, backend.masked, memory=memory)
     if backend.kind is Kind.CLUSTER:
-        return RedisStore(Cluster(*address.of_cluster(backend, others)), backend.masked, replicas=replicas)
+        return RedisStore(Cluster(*address.of_cluster(backend, others)), backend.masked)
     if backend.kind is Kind.SENTINEL:
-        return RedisStore(Server(address.of_sentinels(backend, others)), backend.masked, replicas=replicas)
+        return RedisStore(Server(address.of_sentinels(backend, others)), backend.masked)
     (pool,) = address.of_each(backend, others)
-    return RedisStore(Server(pool), backend.masked, replicas=replicas)
+    return RedisStore(Server(pool), backend.masked)

@@ -1,4 +1,4 @@
-"""How a waiter gets the lock: it asks for it again when it is woken, or now and then if nobody can wake it.
+"""How a waiter gets the lock: it asks for it again when it is woken.
 
 Protocol: `docs/protocol.md`, section 7.
 """
@@ -6,14 +6,13 @@ Protocol: `docs/protocol.md`, section 7.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record
+from celery_singleton_lock.stores.base import Held, Record
 
 #: Acquires the lock, for the same owner each time.
 Ask = Callable[[], Lease | Held | Record]
@@ -107,31 +106,3 @@ class AskingWaiter:
     def _may_be_given_more(self) -> bool:
         """Whether the server may still carry out something for it."""
         return self._was_cut
-
-
-class PollingWaiter(AskingWaiter):
-    """A `Waiter` that asks now and then, for stores that cannot wake anybody: waiters are served in no fixed order.
-
-    Args:
-        store: the store to ask.
-        request: what to ask for.
-        every: seconds between two questions.
-    """
-
-    def __init__(self, store: LockStore, request: LockRequest, *, every: float = 0.1) -> None:
-        waiting = replace(request, waiting=True)
-        super().__init__(_Clock(every), lambda: store.acquire(waiting))
-
-
-class _Clock:
-    """A wake-up at intervals."""
-
-    def __init__(self, every: float) -> None:
-        self._every = every
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def wait(self, timeout: float) -> None:
-        clock.sleep(min(timeout, chance.spread(self._every)))
-
-    def pass_on(self) -> None: ...

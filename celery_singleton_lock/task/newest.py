@@ -38,7 +38,7 @@ def arrival_of(execution: Execution) -> Arrival | None:
     if policy not in NEWEST_POLICIES or request.is_eager or request.id is None:
         return None
     store = execution.runtime.store
-    if not getattr(store, "knows_newest", False):
+    if not store.knows_newest:
         raise InvalidOption(
             f"option on_conflict of task {execution.task.name} is {policy!r}, but its lock server, "
             f"{store.server}, does not know which message is the newest; allowed: locks on one Redis, behind "

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
-import random
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -38,22 +35,19 @@ class RedisServer:
     Args:
         arguments: more arguments for the server, such as `["--requirepass", "secret"]`.
         password: the password to log in with, if the arguments require one.
-        port: the port to listen on; 0 for a free port.
 
     Raises:
         RuntimeError: there is no such program, or it does not start.
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, password: str | None = None, port: int = 0) -> None:
+    def __init__(self, arguments: Sequence[str] = (), *, password: str | None = None) -> None:
         self._arguments = tuple(arguments)
         self._password = password
         self._directory = Path(tempfile.mkdtemp(prefix="singleton-lock-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
-        #: Keeps the port while the server does not run.
-        self._placeholder = contextlib.ExitStack()
         self._program = _find_program()
         self.started_by = os.getpid()
-        self.port = port
+        self._port = 0
         _servers.add(self)
         self.start()
 
@@ -66,106 +60,64 @@ class RedisServer:
     @property
     def url(self) -> str:
         """The URL of database 0, with the password if there is one."""
-        return self.url_of(0)
-
-    @property
-    def unix_socket(self) -> str:
-        """The path of the server's unix socket."""
-        return str(self._directory / "redis.sock")
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process id; None while it is stopped."""
-        return self._process.pid if self._process else None
-
-    def url_of(self, database: int) -> str:
-        """The URL of one of its databases."""
-        login = f":{self._password}@" if self._password else ""
-        return f"redis://{login}127.0.0.1:{self.port}/{database}"
+        return self._url_of(0)
 
     def client(self, database: int = 0) -> Redis:
         """A redis-py client of the server."""
-        return Redis.from_url(self.url_of(database), decode_responses=True, retry=Retry(NoBackoff(), 0))
+        return Redis.from_url(self._url_of(database), decode_responses=True, retry=Retry(NoBackoff(), 0))
 
     def start(self) -> None:
-        """Start the server, empty; on the same port as before if it was started before."""
+        """Start the server again after `stop`: empty, and maybe on another port."""
+        self._directory.mkdir(mode=0o700, exist_ok=True)
         for _ in range(5):
-            port = self.port or _free_port()
-            self._placeholder.close()
-            self._launch(port)
-            if self._answers(port):
-                self.port = port
+            self._port = self._free_port()
+            self._launch()
+            if self._answers():
                 return
-            self.kill()
+            self._kill()
         raise RuntimeError(f"{self._program} did not start:\n{self._log_tail()}")
 
     def stop(self) -> None:
         """End the server and remove its files."""
-        self.kill()
-        self._placeholder.close()
+        self._kill()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def restart(self) -> None:
-        """Kill the server and start it again, empty, at the same address."""
-        self.kill()
-        self.start()
+    def _url_of(self, database: int) -> str:
+        login = f":{self._password}@" if self._password else ""
+        return f"redis://{login}127.0.0.1:{self._port}/{database}"
 
-    def kill(self) -> None:
-        """Kill the server; `start` starts it again."""
+    def _free_port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
-            self._keep_port()
 
-    def pause(self) -> None:
-        """Make the server silent, like a network that drops packets: connections stay open without answers."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let the server go on after `pause`."""
-        self._signal(signal.SIGCONT)
-
-    def flush(self) -> None:
-        """Delete everything in the server."""
-        with self.client() as client:
-            client.flushall()
-
-    def _keep_port(self) -> None:
-        """Bind the port, so that nobody else gets it before `start`; connections to it are refused."""
-        if not self.port:
-            return
-        placeholder = self._placeholder.enter_context(socket.socket())
-        placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Earlier connections may linger.
-        with contextlib.suppress(OSError):
-            placeholder.bind(("127.0.0.1", self.port))
-
-    def _launch(self, port: int) -> None:
-        command = [self._program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self._run([*command, "--dir", str(self._directory), "--unixsocket", self.unix_socket, *self._arguments])
+    def _launch(self) -> None:
+        command = [self._program, "--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self._run([*command, "--dir", str(self._directory), *self._arguments])
 
     def _run(self, command: Sequence[str]) -> None:
         with (self._directory / "log").open("wb") as log:
             # In a separate session: Ctrl-C is for this process, which then stops the server.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
-    def _answers(self, port: int) -> bool:
+    def _answers(self) -> bool:
         deadline = clock.now() + START_TIMEOUT
         process = self._process
         while process is not None and clock.now() < deadline and process.poll() is None:
             try:
-                with Redis(port=port, password=self._password, retry=Retry(NoBackoff(), 0)) as client:
+                with Redis(port=self._port, password=self._password, retry=Retry(NoBackoff(), 0)) as client:
                     return bool(client.info("server")["process_id"] == process.pid)
             except (ResponseError, AuthenticationError):
                 return True  # It answers, but requires a password that is not known here.
             except (ConnectionError, TimeoutError):
                 clock.sleep(0.01)
         return False
-
-    def _signal(self, number: int) -> None:
-        if self._process is None:
-            raise RuntimeError("the Redis server is stopped")
-        self._process.send_signal(number)
 
     def _log_tail(self) -> str:
         log = self._directory / "log"
@@ -204,14 +156,3 @@ def _version(program: str) -> tuple[int, ...]:
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     found = re.search(r"v=(\d+)\.(\d+)", shown)
     return tuple(map(int, found.groups())) if found else (0,)
-
-
-def _free_port() -> int:
-    """A port below the range for outgoing connections: one of these could otherwise take the port of a server that was
-    killed and must start again."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_768)
-        # Not `create_server`, which would share the port of a server that must start again.
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port

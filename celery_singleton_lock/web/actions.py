@@ -111,7 +111,9 @@ def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
 def _release(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
     """Free a lock whose holder is gone, as `celery locks release` does; refuses while the holder may be alive."""
     if is_of_queue(lock.key):
-        return Outcome(False, "A message has held it since it was sent; see `celery locks clear`.")
+        return Outcome(
+            False, f"A message has held it since it was sent; it ends by itself in {duration(lock.held.remaining)}."
+        )
     holder = lock.holder_in_words()
     if running(app, [lock]):
         return Outcome(False, f"Not released: {holder}: {Verdict.ALIVE.fact}.")

@@ -33,7 +33,7 @@ def main() -> int:
         # Import this only now: the tasks' module reads the address.
         from examples.demo import tasks, timeline
 
-        console.print(f"Redis on port {server.port}; two workers with two slots each; three publishers …")
+        console.print(f"Redis at {server.url}; two workers with two slots each; three publishers …")
         one = exits.enter_context(started("celery", "-A", "examples.demo.tasks", *worker("one")))
         exits.enter_context(started("celery", "-A", "examples.demo.tasks", *worker("two")))
         record = server.client()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests.beside.environments import python_of
 from tests.integration import workers
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.testing import RedisServer
 from tests.beside.conftest import conf_of
 from tests.recording import Record, overlaps
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock.testing import RedisServer
 from tests.beside.conftest import conf_of
 from tests.beside.environments import python_of
 from tests.patience import LIMIT
 from tests.programs import ROOT
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 

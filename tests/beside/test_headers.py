@@ -20,13 +20,13 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockConflict
-from celery_singleton_lock.testing import RedisServer
 from tests.beside.conftest import conf_of
 from tests.beside.environments import python_of
 from tests.integration import workers
 from tests.patience import LIMIT
 from tests.programs import ROOT
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 

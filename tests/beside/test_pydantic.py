@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests.beside.conftest import conf_of
 from tests.beside.environments import python_of
 from tests.integration.workers import Worker
 from tests.patience import until
 from tests.programs import ROOT
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests import appended
 from tests.beside.conftest import conf_of
 from tests.beside.environments import python_of
 from tests.integration import workers
 from tests.patience import until
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 

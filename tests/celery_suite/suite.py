@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from celery_singleton_lock.testing import RedisServer
 from tests.celery_suite.plugin import LOCKS, OUTCOMES
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 

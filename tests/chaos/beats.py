@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import appended
 from tests.integration.beats import APP, Beat, Studio, studio
 from tests.integration.workers import Worker
+from tests.redis_server import RedisServer
 
 SCHEDULE: dict[str, Any] = {"one": 1.0, "half": 0.5, "cron": "crontab"}
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.integration.workers import Worker
 from tests.proxy import LossyProxy
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import Run, overlaps
+from tests.redis_server import RedisServer
 
 #: Faults in a test, about one every second.
 FAULTS = 25

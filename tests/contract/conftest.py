@@ -8,7 +8,7 @@ import pytest
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.contract.conftest import blocked
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
+from tests.redis_server import RedisServer
 
 KEY = "contract:{cluster:1}"
 TTL = 300.0

@@ -11,7 +11,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import FORGOTTEN, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing.store_contract.asking import KEY, ME, TTL, taken, until_free
+from tests.contract.store_contract.asking import KEY, ME, TTL, taken, until_free
 from tests.patience import until
 
 

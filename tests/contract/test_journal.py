@@ -9,7 +9,7 @@ from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 KEY = "contract:1:{report:1}"
 

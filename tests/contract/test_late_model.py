@@ -23,10 +23,10 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.patience import until
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 
 TTL = 300.0
 SENDERS = 3

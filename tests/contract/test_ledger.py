@@ -26,9 +26,9 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.ledger import Ledger, Refused
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.patience import until
+from tests.redis_server import RedisServer
 
 KEY = "contract:{beat:1}"
 TTL = 5.0

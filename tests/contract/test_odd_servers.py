@@ -20,10 +20,10 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.contract.conftest import opened
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
+from tests.redis_server import RedisServer
 
 Answer = TypeVar("Answer")
 

@@ -20,8 +20,8 @@ from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import AskingWaiter
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import until
+from tests.redis_server import RedisServer
 
 KEY = "contract:{waiter:1}"
 ME = Holder("me", 0, "node", 1, 0.0)

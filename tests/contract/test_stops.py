@@ -11,9 +11,9 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.contract.conftest import opened
+from tests.redis_server import RedisServer
 
 PREFIX, OWN, OTHER = "singleton_lock", "host/1/2", "host/3/4"
 

@@ -1,4 +1,4 @@
-"""What every store of locks promises: `celery_singleton_lock/testing/store_contract`."""
+"""What every store of locks promises: `store_contract`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from celery_singleton_lock.lease import Extension, Lease
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer, StoreContract
-from celery_singleton_lock.testing.store_contract.newest import NewestContract
 from tests.contract.conftest import opened
+from tests.contract.store_contract import StoreContract
+from tests.contract.store_contract.newest import NewestContract
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 KEY = key_of_text("singleton_lock", "job", "1")
 

@@ -17,10 +17,10 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Waiter
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.contract.conftest import blocked
 from tests.patience import until
+from tests.redis_server import RedisServer
 
 KEY = "contract:{waiter:1}"
 

@@ -19,11 +19,11 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.wake_ups import Place, WakeUps
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.contract.conftest import blocked, opened
 from tests.contract.inside import Process
 from tests.patience import until
+from tests.redis_server import RedisServer
 
 KEY, OTHER = "contract:{wake_ups:1}", "contract:{wake_ups:2}"
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from importlib.metadata import metadata
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery, _state
@@ -17,7 +18,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from celery_singleton_lock import SingletonTask, StaleFence
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,21 +99,32 @@ def test_docs_of_redis_run(app: Celery, redis_server: RedisServer) -> None:
 
 
 def test_docs_of_s3_run(app: Celery) -> None:
-    class Store:
-        """An empty store, as far as the example needs it."""
+    class Missing(Exception):
+        response: ClassVar = {"ResponseMetadata": {"HTTPStatusCode": 404}}
 
-        put: dict[str, Any]
+    class Store:
+        """A store of one object, as far as the example needs it."""
+
+        exceptions = SimpleNamespace(ClientError=Missing)
+        put: ClassVar[dict[str, Any]] = {}
 
         def head_object(self, **_: Any) -> Any:
-            return {"Metadata": {}, "ETag": '"1"'}
+            if not self.put:
+                raise Missing
+            return {"Metadata": self.put["Metadata"], "ETag": '"1"'}
 
         def put_object(self, **put: Any) -> None:
+            assert put.get("IfMatch") == ('"1"' if self.put else None)
+            assert put.get("IfNoneMatch") == (None if self.put else "*")
             self.put = put
 
     store = Store()
-    run("S3", app=app, s3=store)["export"].apply((7, b"rows"))
+    names = run("S3", app=app, s3=store)
+    for _ in range(2):
+        names["export"].apply((7, b"rows"))
     assert store.put["Key"] == "7.csv"
-    assert int(store.put["Metadata"]["fence"]) > 0
+    with pytest.raises(StaleFence):
+        names["fenced_put"](int(store.put["Metadata"]["fence"]) - 1, "exports", "7.csv", b"stale")
 
 
 def test_docs_of_a_custom_guard_run() -> None:
@@ -129,9 +141,7 @@ def test_docs_of_a_custom_guard_run() -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(
-    ("module", "library"), [("django", "django"), ("sqlalchemy", "sqlalchemy"), ("s3", "botocore")]
-)
+@pytest.mark.parametrize(("module", "library"), [("django", "django"), ("sqlalchemy", "sqlalchemy")])
 def test_missing_library_is_named_with_its_extra(module: str, library: str) -> None:
     code = f"import sys; sys.modules[{library!r}] = None; import celery_singleton_lock.contrib.fencing.{module}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

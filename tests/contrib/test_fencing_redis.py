@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from celery_singleton_lock import Lock, StaleFence
 from celery_singleton_lock.contrib.fencing import check_fence
 from celery_singleton_lock.contrib.fencing.redis import FENCE_TTL, fence_key, fenced_command
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 from tests.servers import Cluster
 
 #: Like real fences: microseconds since the epoch.

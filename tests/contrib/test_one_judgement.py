@@ -17,8 +17,8 @@ from django.core.checks import INFO
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.cli import locks
 from celery_singleton_lock.contrib.django import checks
-from celery_singleton_lock.testing import RedisServer
 from celery_singleton_lock.worker.bootstep import LockStep
+from tests.redis_server import RedisServer
 
 #: What one of them says: each text, and how severe it is.
 Said = dict[str, str]

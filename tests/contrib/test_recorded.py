@@ -12,8 +12,9 @@ from celery import Celery
 
 from celery_singleton_lock import DuplicateTask, LockConflict, SingletonTask, lock_acquired
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing import RecordedLocks, RedisServer, hold_lock, memory_locks
+from celery_singleton_lock.testing import RecordedLocks, hold_lock, memory_locks
 from tests.integration.conftest import until
+from tests.redis_server import RedisServer
 
 
 class Shop:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.task import redelivery
-from celery_singleton_lock.testing import RedisServer
 from tests.contrib.endings import SERIALIZERS, differences
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 from tests.integration.workers import LIMIT, Process
+from tests.redis_server import RedisServer
 
 APP = "tests.integration.beat_app"
 

@@ -13,7 +13,6 @@ from kombu import pools
 from kombu.transport.redis import Channel
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.conftest import LASTING
 from tests.integration.outside import client, make
 from tests.integration.shops import Shop
@@ -21,6 +20,7 @@ from tests.integration.standing import Staff
 from tests.patience import until
 from tests.rabbitmq import RabbitMQ
 from tests.recording import Record, Run
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes, SentinelGroup
 
 __all__ = ["Shop", "client", "make", "until"]

@@ -16,10 +16,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.fencing.redis import fenced_command
-from celery_singleton_lock.contrib.fencing.s3 import fenced_put_object
 from celery_singleton_lock.contrib.fencing.sqlalchemy import Fenced, fenced_get
 from tests import recording
-from tests.contrib.s3 import s3_client
 from tests.integration.app import app
 
 
@@ -53,15 +51,10 @@ def to_django(fence: int, text: str) -> None:
     model.objects.fenced_update_or_create(fence, name="django", defaults={"text": text})
 
 
-def to_s3(fence: int, text: str) -> None:
-    fenced_put_object(s3_client(os.environ["TEST_S3"]), fence, Bucket="reports", Key="report", Body=text.encode())
-
-
 STORES: dict[str, Callable[[int, str], None]] = {
     "redis": to_redis,
     "sqlalchemy": to_sqlalchemy,
     "django": to_django,
-    "s3": to_s3,
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import Lock, Redlock, Semaphore
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 NAME = "nightly report"
 

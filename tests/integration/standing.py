@@ -17,10 +17,10 @@ from celery import Celery
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.runtime import write_all
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.shops import Shop
 from tests.integration.workers import Worker
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 #: Seconds after which workers that have something left to do are taken for busy.
 PATIENCE = 2.0

@@ -28,8 +28,8 @@ from celery_singleton_lock.options.misplaced import check_attributes
 from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 PACKAGE = str(Path(celery_singleton_lock.__file__).parent)
 

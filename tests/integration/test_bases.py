@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import InvalidOption, LockConflict, SingletonTask
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Equal calls that are sent at once, and slots for all of them.
 CALLS = 4

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP, ELECTED, Studio, gaps, studio, twice
 from tests.integration.conftest import until
 from tests.integration.workers import Worker
 from tests.recording import Record, overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of the lease in these tests.
 TTL = 2.0

@@ -16,13 +16,13 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import programs
 from tests.integration.beats import Beat, Message, pause_between_ticks
 from tests.integration.conftest import until
 from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 PROJECT = "tests.integration.django_project"
 

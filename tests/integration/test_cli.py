@@ -17,13 +17,13 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP as BEAT_APP
 from tests.integration.beats import studio
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, locks, of_shop, program
 from tests.patience import LIMIT
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 
 
 def listed(shop: Shop, *arguments: str) -> list[dict[str, Any]]:

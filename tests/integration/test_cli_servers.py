@@ -15,9 +15,9 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.integration.operators import ask
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes, SentinelGroup
 from tests.unit.test_verdict import over
 

@@ -9,13 +9,13 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import Lock, LockUnavailable, WrongLockServer
-from celery_singleton_lock.testing import RedisServer
 from tests.integration import operators
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import environment_of
 from tests.integration.queued_tasks import define
 from tests.integration.workers import Process
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 from tests.servers import Cluster
 
 #: The rights that the locks need, and those to choose a database.

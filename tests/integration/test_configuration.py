@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration import operators
 from tests.integration.conftest import Shop
 from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 PASSWORD = "s3cret-of-the-test"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from examples.containers.record import read, run
+from tests.redis_server import RedisServer
 
 
 def test_record_has_what_ran_in_the_order_of_the_server(own_redis: RedisServer) -> None:

@@ -10,11 +10,11 @@ from redis.exceptions import ConnectionError
 
 from celery_singleton_lock import LockLost
 from celery_singleton_lock.keys.key import key_of_text
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import celery, environment_of
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of leases.
 TTL = 6.0

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests import programs
 from tests.integration.conftest import until
 from tests.patience import LIMIT
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 
 PROJECT = ROOT / "examples" / "django"
 

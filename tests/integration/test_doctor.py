@@ -18,11 +18,11 @@ from celery_singleton_lock.cli import locks
 from celery_singleton_lock.diagnosis.doctor import Diagnosis, diagnose
 from celery_singleton_lock.diagnosis.finding import Finding
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP, studio
 from tests.integration.conftest import Shop, is_alive, until
 from tests.integration.test_cli import locks as locks_of
 from tests.integration.test_cli import of_shop
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes, SentinelGroup
 
 
@@ -203,11 +203,6 @@ class TestOneServer:
             found = {finding.text.partition(":")[0] for finding in serious(looked_at(replica.url))}
         assert {"it is a replica", "no lock can be taken"} <= found
 
-    def test_missing_replicas_are_a_problem(self, own_redis: RedisServer) -> None:
-        found = serious(looked_at(own_redis.url, singleton_lock_replicas=1))
-        assert "singleton_lock_replicas is 1, but it has 0: no lock counts as taken" in [each.text for each in found]
-        assert any("no lock can be taken" in finding.text for finding in found)
-
 
 class TestKeys:
     """Keys that were left behind, or written by others."""
@@ -296,7 +291,7 @@ class TestSentinel:
     def test_is_examined(self) -> None:
         with SentinelGroup() as group:
             conf = {"singleton_lock_transport_options": group.options}
-            diagnosis = looked_at(group.url, singleton_lock_replicas=1, **conf)
+            diagnosis = looked_at(group.url, **conf)
             assert serious(diagnosis) == []
             assert f"the master {group.name}: redis" in diagnosis.seen[0]
             wrong = serious(looked_at(group.url, singleton_lock_transport_options={"master_name": "nobody"}))

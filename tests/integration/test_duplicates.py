@@ -8,11 +8,11 @@ import subprocess
 import sys
 from typing import Any
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.integration.operators import environment_of, of_shop
 from tests.patience import LIMIT
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 
 #: Calls of each task beyond the first.
 CLICKS = 119

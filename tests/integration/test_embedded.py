@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests import programs
+from tests.redis_server import RedisServer
 
 
 def lives(pool: str, server: RedisServer) -> list[dict[str, Any]]:

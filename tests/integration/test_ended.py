@@ -17,9 +17,9 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.testing import RedisServer
-from celery_singleton_lock.testing.store_contract.asking import ME, ask, taken
 from tests.bench import Bench, Sent
+from tests.contract.store_contract.asking import ME, ask, taken
+from tests.redis_server import RedisServer
 from tests.servers import until
 
 KEY = "ended:1:{job:1}"

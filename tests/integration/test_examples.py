@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import programs
 from tests.patience import LIMIT
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture

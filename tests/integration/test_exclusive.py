@@ -10,10 +10,10 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, POOLS, Shop
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of the leases in these tests.
 TTL = 4.0

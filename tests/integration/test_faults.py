@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from celery_singleton_lock import LockLost, LockUnavailable, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, is_alive, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of the leases in these tests (see `shop_on`).
 TTL = 2.0

@@ -272,7 +272,7 @@ class TestLeaderIsGone:
         until_followed(shop, 4)
         assert runs(shop) == 0
         (lock,) = queued(shop)
-        delete(shop, lock)  # As `locks clear --orphaned` does, or as if it had expired.
+        delete(shop, lock)  # As `locks clear --force` does, or as if it had expired.
         found = value(result)
         assert len(set(found)) == runs(shop) == 1
         assert first.id not in found

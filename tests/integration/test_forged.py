@@ -30,10 +30,10 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import ask
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 #: Clears the screen, sets the title, and cannot be encoded.
 EVIL = "\x1b[2J\x1b]0;owned\x07\ud800"

@@ -12,18 +12,19 @@ import pytest
 
 from celery_singleton_lock.diagnosis import verdict
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys.key import key_of_text
+from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, until
-from tests.integration.operators import EXCLUSIVE, ask, environment_of, program
+from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, program
 from tests.patience import LIMIT
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 from tests.unit.test_verdict import over
 
+UNTIL_EXECUTED = f"{APP}.until_executed"
 REPORT = (EXCLUSIVE, "report")
 KEY = key_of_text("singleton_lock", "made", "1")
 
@@ -178,3 +179,14 @@ class TestAsking:
         assert refused.exit_code == 1
         assert "this package did not write" in refused.stdout
         assert shop.held() == [f"{KEY}:run"]
+
+
+def test_lock_of_a_message_is_left_until_it_ends_by_itself(shop: Shop) -> None:
+    key = key_of_queue(key_of_text("singleton_lock", UNTIL_EXECUTED, "1"))
+    lease = taken(open_url(shop.conf["singleton_lock_backend"]), key=key, ttl=3600.0)
+    for words in (["release", key], ["clear", "--task", UNTIL_EXECUTED]):
+        left = ask(shop, *words, "--yes")
+        assert left.exit_code == 1
+        assert "it ends by itself in 59 min: its message may still come; --force frees it now" in left.stdout
+    assert ask(shop, "clear", "--task", UNTIL_EXECUTED, "--yes", "--force").exit_code == 0
+    assert not open_url(shop.conf["singleton_lock_backend"]).free(lease)

@@ -12,7 +12,6 @@ from uuid import uuid4
 import pytest
 from celery import group as group_of
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, POOLS, Shop, kill_child, quick_first
 from tests.integration.queued_tasks import define
 from tests.integration.test_followers import until_followed
@@ -21,6 +20,7 @@ from tests.integration.test_queued import start
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes, SentinelGroup
 
 #: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.

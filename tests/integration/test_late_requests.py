@@ -16,7 +16,6 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import LockUnavailable, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.contract.inside import (
     OF_USE,
@@ -35,6 +34,7 @@ from tests.contract.inside import (
 )
 from tests.integration.conftest import until
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 
 KEY = "late:{job:1}"
 

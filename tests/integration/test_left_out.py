@@ -13,7 +13,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 KEY = "left-out:1:{job:1}"
 OWNER, OTHER, NAME = new_owner(), new_owner(), new_owner()

@@ -20,10 +20,10 @@ from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable, Redlock, Semaphore, clock
 from celery_singleton_lock.lock import NotAcquired, NotHeld, NotOwned, Unavailable
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.outside import NAME, RENEWED, three
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, until
 
 ROOT = Path(__file__).parents[2]

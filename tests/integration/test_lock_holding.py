@@ -25,12 +25,12 @@ from celery_singleton_lock import Lock, Redlock, Semaphore, clock
 from celery_singleton_lock.holder import stem
 from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.lock.lock import MAX_TIMEOUT
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import quick_first
 from tests.integration.outside import NAME, RENEWED
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
-from tests.servers import Cluster, SentinelGroup, until
+from tests.redis_server import RedisServer
+from tests.servers import until
 
 
 class TestToken:
@@ -489,32 +489,6 @@ def heartbeats() -> int:
     return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
 
 
-class TestReplicas:
-    def test_too_few_do_not_count(self, client: Redis) -> None:
-        with pytest.raises(Unavailable, match="0 of 1 replicas"):
-            Lock(client, NAME, replicas=1).acquire()
-        assert not Lock(client, NAME).locked()
-
-    @pytest.mark.slow
-    def test_lock_is_on_the_replicas(self) -> None:
-        with SentinelGroup() as group:
-            master = Sentinel(group.sentinel().sentinels[0:0] or [("127.0.0.1", group.sentinels[0].port)]).master_for(
-                group.name
-            )
-            with Lock(master, NAME, replicas=2, timeout=5):
-                assert all(replica.client().exists(NAME) for replica in group.replicas())
-
-    @pytest.mark.slow
-    def test_cluster_has_them_too(self) -> None:
-        with Cluster() as cluster, cluster.client() as client, Lock(client, NAME, replicas=1, timeout=5) as lock:
-            assert lock.owned()
-
-    @pytest.mark.parametrize("replicas", [-1, True, 1.0, "1"])
-    def test_number_is_checked(self, client: Redis, replicas: int) -> None:
-        with pytest.raises(ValueError, match="replicas of lock"):
-            Lock(client, NAME, replicas=replicas)
-
-
 class TestRedlock:
     def test_same_client_is_refused(self, client: Redis) -> None:
         with pytest.raises(ValueError, match=r"3 clients of 127\.0\.0\.1:|3 clients of localhost:"):
@@ -529,10 +503,6 @@ class TestRedlock:
         clients = [Sentinel([("127.0.0.1", 1)]).master_for("mymaster") for _ in range(3)]
         with pytest.raises(ValueError, match=r"3 clients of mymaster of 127\.0\.0\.1:1"):
             Redlock(clients, NAME)
-
-    def test_replicas_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="a majority instead"):
-            Redlock([Redis(port=port) for port in (1, 2, 3)], NAME, replicas=1)
 
 
 class TestBesideTheLockOfRedisPy:

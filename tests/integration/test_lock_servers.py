@@ -8,10 +8,10 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
 from tests.patience import LIMIT
 from tests.recording import Run, overlaps
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes, SentinelGroup
 
 #: Long enough for a failover within two thirds of it.

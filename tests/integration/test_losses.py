@@ -13,10 +13,10 @@ from billiard.exceptions import WorkerLostError
 from redis import Redis
 
 from celery_singleton_lock import LockLost, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, kill_child, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of the leases in the tests that wait for one to end. Some are renewed by the main process alone.
 TTL = 4.0

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 

@@ -20,13 +20,13 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.journal_entry import CRASHED, LOST
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.journal import Journal
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, POOLS, Shop, until
 from tests.integration.events import watching
 from tests.integration.operators import of_shop
 from tests.integration.workers import environment
 from tests.patience import LIMIT
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 
 TASK = "tests.integration.app.exclusive"
 

@@ -11,10 +11,10 @@ from celery.result import AsyncResult, GroupResult
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.task import redelivery
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
 TTL = 60.0

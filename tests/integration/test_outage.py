@@ -9,11 +9,11 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.pulse import MAX_SLEEP
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
 from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import Run
+from tests.redis_server import RedisServer
 
 #: Seconds of the leases: no half-time comes before the test looks, even on a busy machine.
 TTL = 6.0

@@ -11,11 +11,11 @@ import pytest
 from celery import Celery, chain, chord, group
 from redis import Redis
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS
 from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT, until
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 #: Exclusive tasks wait here: no worker takes them.
 PARKED = "parked"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from kombu import Queue
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 

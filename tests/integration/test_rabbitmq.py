@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 

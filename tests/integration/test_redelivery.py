@@ -13,10 +13,10 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ResultLost, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import FORGETFUL, LONG, Shop, quick_first, redelivering, until
 from tests.patience import LIMIT
 from tests.recording import Run, overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
 TTL = 60.0

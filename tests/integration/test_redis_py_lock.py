@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import until
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 

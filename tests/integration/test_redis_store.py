@@ -15,10 +15,10 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.contract.inside import Held, Holder, Lease, LockRequest, Record, Reservation, Store, new_owner, open_url
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import until
 
 KEY = "probe:{job:1}"

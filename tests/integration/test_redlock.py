@@ -16,7 +16,6 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock import LockUnavailable, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.bench import Bench
 from tests.contract import inside
 from tests.contract.inside import (
@@ -37,6 +36,7 @@ from tests.contract.inside import (
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import Nodes, until
 
 KEY = "redlock:{job:1}"

@@ -16,10 +16,10 @@ from redis import Redis
 
 from celery_singleton_lock import Lock, clock
 from celery_singleton_lock.lock import NotOwned
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.outside import NAME, RENEWED, client
 from tests.patience import LIMIT, until
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 
 __all__ = ["client"]
 

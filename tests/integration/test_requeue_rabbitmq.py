@@ -16,7 +16,6 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis.doctor import diagnose
 from celery_singleton_lock.task.original import Original
 from celery_singleton_lock.task.publisher import Publisher
-from celery_singleton_lock.testing import RedisServer
 from tests.integration import copies
 from tests.integration.conftest import Shop, until
 from tests.integration.workers import Worker
@@ -24,6 +23,7 @@ from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 

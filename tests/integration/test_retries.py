@@ -14,11 +14,11 @@ from celery.result import AsyncResult
 from redis import Redis
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import FORGETFUL, LONG, Shop, redelivering, until
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture

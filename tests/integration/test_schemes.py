@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import race
 from benchmarks.schemes import SCHEMES
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture(autouse=True)

@@ -23,10 +23,10 @@ from celery.result import AsyncResult, GroupResult
 from redis import Redis
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration import canvas_app
 from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 #: How often each shape is sent.
 TIMES = 3

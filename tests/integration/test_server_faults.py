@@ -8,10 +8,10 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import LockLost, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of the leases in these tests (see `shop_on`).
 TTL = 2.0

@@ -12,9 +12,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import ports, servers
 from tests.integration.conftest import is_alive
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes, SentinelGroup, until
 
 KEY = "{job}:1"

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import celery
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, POOLS, Shop, is_alive, until
 from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture

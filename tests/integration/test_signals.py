@@ -11,10 +11,10 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import Worker, environment
 from tests.patience import until
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 
 class Studio:

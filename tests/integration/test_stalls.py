@@ -13,10 +13,10 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 from tests.stalling import KINDS, Place, StallingProxy
 
 #: Seconds of the leases.

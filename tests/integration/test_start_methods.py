@@ -9,12 +9,12 @@ import pytest
 
 from celery_singleton_lock import LockLost
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, kill_child, quick_first, until
 from tests.integration.events import watching
 from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="Celery has worker_pool_start_method since 5.7")
 

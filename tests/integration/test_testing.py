@@ -11,14 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer, server
+from celery_singleton_lock import clock, testing
+from celery_singleton_lock.testing import server
+from tests import ports
+from tests.redis_server import RedisServer
 
 PROGRAM = """
 import sys
 from celery_singleton_lock.testing import RedisServer
 server = RedisServer()
-print(server.pid, server.unix_socket, flush=True)
+with server.client() as client:
+    print(client.info("server")["process_id"], client.config_get("dir")["dir"], flush=True)
 sys.stdin.read()
 """
 
@@ -31,7 +34,7 @@ def test_server_ends_with_the_program(ending: str) -> None:
     )  # fmt: skip
     assert program.stdin is not None
     assert program.stdout is not None
-    pid, socket = program.stdout.readline().split()
+    pid, directory = program.stdout.readline().split()
     assert Path(f"/proc/{pid}").exists()
     if ending == "end":
         program.stdin.close()
@@ -44,7 +47,7 @@ def test_server_ends_with_the_program(ending: str) -> None:
     while Path(f"/proc/{pid}").exists():
         assert clock.now() < deadline, "the server is still there"
         clock.sleep(0.01)
-    assert not Path(socket).parent.exists()
+    assert not Path(directory).exists()
 
 
 def test_restart_keeps_the_address_and_nothing_else() -> None:
@@ -61,7 +64,7 @@ def test_restart_keeps_the_address_and_nothing_else() -> None:
 def test_port_of_a_killed_server_is_given_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer() as killed:
         offered = itertools.chain([killed.port] * 3, itertools.count(killed.port + 1))
-        monkeypatch.setattr(server.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda *_: next(offered)))
+        monkeypatch.setattr(ports.random, "SystemRandom", lambda: SimpleNamespace(choice=lambda _: next(offered)))
         with killed.client() as client:
             client.ping()
         killed.kill()
@@ -87,9 +90,19 @@ def test_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pyte
 
 
 def test_server_with_a_password_that_is_not_known_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_free_port", iter([server._free_port()]).__next__)  # Else it would try five times.
+    monkeypatch.setattr(ports, "free", iter([ports.free()]).__next__)  # Else it would try five times.
     with RedisServer(["--requirepass", "secret"]) as started:
         assert started.pid is not None
+
+
+def test_server_that_was_stopped_starts_again_empty() -> None:
+    with testing.RedisServer() as stopped:
+        with stopped.client() as client:
+            client.set("x", 1)
+        stopped.stop()
+        stopped.start()
+        with stopped.client() as client:
+            assert client.keys("*") == []
 
 
 def test_process_that_was_forked_leaves_the_server_alone() -> None:

@@ -6,19 +6,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from redis import Connection, ConnectionPool
 
 from celery_singleton_lock import InvalidOption, Lock, LockUnavailable, Semaphore, clock
-from celery_singleton_lock.testing import RedisServer
 from tests.contract import inside
 from tests.contract.inside import Held, Holder, Kept, Lease, LockRequest, Record, StopOrder, Store, new_owner, open_url
 from tests.patience import LIMIT
-from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, SentinelGroup, until
 
 KEY = "topology:{job:1}"
@@ -195,143 +192,6 @@ def record_of(holder: Holder) -> Record:
 
 def named(thread: str) -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == thread]
-
-
-def keeps_record_of(server: RedisServer, holder: Holder) -> bool:
-    return bool(server.client().exists(f"{KEY}:done:{holder.message}"))
-
-
-class TestReplicas:
-    """`singleton_lock_replicas`: a lock that only the master has can be lost with it, and given twice."""
-
-    @pytest.fixture
-    def pair(self) -> Iterator[tuple[RedisServer, RedisServer]]:
-        with RedisServer() as master, RedisServer(["--replicaof", "127.0.0.1", str(master.port)]) as replica:
-            until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
-            yield master, replica
-
-    def test_lock_that_reached_the_replica_counts(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        store = open_url(pair[0].url, replicas=1)
-        lease = taken(store)
-        assert pair[1].client().exists(f"{KEY}:run")
-        assert store.free(lease)
-
-    def test_lock_that_did_not_reach_the_replica_is_taken_back(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        store = open_url(pair[0].url, replicas=1)
-        store.free(taken(store))
-        pair[1].pause()
-        with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
-            acquire(store)
-        assert not pair[0].client().exists(f"{KEY}:run")
-        pair[1].resume()
-
-    def test_held_lock_is_still_reported_as_held(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        taken(open_url(pair[0].url))
-        pair[1].pause()
-        assert isinstance(acquire(open_url(pair[0].url, replicas=1), waiting=True), Held)
-        pair[1].resume()
-
-    def test_end_of_a_message_is_on_the_replica_when_it_is_reported(self) -> None:
-        """Otherwise a failover would forget that a message was carried out that is already acknowledged."""
-        with ExitStack() as exits:
-            master = exits.enter_context(RedisServer())
-            link = exits.enter_context(LossyProxy(master.port))
-            replica = exits.enter_context(RedisServer(["--replicaof", "127.0.0.1", str(link.port)]))
-            until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
-            store = open_url(master.url, replicas=1)
-            ran, refused, remembered = (Holder(f"m{number}") for number in range(3))
-            lease = taken(store)
-            link.delay(0.2)
-            assert store.free(lease, record=record_of(ran))
-            assert keeps_record_of(replica, ran)
-            assert store.refuse(KEY, refused, record_of(refused)) is None
-            assert keeps_record_of(replica, refused)
-            store.remember(KEY, record_of(remembered))
-            assert keeps_record_of(replica, remembered)
-
-    def test_end_that_did_not_reach_the_replica_is_repeated(
-        self, pair: tuple[RedisServer, RedisServer], request: pytest.FixtureRequest
-    ) -> None:
-        master, replica = pair
-        with master.client() as client:
-            info = client.info("server")
-        if "valkey_version" in info or tuple(map(int, info["redis_version"].split(".")[:2])) >= (7, 2):
-            # The option goes; operating.md says so.
-            reason = "WAIT counts from the last command that was propagated: it depends on what was before"
-            request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
-        store, ran, refused = open_url(master.url, replicas=1), Holder("ran"), Holder("refused")
-        lease = taken(store)
-        replica.pause()
-        with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
-            store.free(lease, record=record_of(ran))
-        assert isinstance(acquire(open_url(master.url)), Lease), "it is free all the same"
-        with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
-            store.refuse(KEY, refused, record_of(refused))
-        store.remember(KEY, record_of(Holder("remembered")))
-        replica.resume()
-        until(lambda: keeps_record_of(replica, ran), "it has the record")
-        assert store.refuse(KEY, refused, record_of(refused)) is None, "it finds its own record"
-
-    def test_new_master_learns_of_the_end(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """The old master lives on without its replicas, and accepts the end from clients that are still connected."""
-        old, new = pair
-        master = old
-
-        class ToMaster(Connection):
-            def __init__(self, **options: Any) -> None:
-                super().__init__(**{**options, "port": master.port})
-
-        with RedisServer(["--replicaof", "127.0.0.1", str(new.port)]) as replica:
-            until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
-            server = inside.named("stores.redis.server.Server")(ConnectionPool(ToMaster))
-            store = inside.named("stores.redis.store.RedisStore")(server, "the master", replicas=1)
-            lease, message = taken(store), Holder("ran")
-            new.client().replicaof("NO", "ONE")
-            master = new
-            assert store.free(lease, record=record_of(message))
-            assert keeps_record_of(new, message)
-            assert isinstance(acquire(store), Lease)
-
-    def test_end_is_repeated_until_a_replica_has_it(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """Even if the primary carried it out long ago: it may be a deposed primary."""
-        master, replica = pair
-        store, message = open_url(master.url, replicas=1), Holder("ran")
-        lease = taken(store)
-        replica.client().replicaof("NO", "ONE")
-        with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
-            store.free(lease, record=record_of(message))
-        done = f"{KEY}:done:{message.message}"
-        for _ in range(2):
-            assert master.client().delete(done)
-            until(lambda: keeps_record_of(master, message), "it is repeated")
-        replica.client().replicaof("127.0.0.1", master.port)
-        until(lambda: inside.is_settled(store), "nothing is pending")
-        assert keeps_record_of(replica, message)
-
-    def test_lock_without_a_message_is_freed_at_once(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """If a failover forgets that, it costs no more than a ttl."""
-        store = open_url(pair[0].url, replicas=1)
-        lease = taken(store)
-        pair[1].pause()
-        assert store.free(lease)
-        pair[1].resume()
-
-    def test_two_holders_after_a_failover_without_it(self) -> None:
-        """The problem that the rest of this class is about."""
-        with ExitStack() as exits:
-            master = exits.enter_context(RedisServer())
-            link = exits.enter_context(LossyProxy(master.port))
-            replica = exits.enter_context(RedisServer(["--replicaof", "127.0.0.1", str(link.port)]))
-            until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
-            link.delay(60)
-            lease = taken(open_url(master.url))
-            replica.client().replicaof("NO", "ONE")
-            assert isinstance(acquire(open_url(replica.url)), Lease)
-            assert lease.held
-
-    def test_redlock_has_no_replicas(self) -> None:
-        with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
-            open_url("redis://a;redis://b;redis://c", replicas=1)
 
 
 class TestCluster:

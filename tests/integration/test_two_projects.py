@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP, ELECTED, Studio, studio
 from tests.integration.test_cli import locks as locks_of
 from tests.integration.workers import Worker, environment
 from tests.patience import until
 from tests.recording import Record
+from tests.redis_server import RedisServer
 
 TASK = "tests.integration.app.exclusive"
 

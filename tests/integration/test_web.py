@@ -16,13 +16,13 @@ from celery_singleton_lock.cli import command
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing import RedisServer
 from celery_singleton_lock.web import actions
 from celery_singleton_lock.web.watch import Watch
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import environment_of, locks
 from tests.integration.pages import site
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 from tests.web.scenes import entry, hold, with_task, write
 
 #: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.

@@ -12,9 +12,9 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT, until
 from tests.programs import ROOT
+from tests.redis_server import RedisServer
 
 PROGRAM = [sys.executable, "-m", "tests.integration.windows_app"]
 

@@ -80,18 +80,6 @@ def _asked_for_beside(rng: random.Random, plan: Plan) -> Plan:
     return replace(plan, faults=tuple(faults))
 
 
-def _taken_before_it_is_gone(rng: random.Random, plan: Plan) -> Plan:
-    """A lock is taken while the replica is cut off, and the replica takes over just then; somebody else asks for it."""
-    task, taken = rng.choice(("shop.again", "shop.late")), round(rng.uniform(0.2, 0.4), 3)
-    messages = (
-        Message(taken, task, "a", 0, f"takes={plan.ttl:g}"),
-        Message(round(taken + rng.uniform(0.2, 1.0), 3), task, "a", 1, "takes=0.3"),
-    )
-    over = Fault(round(taken + rng.uniform(0.0, 0.2), 3), "failed over", 0, 0.05)
-    faults = (Fault(0.1, "replica cut", 0, 2.0), over)
-    return replace(plan, messages=messages, faults=faults, workers=2, replicas=0)
-
-
 def _by_other_majorities(rng: random.Random, plan: Plan) -> Plan:
     """One of three nodes misses a lock and another one forgets it; the next client cannot reach the third."""
     times = ((0.0, 0, FIRST), (5.0, 0, 2), (9.0, 1, 3), (13.0 + rng.uniform(0, 1), 1, 5))
@@ -172,12 +160,6 @@ ASSUMPTIONS = (
         "the server comes back without the writes of two seconds",
         plan=partial(_with, kinds=["server restarted with older data"]),
         world=_saved_before,
-    ),
-    Assumption(
-        "locks are on a replica",
-        "a replica takes the server's place, and nobody has waited until it had the lock",
-        kind="replicas",
-        plan=_taken_before_it_is_gone,
     ),
     Assumption(
         "no vote after amnesia",

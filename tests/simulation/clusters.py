@@ -33,7 +33,7 @@ def a_slot_moves(plan: Plan, rng: random.Random) -> Plan:
     moves = [Fault(at, "slot moves", rng.randrange(100), rng.choice((0.0, 0.05, 0.4, 2.0))) for at in times]
     faults = [*moves, *(fault for fault in plan.faults if fault.kind in KINDS)]
     faults.sort(key=lambda fault: fault.at)
-    return replace(plan, nodes=1, replicas=None, is_cluster=True, faults=tuple(faults))
+    return replace(plan, nodes=1, is_cluster=True, faults=tuple(faults))
 
 
 def _moves_unseen(plan: Plan, rng: random.Random) -> Plan:
@@ -41,7 +41,7 @@ def _moves_unseen(plan: Plan, rng: random.Random) -> Plan:
     ttl = rng.choice((6.0, 10.0))
     message = Message(0.1, rng.choice(("shop.late", "shop.again")), "a", 0, f"takes={1.2 * ttl:g}")
     faults = (Fault(round(rng.uniform(0.4, 0.6) * ttl, 3), "slot moves", 0, rng.choice((0.0, 0.3))),)
-    plan = replace(plan, messages=(message,), faults=faults, nodes=1, replicas=None, is_cluster=True)
+    plan = replace(plan, messages=(message,), faults=faults, nodes=1, is_cluster=True)
     return replace(plan, ttl=ttl, workers=1, concurrency=1)
 
 

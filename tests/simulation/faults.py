@@ -139,13 +139,6 @@ def _restarted_behind(world: Any, fault: Fault) -> None:
     _restarted(world, fault, having="nothing")
 
 
-def _failed_over(world: Any, fault: Fault) -> bool:
-    server = _server(world, fault)
-    model = server.model
-    server.replica.take_over(fault.seconds)
-    return server.model is not model
-
-
 def _wakes_nobody(world: Any, fault: Fault) -> bool:
     server = _server(world, fault)
     server.wakes_nobody_until = max(server.wakes_nobody_until, world.run.now + fault.seconds)
@@ -262,8 +255,6 @@ BY_KIND: dict[str, Any] = {
     "server restarted": partial(_restarted, having="all"),
     "server restarted empty": partial(_restarted, having="nothing"),
     "server flushed": lambda world, fault: _server(world, fault).flush(),
-    "failed over": _failed_over,
-    "replica cut": lambda world, fault: _server(world, fault).replica.cut(fault.seconds),
     "server forgets its scripts": lambda world, fault: _server(world, fault).forget_scripts(),
     "wake-ups lost": _wakes_nobody,
     "woken in vain": lambda world, fault: _server(world, fault).wake_all(),

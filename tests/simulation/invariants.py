@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from celery import states
@@ -51,8 +50,6 @@ class Invariants:
         self._next_look = 0.0
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
-        #: Holds that had ended when a replica took the server's place that did not know it: their keys and owners.
-        self._brought_back: set[tuple[str, str]] = set()
         #: Free locks that some node could not grant. Nobody notices when a node can again.
         self._free_on_some: set[Any] = set()
         #: Records as last seen, by key: their text and their meaning.
@@ -61,12 +58,7 @@ class Invariants:
         self._looked_at: list[tuple[str, bytes]] | None = None
         #: Ends that came while a lock server may have been away: their records may be missing or late.
         self._unsure: set[tuple[str, str]] = set()
-        #: Messages of which a replica that took over has missed that everything after them was sent.
-        self._notes_missed: set[str] = set()
         world.broker.on_put.append(self._put)
-        for server in world.servers:
-            if server.replica is not None:
-                server.on_start.append(partial(self._note_what_replicas_missed, server))
 
     def look(self) -> None:
         """Check, whenever time is about to advance."""
@@ -111,8 +103,6 @@ class Invariants:
         (known, was_settled), attempt = self._ended[key], _attempt_at(key)
         number, _ = attempt
         is_one = self.world.bodies.succeeded[number] < 2  # Otherwise another, excused run has ended as well.
-        # That everything was sent is recorded in the background, and a replica may not have it yet.
-        was_settled = was_settled and self.world.plan.replicas is None
         # A copy of an attempt whose end was unknown until its hold was over finds that a newer message has come.
         newest = self.world.newest
         is_one = is_one and not (newest is not None and number in newest.superseded and self._was_silent())
@@ -131,26 +121,6 @@ class Invariants:
         """
         ended_as = self.world.bodies.ended_as[_attempt_at(key)]
         return {known, state} <= {*ended_as} and (settled or state == ended_as[-1])
-
-    def _note_what_replicas_missed(self, server: Any, model: Any) -> None:
-        """A server starts, maybe with what a replica had.
-
-        An end that was reported to nobody may be forgotten: it counts once replicas have it. The note that everything
-        after a message was sent does not wait for replicas.
-        """
-        there = model.dataset.values
-        for key in [key for key in self._ended if key.encode() not in there]:
-            ended, (state, _) = _attempt_at(key), self._ended[key]
-            if state not in self.world.ends.get(f"m{ended[0]}", ()):
-                del self._ended[key], self._records[key]
-                self.world.bodies.unknown.add(ended)
-        values = [(key.decode(), value) for key, value in there.items() if isinstance(value, bytes)]
-        self._brought_back |= _holds_in(values) - _holds_in(server.last_values())
-        for key, value in server.last_values():
-            kept, attempt = there.get(key.encode()), inside.attempt_of(key)
-            if attempt is not None and inside.record_of(value).is_settled:
-                is_missed = kept is None or not inside.record_of(kept).is_settled
-                self._notes_missed |= {attempt[0]} if is_missed else set()
 
     @trouble.excuse
     def _was_silent(self) -> bool:
@@ -208,7 +178,7 @@ class Invariants:
                 continue
             is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
             # A body that runs again, since no lock server knew of its end, has it sent again.
-            is_brief = is_brief and task_id not in self._notes_missed and number not in self.world.bodies.run_again
+            is_brief = is_brief and number not in self.world.bodies.run_again
             if is_brief and message.chained:
                 is_once = self.world.broker.put_as[f"{task_id}-after"] <= 1
                 must(is_once, "message {}: what follows on it was sent twice", number)
@@ -217,7 +187,7 @@ class Invariants:
             is_unsaid = is_unsaid or "server restarted empty" in kinds or number in self.world.bodies.ended_elsewhere
             is_unsaid = is_unsaid or states.FAILURE in self.world.bodies.ended_as[number, 0]
             if states.SUCCESS in ends and ended_as == number and not is_unsaid:
-                is_sure = (task_id, states.SUCCESS) not in self._unsure and self.world.plan.replicas is None
+                is_sure = (task_id, states.SUCCESS) not in self._unsure
                 self._is_recorded(number, task_id, is_settled=is_sure)
 
     def _missed(self, held: dict[str, bytes]) -> set[Any]:
@@ -246,20 +216,18 @@ class Invariants:
         kind, *what = it
         if kind == "kept" and not what[-1]:
             return float("inf")
-        is_left = kind == "dead" and self._may_be_left(*what)
-        # What was given up is back if a replica takes over that has missed it: nobody waits until replicas have that.
-        is_back = kind == "idle" and any(server.replica and server.replica.missed for server in self.world.servers)
-        return AT_ONCE[kind] + (self.world.plan.ttl if is_left or is_back else 0.0)
+        is_left = kind == "dead" and self._may_be_left(*what[1:])
+        return AT_ONCE[kind] + (self.world.plan.ttl if is_left else 0.0)
 
     @trouble.excuse
-    def _may_be_left(self, key: str, pid: int, owner: str) -> bool:
+    def _may_be_left(self, pid: int, owner: str) -> bool:
         """Whether this hold of a dead child may last for its ttl, as the guarantees say; its owner begins like that.
 
-        It came back with a replica; or the child has given this owner up, or freed its hold, and died before the server
-        answered that: its main process frees what the last delivery has asked for last, and knows nothing before that.
+        The child has given this owner up, or freed its hold, and died before the server answered that: its main process
+        frees what the last delivery has asked for last, and knows nothing before that.
         """
-        if (key, owner) in self._brought_back or len(self.world.servers) > 1:
-            return (key, owner) in self._brought_back
+        if len(self.world.servers) > 1:
+            return False
         (dead,) = [process for process in self.run.processes if process.pid == pid]
         return any(call_owner.startswith(owner) for *_, call_owner in inside.repeated_by(dead))
 

@@ -76,7 +76,6 @@ class Plan:
         beyond: the assumption of the guarantees that does not hold, by its name in `beyond.py`; empty if all hold.
         latency: most seconds that a message to or from a lock server takes, if that is more than usual.
         on_one_host: whether all workers are on one host.
-        replicas: how many must have a lock; None if the server has none.
         queue_ttl: seconds for which a waiting message may keep others out; None: a day.
         in_turns: whether the workers get messages in turn, or the first one as many as it takes.
         shape: the name of what is rare in it, if it was drawn as such; otherwise its kind.
@@ -102,7 +101,6 @@ class Plan:
     beyond: str = ""
     latency: float = 0.0
     on_one_host: bool = False
-    replicas: int | None = None
     queue_ttl: float | None = None
     in_turns: bool = False
     shape: str = ""
@@ -133,11 +131,8 @@ class Plan:
 
 #: Kinds of plans with their weights; "lines" are tasks whose copies wait in line. And the share of all plans that have
 #: a Redlock whose nodes disagree (`disagreements.py`).
-PLANS = {"tasks": 47, "lines": 13, "replicas": 6, "locks": 26, "beats": 8}
+PLANS = {"tasks": 47, "lines": 19, "locks": 26, "beats": 8}
 OF_NODES = 0.15
-
-#: Share of the plans with a replica in which it misses something on purpose.
-SHAPED = 0.25
 
 #: Share of all plans that send messages with locks (`sendings.py`).
 OF_SENT = 0.15
@@ -215,7 +210,7 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
             kind = "sent"
         if nodes is None and random.Random(f"shared of {seed}").random() < OF_SHARED:
             kind = random.Random(f"shared by {seed}").choice(("joined", "newest", "follows"))
-    draws: dict[str, Drawing] = {"tasks": _tasks, "lines": _lines, "replicas": _replicas, "locks": _locks}
+    draws: dict[str, Drawing] = {"tasks": _tasks, "lines": _lines, "locks": _locks}
     draws |= {"beats": _beats, "nodes": draw_nodes, "sent": draw_sent}
     draws |= {"joined": draw_joined, "newest": draw_newest, "follows": draw_follows}
     plan = draws[kind](seed, nodes)
@@ -301,25 +296,6 @@ def _lines(seed: int, _: int | None) -> Plan:
     from tests.simulation.lines import lined_up
 
     return lined_up(_tasks(seed, 1), random.Random(f"in line of {seed}"))
-
-
-def _replicas(seed: int, _: int | None) -> Plan:
-    """A replica, which must have each lock, takes the server's place, perhaps while writes do not reach it."""
-    from tests.simulation.shapes import BY_KIND
-
-    plan, rng = _tasks(seed, 1), random.Random(f"replicas of {seed}")
-    shape = random.Random(f"shape of replicas of {seed}")
-    if shape.random() < SHAPED:
-        return replace(one_of(BY_KIND["replicas"], plan, shape), replicas=1)
-    until = max(message.at for message in plan.messages) + plan.ttl / 2
-    faults = list(plan.faults[:2])
-    for _ in range(rng.choice((1, 1, 2))):
-        at = round(rng.uniform(0.1, until), 3)
-        if rng.random() < 0.6:
-            begins = max(round(at - rng.uniform(0.0, 1.5), 3), 0.05)
-            faults.append(Fault(begins, "replica cut", 0, round(rng.uniform(0.0, 2.5), 3)))
-        faults.append(Fault(at, "failed over", 0, round(rng.uniform(0.0, 0.5) * plan.ttl, 3)))
-    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)), replicas=1)
 
 
 @_may_be_shaped

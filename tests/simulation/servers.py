@@ -72,8 +72,6 @@ class Server:
         self.empty_since = 0.0
         #: Called with the model after each start.
         self.on_start: list[Callable[[RedisModel], None]] = []
-        #: The replica that takes its place, if it has one.
-        self.replica: Any = None
         self._saved: Any = None
         self._seen: _Seen | None = None
         network.listening[self.address] = self._accept

@@ -302,34 +302,6 @@ def in_line(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, nodes=1, messages=messages, faults=_in_order(*faults), workers=rng.choice((1, 2, 3)))
 
 
-# Tasks with a replica
-
-
-def misses_renewals(plan: Plan, rng: random.Random) -> Plan:
-    """A replica that has missed renewals takes the server's place, so late that the lock has expired there."""
-    message = Message(0.1, rng.choice(("shop.late", "shop.again")), "a", 0, f"takes={2 * plan.ttl:g}")
-    over = round(0.1 + rng.uniform(0.7, 0.95) * plan.ttl, 3)
-    faults = (
-        Fault(round(0.1 + 0.25 * plan.ttl, 3), "replica cut", 0, plan.ttl),
-        Fault(over, "failed over", 0, round(rng.uniform(0.2, 0.4) * plan.ttl, 3)),
-    )
-    return replace(plan, messages=(message,), faults=faults, workers=2)
-
-
-def misses_a_release(plan: Plan, rng: random.Random) -> Plan:
-    """A replica that has missed a release takes the server's place, and the child that had the lock is dead."""
-    ends = 0.45
-    message = Message(0.1, "shop.retries", "a", 0, f"takes={ends - 0.15:g} retries=1 countdown={2 * plan.ttl:g}")
-    killed = Fault(round(ends + rng.uniform(0.0, 0.1), 3), "child killed")
-    faults = (
-        Fault(0.35, "replica cut", 0, 2.0),
-        Fault(round(ends + rng.uniform(0.1, 0.5), 3), "failed over", 0, 0.05),
-    )
-    return replace(
-        plan, pool="prefork", messages=(message,), faults=_in_order(killed, *faults), workers=1, concurrency=1
-    )
-
-
 # Locks outside of tasks
 
 
@@ -481,7 +453,6 @@ BY_KIND: dict[str, tuple[Shape, ...]] = {
         *(leaves_as_it_is_freed, answers_lost, asks_in_silence, woken_and_frozen),
     ),
     "beats": (killed_as_it_sends,),
-    "replicas": (misses_renewals, misses_a_release),
 }
 
 

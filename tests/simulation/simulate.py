@@ -23,7 +23,6 @@ from tests.simulation.plan import Plan, draw
 from tests.simulation.putbacks import PutBacks, given_to_messages
 from tests.simulation.queued import Queued
 from tests.simulation.refusals import Refusals
-from tests.simulation.replicas import Replica
 from tests.simulation.reserved import Reserved
 from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
@@ -95,10 +94,6 @@ def simulate(plan: Plan) -> Result:
     world = World(run, settings, nodes=plan.nodes, visibility=plan.visibility, latency=plan.latency)
     world.plan = plan
     world.broker.in_turns = plan.in_turns
-    if plan.replicas is not None:
-        world.settings["singleton_lock_replicas"] = plan.replicas
-        for server in world.servers:
-            server.replica = Replica(run, server)
     if plan.is_cluster:
         world.cluster = Cluster(world)
     if plan.beyond:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
 from celery_singleton_lock.stores.redis.script import Command
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, until
 from tests.simulation.redis import ClusterMap, RedisModel, slot_of
 from tests.simulation.redis.comparison import ModelSession, Pair, RealSession, alike, version_of

@@ -396,7 +396,7 @@ class Bodies:
         the release was on a long way.
         """
         faults = self.world.plan.faults
-        away = [fault for fault in faults if fault.kind in (*trouble.OF_SERVERS, "failed over") and fault.at <= at]
+        away = [fault for fault in faults if fault.kind in trouble.OF_SERVERS and fault.at <= at]
         back_at = max((fault.at + fault.seconds for fault in away), default=at)
         heard_at = back_at + NOTICES if back_at > at else at + SOME * self.world.plan.latency
         frozen = [fault for fault in faults if fault.kind in trouble.OF_WORKERS and at <= fault.at <= heard_at]
@@ -461,24 +461,9 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
     others = [server for server in servers if not server.keeps(key, owner)]
     keeping, many = len(servers) - len(others), len(servers)
     if keeping * 2 <= many:
-        if _is_renewal_missed(world, process, lease):
-            return
         others = [server for server in others if many == 1 or server.remembers(lease.ttl)]
     is_kept = len(others) * 2 < many
     world.run.must(is_kept, "{} trusts its lease for {:.3f} s, which {} of {} servers keep", of, left, keeping, many)
-
-
-@trouble.excuse
-def _is_renewal_missed(world: World, process: Process, lease: Any) -> bool:
-    """Whether a replica has taken over that may have missed the last renewal: only for a new lock, and the end of a
-    message, the package waits until replicas have it.
-    """
-    last_renewed_by = lease.trusted_until - lease.ttl
-    missed = [times for server in world.servers if server.replica is not None for times in server.replica.missed]
-    return lease.renewals > 0 and any(
-        lease.acquired_at < process.host.clock(cut_at) and last_renewed_by < process.host.clock(over_at)
-        for cut_at, over_at in missed
-    )
 
 
 @lru_cache(maxsize=256)

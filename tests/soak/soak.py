@@ -12,9 +12,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import Process
 from tests.programs import group_of
+from tests.redis_server import RedisServer
 from tests.soak import app
 
 #: Pools, and how many bodies each runs at once.

@@ -18,10 +18,10 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import appended
 from tests.programs import group_of
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import SentinelGroup, until
 from tests.storm.load import HOT
 from tests.storm.places import Sentinels, Servers

@@ -13,8 +13,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.servers import Cluster, SentinelGroup
 
 AT = "redis://127.0.0.1:{}/{}"
@@ -97,7 +97,7 @@ class _Group:
         return []
 
     def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
-        return {"singleton_lock_backend": self.group.url, "singleton_lock_replicas": 1}
+        return {"singleton_lock_backend": self.group.url}
 
 
 class Sentinels(_Group):

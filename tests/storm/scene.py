@@ -15,11 +15,11 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import programs
 from tests.integration.workers import Process, Worker
 from tests.programs import group_of
 from tests.proxy import LossyProxy
+from tests.redis_server import RedisServer
 from tests.storm import app as tasks
 from tests.storm import history
 from tests.storm.places import AT, PLACES, Durable, Place

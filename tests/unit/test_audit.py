@@ -198,10 +198,6 @@ def test_forgetting_is_harmless_if_no_copy_can_come() -> None:
 @pytest.mark.parametrize(
     ("conf", "severity", "remedy"),
     [
-        ({"ONCE": {"backend": "celery_once.backends.Redis"}}, "note", "singleton_lock_backend"),
-        ({"singleton_backend_url": "redis://"}, "note", "singleton_lock_backend"),
-        ({"singleton_raise_on_duplicate": True}, "note", "singleton_lock_on_duplicate"),
-        ({"redbeat_lock_timeout": 60}, "note", "singleton_lock_beat_"),
         ({"singelton_lock_ttl": 60}, "warning", "write singleton_lock_ttl"),
     ],
 )
@@ -341,7 +337,6 @@ class TestWhatKeepsWorkersFromStarting:
         "conf",
         [
             {"singleton_lock_transport_options": {"sokket_timeout": 1}},
-            {"singleton_lock_backend": "redis://a;redis://b;redis://c", "singleton_lock_replicas": 1},
             {"singleton_lock_backend": "sentinel://a"},
             {"singleton_lock_beat_ttl": 0},
         ],

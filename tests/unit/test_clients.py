@@ -71,7 +71,6 @@ def test_locks_with_different_clients_or_options_do_not_share() -> None:
     assert Redlock([one, two, four], "x")._shared is not first._shared
     assert Redlock([one, two, three_], "x", restart_delay=False)._shared is not first._shared
     assert Lock(one, "x")._shared is not first._shared
-    assert Lock(one, "x", replicas=1)._shared is not Lock(one, "x")._shared
 
 
 def test_two_clients_of_one_server_are_refused_later_as_well() -> None:

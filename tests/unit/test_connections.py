@@ -174,7 +174,7 @@ class TestInterrupted:
         """It is not known whether the server has carried out the call."""
         store, hold = RedisStore(played(), "s"), Hold(KEY, new_owner(), ttl=TTL)
         exits.callback(store.close)
-        monkeypatch.setattr(RedisStore, "_run_end", interrupted_after(RedisStore._run_end))
+        monkeypatch.setattr(store._servers, "run", interrupted_after(store._servers.run))
         with pytest.raises(KeyboardInterrupt):
             store.free(hold)
         assert store._pending.ids() == [("free", KEY, hold.owner)]

@@ -105,22 +105,9 @@ def test_missing_rights_are_named_with_the_command_that_gives_them() -> None:
     assert "secret" not in str(finding)
 
 
-def test_right_to_wait_matters_only_with_replicas() -> None:
-    few = replace(server(connected_slaves="1"), refused_extras=["WAIT"])
-    assert found(few) == []
-    (finding,) = found(few, of=settings(singleton_lock_replicas=1))
-    assert (finding.severity, finding.remedy) == ("problem", "ACL SETUSER <its user> ~singleton_lock:* +wait")
-
-
 def test_failed_checks_are_reported() -> None:
     (finding,) = found(Probe("a:6379/0", refused_extras=["TIME"]))
     assert (finding.severity, "could not be checked" in finding.text) == ("note", True)
-
-
-def test_missing_replicas_are_a_problem() -> None:
-    (finding,) = found(server(connected_slaves="1"), of=settings(singleton_lock_replicas=2))
-    assert (finding.severity, "is 2, but it has 1" in finding.text) == ("problem", True)
-    assert found(server(connected_slaves="2"), of=settings(singleton_lock_replicas=2)) == []
 
 
 @pytest.mark.parametrize("told", [("fail", "16384"), ("ok", "10923")])

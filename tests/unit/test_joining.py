@@ -11,9 +11,10 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import LockConflict, LockUnavailable
-from celery_singleton_lock.testing import RedisServer, hold_lock
+from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
 from tests.inside import at_question
+from tests.redis_server import RedisServer
 
 #: A value that no record keeps.
 LARGE = "x" * 10_000

@@ -378,13 +378,13 @@ class TestTaskAttributes:
     @pytest.mark.parametrize(
         ("foreign", "here"),
         [
-            ({"once": {"keys": ["tenant_id"], "graceful": True}}, "celery-once; use lock_key"),
-            ({"unique_on": ["tenant_id"]}, "celery-singleton; use lock_key"),
-            ({"raise_on_duplicate": True}, "celery-singleton; use lock_scope"),
-            ({"heimdall": {"unique": True}}, "celery-heimdall; use lock_key"),
-            ({"lock_expiry": 3600}, "celery-singleton; remove it: the lock is renewed"),
-            ({"once": {}}, "celery-once; use lock_key"),
-            ({"unique_on": "tenant_id"}, "celery-singleton; use lock_key"),
+            ({"once": {"keys": ["tenant_id"], "graceful": True}}, "celery-once; what to write instead is in https://"),
+            ({"unique_on": ["tenant_id"]}, "celery-singleton; what to write instead is in https://"),
+            ({"raise_on_duplicate": True}, "celery-singleton; what to write instead is in https://"),
+            ({"heimdall": {"unique": True}}, "celery-heimdall; what to write instead is in https://"),
+            ({"lock_expiry": 3600}, "celery-singleton; what to write instead is in https://"),
+            ({"once": {}}, "celery-once; what to write instead is in https://"),
+            ({"unique_on": "tenant_id"}, "celery-singleton; what to write instead is in https://"),
         ],
     )
     def test_options_of_other_packages_are_refused(self, foreign: dict[str, Any], here: str) -> None:
@@ -400,7 +400,7 @@ class TestTaskAttributes:
             abstract = True
             raise_on_duplicate = False
 
-        with pytest.raises(InvalidOption, match="celery-singleton; use lock_scope"):
+        with pytest.raises(InvalidOption, match="celery-singleton; what to write instead is in https://"):
             app().task(base=Base, name="shop.bill", shared=False, lazy=False)(body(lambda tenant: None))
 
     @pytest.mark.parametrize("name", ["", 3, []])
@@ -673,10 +673,11 @@ class TestBackend:
         assert made.backend.urls == ("sentinel://a", "sentinel://b")
         assert made.transport_options == {"master_name": "mymaster"}
 
-    def test_number_of_replicas_is_checked(self) -> None:
-        assert settings(singleton_lock_replicas=2).replicas == 2
-        with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
-            settings(singleton_lock_replicas=-1)
+    def test_waiting_for_replicas_is_refused_and_what_helps_is_named(self) -> None:
+        with pytest.raises(
+            InvalidOption, match=r"no setting singleton_lock_replicas; set min-replicas-to-write .* Redlock"
+        ):
+            settings(singleton_lock_replicas=1)
 
     @pytest.mark.parametrize("url", ["localhost", "http://:s3cret@x", "amqp://a", "redis:/x", "", "redis"])
     def test_other_schemes_are_refused(self, url: str) -> None:
@@ -704,11 +705,20 @@ class TestMisplacedInACall:
     @pytest.mark.parametrize(
         ("given", "instead"),
         [
-            ({"once": {"graceful": True}}, "'once', an option of celery-once; use lock_key"),
-            ({"unique_on": ["tenant"]}, "'unique_on', an option of celery-singleton; use lock_key"),
-            ({"raise_on_duplicate": True}, "'raise_on_duplicate', an option of celery-singleton; use lock_scope"),
-            ({"lock_expiry": 60}, "'lock_expiry', an option of celery-singleton; remove it"),
-            ({"heimdall": {"unique": True}}, "'heimdall', an option of celery-heimdall; use lock_key"),
+            ({"once": {"graceful": True}}, "'once', an option of celery-once; what to write instead is in https://"),
+            (
+                {"unique_on": ["tenant"]},
+                "'unique_on', an option of celery-singleton; what to write instead is in https://",
+            ),
+            (
+                {"raise_on_duplicate": True},
+                "'raise_on_duplicate', an option of celery-singleton; what to write instead is in https://",
+            ),
+            ({"lock_expiry": 60}, "'lock_expiry', an option of celery-singleton; what to write instead"),
+            (
+                {"heimdall": {"unique": True}},
+                "'heimdall', an option of celery-heimdall; what to write instead is in https://",
+            ),
             ({"lock_ttl": 5}, "'lock_ttl', which a call does not have; use singleton_lock={'ttl': …}"),
             ({"lock_key": "x"}, "'lock_key', which a call does not have; use singleton_lock={'key': …}"),
             ({"on_conflict": "raise"}, "use singleton_lock={'on_conflict': …}"),

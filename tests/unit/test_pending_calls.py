@@ -14,7 +14,6 @@ from redis.exceptions import ClusterDownError, ConnectionError, ReadOnlyError, R
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.redis import lock_commands
-from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call
@@ -110,7 +109,6 @@ class TestSentNow:
             TryAgainError(),
             ReadOnlyError(),
             ResponseError("NOREPLICAS Not enough of them"),
-            TooFewReplicas(1, "0 of 1"),
         ],
     )
     def test_what_another_server_may_not_know_is_an_error(self, pending: PendingCalls, error: Exception) -> None:

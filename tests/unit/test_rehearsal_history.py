@@ -8,11 +8,11 @@ from celery_singleton_lock.rehearsal.history import DONE, Line, Run, append, fen
 
 
 def began(run: str, at: float, *, key: str = "k", fence: int = 0) -> Line:
-    return Line("began", at, "one@test", 1, "id", 0, run, key=key, fence=fence)
+    return Line("began", at, 1, "id", 0, run, key=key, fence=fence)
 
 
 def ended(run: str, at: float) -> Line:
-    return Line("ended", at, "one@test", 1, "id", 0, run, DONE)
+    return Line("ended", at, 1, "id", 0, run, DONE)
 
 
 def of(*lines: Line) -> list[Run]:
@@ -32,7 +32,8 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_runs_are_ordered_by_their_start() -> None:
     first, second = of(began("b", 2.0), ended("b", 3.0), began("a", 1.0))
-    assert (first.began.run, first.how, second.began.run, second.how) == ("a", None, "b", DONE)
+    assert second.ended is not None
+    assert (first.began.run, first.ended, second.began.run, second.ended.about) == ("a", None, "b", DONE)
 
 
 class TestOverlaps:
@@ -65,4 +66,4 @@ class TestFences:
         assert not fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, fence=1)))
 
     def test_fences_of_each_lock_are_compared_separately(self) -> None:
-        assert fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, key="other", fence=1), began("c", 3.0)))
+        assert fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, key="other", fence=1)))

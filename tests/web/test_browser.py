@@ -22,10 +22,10 @@ from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.journal_entry import KINDS
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing import RedisServer
 from celery_singleton_lock.web import app_of, watch
 from tests import programs
 from tests.patience import LIMIT, until
+from tests.redis_server import RedisServer
 from tests.web.browser import launched, served
 from tests.web.scenes import HOSTILE, TASK, entry, hold, over, with_task, write
 

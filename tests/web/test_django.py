@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT, until
+from tests.redis_server import RedisServer
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "howto" / "live-page.md"
 

@@ -8,7 +8,7 @@ a lower token (`StaleFence`). An equal token means the same holder, which may wr
 Every writer must use the guard: it does not notice a writer without a token. A guard compares the tokens of one lock;
 data that is written under two different keys needs two fences.
 
-Modules: `redis`, `django`, `sqlalchemy`, `s3`, each for the library of that name.
+Modules: `redis`, `django`, `sqlalchemy`, each for the library of that name.
 """
 
 from __future__ import annotations

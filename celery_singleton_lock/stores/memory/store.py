@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
@@ -37,7 +36,7 @@ class MemoryStore:
     """A `Store` in memory; instances do not see each other's locks."""
 
     server = "memory://"
-    knows_newest: Literal[True] = True
+    knows_newest = True
 
     def __init__(self) -> None:
         self._fences = itertools.count(1)

@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, RedisError, ResponseError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, TooFewReplicas, alone
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -25,7 +25,7 @@ Address = tuple[str, int]
 REDIRECTIONS = 5
 
 #: Errors after which another node may be the master of a slot by now.
-_REPLACED = (*NO_ANSWER, TooFewReplicas, ClusterDownError)
+_REPLACED = (*NO_ANSWER, ClusterDownError)
 
 
 class Cluster:

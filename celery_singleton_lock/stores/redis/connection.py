@@ -24,12 +24,10 @@ from redis.exceptions import (
     MasterDownError,
     NoScriptError,
     ReadOnlyError,
-    RedisError,
     ResponseError,
     TimeoutError,
 )
 
-from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis._redis_py import error_of, socket_of
 from celery_singleton_lock.stores.redis.script import Call, Command
 
@@ -73,18 +71,6 @@ def alone(error: Failure) -> Failure:
     """The error, which takes the place of an answer, without the frames that refer to it; see `Connection.read`."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
-
-
-class TooFewReplicas(RedisError):
-    """A script was run, and too few replicas have its writes.
-
-    Attributes:
-        answer: the script's answer.
-    """
-
-    def __init__(self, answer: Any, reason: str) -> None:
-        super().__init__(f"only {reason} had it in time")
-        self.answer = answer
 
 
 class Connection:
@@ -199,9 +185,6 @@ class Connection:
         Args:
             call: what to run; its answer is returned.
             asking: see `ask`.
-
-        Raises:
-            TooFewReplicas: too few had it in time; what was written stays.
         """
         try:
             return self._run(call, call.by_digest, asking)
@@ -210,8 +193,6 @@ class Connection:
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
         """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
-
-        Another round trip waits for the replicas, for all calls at once.
 
         Raises:
             ReadOnlyError: this server may no longer be the master, so another connection is to carry them all out.
@@ -223,15 +204,7 @@ class Connection:
                 answers[place] = answer
         if refused := [answer for answer in answers if may_be_replaced(answer)]:
             raise ReadOnlyError(str(refused[0]))
-        understood = [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
-        if places := [place for place, call in enumerate(calls) if call.replicas is not None]:
-            acknowledged = self.ask(calls[places[0]].and_wait)
-            for place in places:
-                if not isinstance(understood[place], Exception):
-                    understood[place] = _if_enough(calls[place], understood[place], acknowledged)
-            # Others may follow another master by now, which the next connection may find.
-            self.is_doubtful |= any(isinstance(answer, TooFewReplicas) for answer in understood)
-        return understood
+        return [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
 
     def _understood(self, call: Call, answer: Any) -> Any:
         try:
@@ -241,17 +214,7 @@ class Connection:
             return error.with_traceback(None)
 
     def _run(self, call: Call, command: Command, asking: bool) -> Any:
-        if call.replicas is None:
-            return call.understood(self.ask(command, asking=asking))
-        try:
-            answer = call.understood(self.ask(command, call.and_wait, asking=asking))
-        except ResponseError:
-            self.read()
-            raise
-        answer = _if_enough(call, answer, self.read())
-        if isinstance(answer, TooFewReplicas):
-            raise answer
-        return answer
+        return call.understood(self.ask(command, asking=asking))
 
     def _answer(self) -> Any:
         try:
@@ -317,14 +280,6 @@ class Connection:
         if not received:
             raise ConnectionError("the server closed the connection")
         return received
-
-
-def _if_enough(call: Call, answer: Any, acknowledged: Any) -> Any:
-    """The answer to a call, or TooFewReplicas if WAIT reported too few."""
-    if not isinstance(acknowledged, int):
-        raise InvalidResponse(f"{cleaned.value_shown(acknowledged)} is not an answer to WAIT")
-    count, _ = call.replicas or (0, 0.0)
-    return answer if acknowledged >= count else TooFewReplicas(answer, f"{acknowledged} of {count} replicas")
 
 
 def _error(text: str) -> Exception:

@@ -114,19 +114,17 @@ def acquire(
     *,
     slots: int = 0,
     late: Sequence[str] = (),
-    replicas: tuple[int, float] | None = None,
 ) -> Call:
-    """See `LockStore.acquire`.
+    """See `Store.acquire`.
 
     Args:
         request: what is asked for.
         name: the name of this question; a secret.
         slots: how many to name; `limit` at least.
         late: questions of the same owner that were not answered. They come too late from now on.
-        replicas: see `Call`.
     """
     keys, args = question(request, name, slots=slots, late=late)
-    return Call(ACQUIRE, keys, without_defaults(args), replicas)
+    return Call(ACQUIRE, keys, without_defaults(args))
 
 
 def hand_over(request: LockRequest, place: str) -> Call:
@@ -175,7 +173,7 @@ def question(
 
 
 def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
-    """See `LockStore.free`."""
+    """See `Store.free`."""
     return ending(hold, hold.owner, record=record, reservation=reservation)
 
 
@@ -259,7 +257,7 @@ def ending(
 
 
 def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Callable[[str], str] = str) -> Call:
-    """See `LockStore.refuse`; `named` says how the value of an owner's hold begins."""
+    """See `Store.refuse`; `named` says how the value of an owner's hold begins."""
     shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
     keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
     keys += [*keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]

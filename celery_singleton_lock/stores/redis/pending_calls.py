@@ -15,7 +15,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import ClusterDownError, TryAgainError
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, TooFewReplicas, may_be_replaced
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, may_be_replaced
 from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call, batches
 
@@ -30,7 +30,7 @@ BATCH = 50
 
 #: Errors after which another server may answer the next question, and not know what is pending. Others, such as a lack
 #: of memory, meet that question as well.
-_ELSEWHERE = (*NO_ANSWER, TooFewReplicas, ClusterDownError, TryAgainError)
+_ELSEWHERE = (*NO_ANSWER, ClusterDownError, TryAgainError)
 
 #: Identifies a call: what it ends, the key of the lock, and the owner.
 CallId = tuple[str, str, str]

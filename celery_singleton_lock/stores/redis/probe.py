@@ -229,8 +229,8 @@ def _commands_on(key: str) -> list[Command]:
     ]
 
 
-#: What some features need: times of fencing tokens, and `singleton_lock_replicas`.
-_EXTRAS: Sequence[Command] = (("TIME",), ("WAIT", 0, 1))
+#: What some features need: times of fencing tokens.
+_EXTRAS: Sequence[Command] = (("TIME",),)
 
 
 def _refused_of(server: Server, commands: Sequence[Command]) -> list[str]:

@@ -38,18 +38,16 @@ class Question:
     Args:
         run: carries out an acquire.
         request: what is asked for.
-        replicas: see `Call`.
     """
 
-    __slots__ = ("_replicas", "_request", "_run", "_slots", "_unanswered")
+    __slots__ = ("_request", "_run", "_slots", "_unanswered")
 
     def __init__(
         self,
         run: Callable[[Call], Sequence[Any]],
         request: LockRequest,
-        replicas: tuple[int, float] | None,
     ) -> None:
-        self._run, self._request, self._replicas = run, request, replicas
+        self._run, self._request = run, request
         self._slots = request.limit
         #: Names of the tries that were not answered.
         self._unanswered: list[str] = []
@@ -83,9 +81,7 @@ class Question:
     def _ask(self, slots: int) -> Lease | Held | Record:
         name, sent_at = new_owner(), clock.now()
         self._slots = slots
-        call = lock_commands.acquire(
-            self._request, name, slots=slots, late=tuple(self._unanswered), replicas=self._replicas
-        )
+        call = lock_commands.acquire(self._request, name, slots=slots, late=tuple(self._unanswered))
         # Noted before it is sent: an interruption may come between any two lines.
         self._unanswered.append(name)
         answer = self._run(call)

@@ -83,14 +83,12 @@ class Call(NamedTuple):
     """A script with its keys and arguments; `keys[0]` says which slot of a cluster it is for.
 
     Attributes:
-        replicas: how many replicas must have what it wrote, and how many seconds they get for it.
         later: makes the call to send in its place if that is later (see `again`); None if that is the same call.
     """
 
     script: Script
     keys: Sequence[str]
     args: Sequence[object]
-    replicas: tuple[int, float] | None = None
     later: Callable[[bool], Call] | None = None
 
     def again(self, *, repeated: bool = True) -> Call:
@@ -99,7 +97,7 @@ class Call(NamedTuple):
         Args:
             repeated: whether it may have been carried out long ago, so that others have acted on it.
         """
-        return self.later(repeated)._replace(replicas=self.replicas) if self.later else self
+        return self.later(repeated) if self.later else self
 
     def understood(self, answer: Any) -> Any:
         """The answer, or the server's error.
@@ -122,11 +120,6 @@ class Call(NamedTuple):
     def by_text(self) -> Command:
         """The command for a server that does not know the script yet."""
         return "EVAL", self.script.text, len(self.keys), *self.keys, *self.args
-
-    @property
-    def and_wait(self) -> Command:
-        count, seconds = self.replicas or (0, 0.0)
-        return "WAIT", count, ms(seconds)
 
 
 def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:

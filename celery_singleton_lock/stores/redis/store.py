@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 from redis.exceptions import (
@@ -23,7 +23,6 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
     ResponseError,
-    TimeoutError,
     TryAgainError,
 )
 
@@ -35,7 +34,7 @@ from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, TooFewReplicas
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import CallId, PendingCalls
@@ -54,7 +53,6 @@ from celery_singleton_lock.stores.redis.stops import RedisStops, tell
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
 from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
 from celery_singleton_lock.stores.stops import StopOrder
-from celery_singleton_lock.stores.waiters import AskingWaiter
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -75,9 +73,6 @@ PATIENCE = TRIES * STEP_TIMEOUT
 #: several keys until that is over.
 RESHAPING = 4.0
 
-#: The most seconds that replicas get to receive a lock.
-REPLICATION = 0.5
-
 
 class RedisStore:
     """A `Store` on one server or cluster.
@@ -85,20 +80,17 @@ class RedisStore:
     Args:
         servers: where the locks are.
         server: the name of that place, for messages.
-        replicas: how many replicas must have a lock before it counts as taken, and the end of a message before it
-            counts as recorded.
     """
 
-    knows_newest: Literal[True] = True
+    knows_newest = True
 
-    def __init__(self, servers: Server | Cluster, server: str, *, replicas: int = 0) -> None:
+    def __init__(self, servers: Server | Cluster, server: str) -> None:
         self.server = server
         self._servers = servers
-        self._replicas = (replicas, min(REPLICATION, servers.step / 2)) if replicas else None
         self._pending = PendingCalls(servers.run_each, server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        question = Question(self._run, request, self._replicas)
+        question = Question(self._servers.run, request)
         attempt = partial(self._in_order, request.key, question.try_once)
         try:
             try:
@@ -141,9 +133,9 @@ class RedisStore:
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         call: Call | None = None
         try:
-            call = self._freeing(hold, record, reservation)
+            call = lock_commands.free(hold, record=record, reservation=reservation)
             try:
-                if self._run_end(call):
+                if self._servers.run(call):
                     return Freeing.NOW
                 return Freeing.UNCLEAR if hold.ending else Freeing.NOT_OURS
             except (RedisError, OSError) as error:
@@ -152,7 +144,7 @@ class RedisStore:
         except BaseException:  # Or an interruption, before or after the call was made.
             hold.ending = True
             worth = max(hold.ttl, record.seconds if record is not None else 0.0)
-            call = call or self._freeing(hold, record, reservation)
+            call = call or lock_commands.free(hold, record=record, reservation=reservation)
             self._end(("free", hold.key, hold.owner), call, worth, at_once=False)
             raise
 
@@ -163,12 +155,12 @@ class RedisStore:
 
     def remember(self, key: str, record: Record) -> None:
         nobodys = Hold.of_nobody(key)
-        call = self._replicated(lock_commands.free(nobodys, record=record), record)
+        call = lock_commands.free(nobodys, record=record)
         self._end(("free", key, nobodys.owner), call, record.seconds, at_once=not self._pending)
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         def ask(slots: int) -> Held | Record | None:
-            answer = self._run_end(self._replicated(lock_commands.refuse(key, holder, record, slots=slots), record))
+            answer = self._servers.run(lock_commands.refuse(key, holder, record, slots=slots))
             return lock_answers.parse_refusal(answer, record.message)
 
         return self._patiently(partial(self._in_order, key, partial(lock_answers.with_all_slots, limit, ask)))
@@ -190,7 +182,7 @@ class RedisStore:
             raise LockUnavailable(self.server, "the release that has the record was not answered yet")
 
     def waiter(self, request: LockRequest) -> Waiter:
-        question = Question(self._run, replace(request, waiting=True), self._replicas)
+        question = Question(self._servers.run, replace(request, waiting=True))
         key, place = request.key, new_owner()
         attempt = partial(self._in_order, key, question.try_once)
 
@@ -227,8 +219,6 @@ class RedisStore:
         def leave(free: bool) -> None:
             self._end(("waiter", key, place), question.undone(place, free=free), request.ttl, at_once=True)
 
-        if self._replicas is not None:
-            return AskingWaiter(self._wake_up(key), ask, leave)
         # In a semaphore, it is not known beforehand what to renew.
         renewal = lock_commands.renew([request.hold()]) if request.limit == 1 else None
         wake_up = self._wake_up(key, lock_commands.hand_over(request, place), renewal)
@@ -321,12 +311,9 @@ class RedisStore:
             self._pending.send(key)
         return ask()
 
-    def _freeing(self, hold: Hold, record: Record | None, reservation: Reservation | None) -> Call:
-        return self._replicated(lock_commands.free(hold, record=record, reservation=reservation), record)
-
     def _freed_again(self, call: Call) -> Freeing:
         # Gone when the call is repeated: the first one has worked, and only its reply was lost.
-        return Freeing.NOW if self._run_end(call.again(repeated=False)) else Freeing.UNCLEAR
+        return Freeing.NOW if self._servers.run(call.again(repeated=False)) else Freeing.UNCLEAR
 
     def _end(self, call_id: CallId, call: Call, seconds: float, *, at_once: bool) -> Any:
         """Send the end of a lock, a question, or a message; its answer, or None if there is none yet. Never raises an
@@ -349,28 +336,6 @@ class RedisStore:
             raise
         repeat()
         return None
-
-    def _run(self, call: Call) -> Sequence[Any]:
-        """Run an acquire; a lock that too few replicas have does not count as taken, while a refusal counts."""
-        try:
-            answer: Sequence[Any] = self._servers.run(call)
-        except TooFewReplicas as few:
-            answer = few.answer
-            if answer[0] == lock_answers.Answer.GRANTED:
-                raise
-        return answer
-
-    def _replicated(self, call: Call, record: Record | None) -> Call:
-        """The call, which replicas must have if it leaves a record: otherwise a failover would forget an end."""
-        return call if record is None else call._replace(replicas=self._replicas)
-
-    def _run_end(self, call: Call) -> Any:
-        """Run what ends a lock or a message."""
-        try:
-            return self._servers.run(call)
-        except TooFewReplicas as few:
-            # This may be a primary that was deposed and does not know it yet: the next try looks for another one.
-            raise TimeoutError(str(few)) from few
 
     def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[Sequence[Item]]:
         """The items in groups that can be named in one call."""
@@ -426,7 +391,7 @@ _RESHAPING = (ClusterDownError, TryAgainError)
 
 
 #: Errors that show that the server answers now.
-_ANSWERS = (ResponseError, TooFewReplicas)
+_ANSWERS = (ResponseError,)
 
 
 def _is_worth_another_try(error: Exception, failures: int, seconds: float, patience: float) -> bool:

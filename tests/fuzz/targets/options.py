@@ -50,7 +50,6 @@ VALID: Mapping[str, Any] = {
     "singleton_lock_prefix": "p",
     "singleton_lock_enabled": True,
     "singleton_lock_done_ttl": 60.0,
-    "singleton_lock_replicas": 1,
     "singleton_lock_journal": 100,
     "singleton_lock_blocked_after": 2,
     "singleton_lock_accept": ["ttl"],
@@ -141,7 +140,7 @@ def _settings(choices: Choices) -> None:
     try:
         store = open_store(settings)
     except InvalidOption as error:
-        explains(error, "singleton_lock_backend", "singleton_lock_transport_options", "singleton_lock_replicas")
+        explains(error, "singleton_lock_backend", "singleton_lock_transport_options")
         return
     assert PASSWORD not in getattr(store, "server", "")
     if store.__class__.__name__ != "MemoryStore":

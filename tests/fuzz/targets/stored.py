@@ -27,10 +27,10 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
-from celery_singleton_lock.testing import RedisServer
 from tests.fuzz.choices import Case, Choices
 from tests.fuzz.targets.parsers import ENTRY, HOLDER, RECORD
 from tests.patience import in_this_thread
+from tests.redis_server import RedisServer
 
 OWNER = "d31c43ab95f919e9c8bef85b6373f466"
 MESSAGE = "id:0.0"

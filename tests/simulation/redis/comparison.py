@@ -16,7 +16,7 @@ import hiredis
 from celery_singleton_lock.stores.redis.connection import packed
 from celery_singleton_lock.stores.redis.lock_answers import Answer
 from celery_singleton_lock.stores.redis.script import Command
-from celery_singleton_lock.testing import RedisServer
+from tests.redis_server import RedisServer
 from tests.simulation.redis.dataset import TYPES, Scores
 from tests.simulation.redis.replies import shown
 from tests.simulation.redis.server import RedisModel

@@ -18,10 +18,10 @@ from typing import Any
 from celery import states
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.testing import RedisServer
 from tests import appended, programs
 from tests.integration.workers import Process, Worker, environment
 from tests.patience import until
+from tests.redis_server import RedisServer
 from tests.storm import history
 from tests.storm.flood.app import make
 from tests.storm.flood.judge import Judge, Verdict

@@ -74,6 +74,8 @@ class RedlockStore:
         memory: the key that says since when a node remembers; None to trust nodes that came back empty.
     """
 
+    knows_newest = False
+
     def __init__(self, servers: Sequence[Server], server: str, *, memory: str | None) -> None:
         self.server = server
         self._nodes = Nodes(servers, server)
@@ -97,7 +99,7 @@ class RedlockStore:
         return holding
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
-        """See `LockStore.renew`; `timeout` is that of connecting, and of the answers to all."""
+        """See `Store.renew`; `timeout` is that of connecting, and of the answers to all."""
         parts = [*batches(holds)]
         undecided = set(range(len(parts)))
 

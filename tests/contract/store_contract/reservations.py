@@ -8,8 +8,9 @@ from dataclasses import replace
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockStore, Record, Reservation
-from celery_singleton_lock.testing.store_contract.asking import (
+from celery_singleton_lock.stores.base import Held, Record, Reservation
+from celery_singleton_lock.stores.store import Store
+from tests.contract.store_contract.asking import (
     KEY,
     ME,
     PATIENCE,
@@ -26,7 +27,7 @@ from celery_singleton_lock.testing.store_contract.asking import (
 NEXT = Holder("my-task", 3)
 
 
-def reserved(store: LockStore, seconds: float = TTL) -> Lease:
+def reserved(store: Store, seconds: float = TTL) -> Lease:
     """A freed lease, whose lock is reserved for the next attempt."""
     lease = taken(store, holder=ME)
     assert store.free(lease, reservation=Reservation(NEXT, seconds))
@@ -36,7 +37,7 @@ def reserved(store: LockStore, seconds: float = TTL) -> Lease:
 class ReservationContract:
     """The next attempt gets the lock, and nobody else."""
 
-    def test_only_the_next_attempt_gets_it(self, store: LockStore) -> None:
+    def test_only_the_next_attempt_gets_it(self, store: Store) -> None:
         lease = reserved(store)
         found = ask(store)
         assert isinstance(found, Held)
@@ -49,23 +50,23 @@ class ReservationContract:
         assert store.free(following)
         assert isinstance(ask(store), Lease)
 
-    def test_two_copies_of_the_next_attempt_do_not_both_get_it(self, store: LockStore) -> None:
+    def test_two_copies_of_the_next_attempt_do_not_both_get_it(self, store: Store) -> None:
         reserved(store)
         taken(store, holder=NEXT)
         assert isinstance(ask(store, holder=NEXT), Held)
 
-    def test_reservation_does_not_last_forever(self, store: LockStore) -> None:
+    def test_reservation_does_not_last_forever(self, store: Store) -> None:
         reserved(store, SHORT)
         assert until_free(store).held
 
-    def test_lost_lock_is_not_reserved(self, store: LockStore) -> None:
+    def test_lost_lock_is_not_reserved(self, store: Store) -> None:
         lease = taken(store, holder=ME)
         store.free(lease)
         taken(store)
         assert not store.free(lease, reservation=Reservation(NEXT, TTL))
         assert isinstance(ask(store, holder=NEXT), Held)
 
-    def test_next_attempt_that_waits_is_woken(self, store: LockStore) -> None:
+    def test_next_attempt_that_waits_is_woken(self, store: Store) -> None:
         lease, found = taken(store, holder=ME), []
         asked = request(holder=NEXT, waiting=True)
         assert isinstance(store.acquire(asked), Held)
@@ -81,14 +82,14 @@ class ReservationContract:
         waits.join(PATIENCE)
         assert isinstance(found[0], Lease)
 
-    def test_nothing_is_reserved_for_a_message_that_was_carried_out_meanwhile(self, store: LockStore) -> None:
+    def test_nothing_is_reserved_for_a_message_that_was_carried_out_meanwhile(self, store: Store) -> None:
         """The lock was freed late: the message has ended in another way, and does not come again."""
         lease = taken(store, holder=ME)
         assert store.refuse(KEY, NEXT, Record(NEXT.message, b"done", 60.0)) is None
         assert store.free(lease, reservation=Reservation(NEXT, TTL))
         assert is_free(store)
 
-    def test_lock_can_be_kept_after_the_end_without_a_holder(self, store: LockStore) -> None:
+    def test_lock_can_be_kept_after_the_end_without_a_holder(self, store: Store) -> None:
         """`lock_at_least_for`: the lock is reserved for the message itself, which ends with this very call."""
         lease = taken(store, holder=ME)
         assert store.free(lease, record=Record(ME.message, b"done", 60.0), reservation=Reservation(ME, TTL))

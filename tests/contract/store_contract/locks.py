@@ -11,8 +11,9 @@ from dataclasses import replace
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Freeing, Held, LockStore
-from celery_singleton_lock.testing.store_contract.asking import (
+from celery_singleton_lock.stores.base import Freeing, Held
+from celery_singleton_lock.stores.store import Store
+from tests.contract.store_contract.asking import (
     KEY,
     OTHER,
     PATIENCE,
@@ -33,13 +34,13 @@ RENEWED = 1.5
 class LockContract:
     """There is one holder at a time, and it knows when it has lost the lock."""
 
-    def test_free_lock_is_taken(self, store: LockStore) -> None:
+    def test_free_lock_is_taken(self, store: Store) -> None:
         lease = taken(store)
         assert lease.held
         assert lease.fence > 0
         assert 0 < lease.remaining < TTL
 
-    def test_held_lock_is_refused_and_names_its_holder(self, store: LockStore) -> None:
+    def test_held_lock_is_refused_and_names_its_holder(self, store: Store) -> None:
         taken(store)
         found = ask(store)
         assert isinstance(found, Held)
@@ -49,11 +50,11 @@ class LockContract:
         assert found.holder.label == OTHER.label
         assert 0 < found.remaining <= TTL
 
-    def test_another_key_is_free(self, store: LockStore) -> None:
+    def test_another_key_is_free(self, store: Store) -> None:
         taken(store)
         assert isinstance(ask(store, key=f"{KEY}2"), Lease)
 
-    def test_acquire_is_idempotent_by_owner(self, store: LockStore) -> None:
+    def test_acquire_is_idempotent_by_owner(self, store: Store) -> None:
         owner = new_owner()
         first, second = taken(store, owner), taken(store, owner)
         assert second.fence >= first.fence
@@ -61,7 +62,7 @@ class LockContract:
         assert store.free(second)
         assert is_free(store), "it is one hold"
 
-    def test_holder_is_as_its_owner_has_said_last(self, store: LockStore) -> None:
+    def test_holder_is_as_its_owner_has_said_last(self, store: Store) -> None:
         """A message passes its lock on to its next attempt, whatever it has stored as its end by then."""
         owner = new_owner()
         taken(store, owner)
@@ -71,40 +72,40 @@ class LockContract:
         assert isinstance(found, Held)
         assert found.holder == following
 
-    def test_freed_lock_is_free(self, store: LockStore) -> None:
+    def test_freed_lock_is_free(self, store: Store) -> None:
         assert store.free(taken(store))
         assert isinstance(ask(store), Lease)
 
-    def test_freeing_twice_does_not_free_the_next_hold(self, store: LockStore) -> None:
+    def test_freeing_twice_does_not_free_the_next_hold(self, store: Store) -> None:
         lease = taken(store)
         store.free(lease)
         taken(store)
         assert not store.free(lease)
         assert isinstance(ask(store), Held)
 
-    def test_lock_that_is_still_held_is_freed_whatever_its_holder_believes(self, store: LockStore) -> None:
+    def test_lock_that_is_still_held_is_freed_whatever_its_holder_believes(self, store: Store) -> None:
         lease = taken(store)
         lease.lose("the test said so")
         assert store.free(lease) == Freeing.NOW
         assert store.free(lease) == Freeing.NOT_OURS
         assert is_free(store)
 
-    def test_stranger_frees_nothing(self, store: LockStore) -> None:
+    def test_stranger_frees_nothing(self, store: Store) -> None:
         lease, stranger = taken(store), Hold(KEY, new_owner(), ttl=TTL)
         assert not store.free(stranger)
         assert store.renew([stranger], timeout=1) == [False]
         assert store.renew([lease], timeout=1) == [True]
 
-    def test_lease_ends_by_itself(self, store: LockStore) -> None:
+    def test_lease_ends_by_itself(self, store: Store) -> None:
         taken(store, ttl=SHORT)
         assert until_free(store).held
 
-    def test_holder_stops_trusting_before_others_can_acquire(self, store: LockStore) -> None:
+    def test_holder_stops_trusting_before_others_can_acquire(self, store: Store) -> None:
         lease = taken(store, ttl=SHORT)
         until_free(store)
         assert not lease.held
 
-    def test_renewed_lease_lasts(self, store: LockStore) -> None:
+    def test_renewed_lease_lasts(self, store: Store) -> None:
         lease = taken(store, ttl=RENEWED)
         end = lease.trusted_until
         clock.sleep(RENEWED / 2)
@@ -113,23 +114,23 @@ class LockContract:
         clock.sleep(RENEWED * 0.6)
         assert isinstance(ask(store), Held)
 
-    def test_ended_lease_is_not_renewed(self, store: LockStore) -> None:
+    def test_ended_lease_is_not_renewed(self, store: Store) -> None:
         lease = taken(store, ttl=SHORT)
         following = until_free(store)
         assert store.renew([lease, following], timeout=1) == [False, True]
 
-    def test_freed_lease_is_not_brought_back_by_a_late_renewal(self, store: LockStore) -> None:
+    def test_freed_lease_is_not_brought_back_by_a_late_renewal(self, store: Store) -> None:
         lease = taken(store)
         store.free(lease)
         assert store.renew([lease], timeout=1) == [False]
         assert isinstance(ask(store), Lease)
 
-    def test_many_leases_are_renewed_at_once(self, store: LockStore) -> None:
+    def test_many_leases_are_renewed_at_once(self, store: Store) -> None:
         leases = [taken(store, key=f"many:{{{number}}}") for number in range(450)]
         assert store.renew(leases, timeout=5) == [True] * 450
         assert all(store.free(lease) for lease in leases)
 
-    def test_fences_grow(self, store: LockStore) -> None:
+    def test_fences_grow(self, store: Store) -> None:
         fences = []
         for _ in range(20):
             lease = taken(store)
@@ -137,11 +138,11 @@ class LockContract:
             store.free(lease)
         assert fences == sorted(set(fences))
 
-    def test_fence_grows_over_an_ended_lease(self, store: LockStore) -> None:
+    def test_fence_grows_over_an_ended_lease(self, store: Store) -> None:
         first = taken(store, ttl=SHORT)
         assert until_free(store).fence > first.fence
 
-    def test_no_update_is_lost(self, store: LockStore) -> None:
+    def test_no_update_is_lost(self, store: Store) -> None:
         """Threads raise an unguarded counter under the lock; the sum must be right."""
         threads, rounds, counter = 6, 25, [0]
 
@@ -160,13 +161,13 @@ class LockContract:
             worker.join(PATIENCE)
         assert counter == [threads * rounds]
 
-    def test_closed_store_opens_again_when_it_is_used(self, store: LockStore) -> None:
+    def test_closed_store_opens_again_when_it_is_used(self, store: Store) -> None:
         lease = taken(store)
         store.close()
         assert store.renew([lease], timeout=1) == [True]
         assert store.free(lease)
 
-    def test_store_can_be_used_on_both_sides_of_a_fork(self, store: LockStore) -> None:
+    def test_store_can_be_used_on_both_sides_of_a_fork(self, store: Store) -> None:
         lease = taken(store)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pytest
-
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockStore, Record, Waiter
-from celery_singleton_lock.testing.store_contract.asking import (
+from celery_singleton_lock.stores.base import Held, Record, Waiter
+from celery_singleton_lock.stores.store import Store
+from tests.contract.store_contract.asking import (
     ME,
     PATIENCE,
     TTL,
@@ -25,7 +24,7 @@ from celery_singleton_lock.testing.store_contract.asking import (
 )
 
 
-def place(store: LockStore, **more: Any) -> Waiter:
+def place(store: Store, **more: Any) -> Waiter:
     """A place in the queue, after an acquire that found the lock held."""
     asked = request(**{"holder": ME, "waiting": True, **more})
     assert isinstance(store.acquire(asked), Held)
@@ -33,15 +32,9 @@ def place(store: LockStore, **more: Any) -> Waiter:
 
 
 class WaitingContract:
-    """A waiter gets the lock when it is freed, and does not wait for its lease to end.
+    """A waiter gets the lock when it is freed, and does not wait for its lease to end."""
 
-    Attributes:
-        wakes_in_order: whether the waiter that has waited longest comes first.
-    """
-
-    wakes_in_order = True
-
-    def test_freed_lock_goes_to_the_waiter(self, store: LockStore) -> None:
+    def test_freed_lock_goes_to_the_waiter(self, store: Store) -> None:
         first = taken(store)
         with place(store) as waiter:
             threading.Timer(0.05, store.free, [first]).start()
@@ -53,14 +46,14 @@ class WaitingContract:
         assert store.free(found)
         assert is_free(store)
 
-    def test_waiter_sees_that_the_lock_is_held(self, store: LockStore) -> None:
+    def test_waiter_sees_that_the_lock_is_held(self, store: Store) -> None:
         first = taken(store)
         with place(store) as waiter:
             assert is_of(waiter.wait(0.05), first)
         assert store.free(first)
         assert is_free(store), "a waiter that has left does not get the lock"
 
-    def test_waiter_sees_that_the_lease_has_ended(self, store: LockStore) -> None:
+    def test_waiter_sees_that_the_lease_has_ended(self, store: Store) -> None:
         taken(store, ttl=0.3)
         with place(store) as waiter:
             # Nobody wakes the waiter: it asks when the lease should have ended.
@@ -68,7 +61,7 @@ class WaitingContract:
                 pass
             assert isinstance(found, Lease)
 
-    def test_lease_that_was_found_while_waiting_is_kept(self, store: LockStore) -> None:
+    def test_lease_that_was_found_while_waiting_is_kept(self, store: Store) -> None:
         """A wake-up that the server still sends to the waiter takes nothing away."""
         taken(store, ttl=0.2)
         with place(store) as waiter:
@@ -78,7 +71,7 @@ class WaitingContract:
         assert store.free(found)
         assert is_free(store)
 
-    def test_lease_that_was_asked_for_is_kept(self, store: LockStore) -> None:
+    def test_lease_that_was_asked_for_is_kept(self, store: Store) -> None:
         """A waiter asks by itself when it finds the holder's process gone."""
         first = taken(store)
         with place(store) as waiter:
@@ -88,7 +81,7 @@ class WaitingContract:
         assert isinstance(found, Lease)
         assert store.renew([found], timeout=1) == [True]
 
-    def test_waiter_finds_the_record_of_a_message_that_was_carried_out_meanwhile(self, store: LockStore) -> None:
+    def test_waiter_finds_the_record_of_a_message_that_was_carried_out_meanwhile(self, store: Store) -> None:
         first = taken(store, holder=ME)
         with place(store, once=True) as waiter:
             record = Record(ME.message, b"done", 60.0)
@@ -96,7 +89,7 @@ class WaitingContract:
             assert isinstance(waited_for(waiter), Record)
         assert is_free(store)
 
-    def test_waiter_gets_the_slot_that_was_freed(self, store: LockStore) -> None:
+    def test_waiter_gets_the_slot_that_was_freed(self, store: Store) -> None:
         pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
         with place(store, limit=2) as waiter:
             threading.Timer(0.05, store.free, [pair[1]]).start()
@@ -104,7 +97,7 @@ class WaitingContract:
         assert isinstance(found, Lease)
         assert found.slot == pair[1].slot
 
-    def test_each_waiter_gets_a_slot_that_was_freed_before_it_waited(self, store: LockStore) -> None:
+    def test_each_waiter_gets_a_slot_that_was_freed_before_it_waited(self, store: Store) -> None:
         """Between being refused and waiting."""
         pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
         asked = [request(owner=new_owner(), holder=Holder(name), waiting=True, limit=2) for name in "cd"]
@@ -116,7 +109,7 @@ class WaitingContract:
                 assert isinstance(waiter.wait(PATIENCE), Lease)
                 assert clock.now() - began < PATIENCE / 2
 
-    def test_one_that_is_about_to_wait_gets_the_lock_of_a_waiter_that_leaves(self, store: LockStore) -> None:
+    def test_one_that_is_about_to_wait_gets_the_lock_of_a_waiter_that_leaves(self, store: Store) -> None:
         """As that one was woken."""
         first, asked = taken(store), request(holder=Holder("next"), waiting=True)
         with place(store) as leaving:
@@ -128,7 +121,7 @@ class WaitingContract:
             assert isinstance(waiter.wait(PATIENCE), Lease)
             assert clock.now() - began < PATIENCE / 2
 
-    def test_waiter_is_woken_long_before_the_lease_would_end(self, store: LockStore) -> None:
+    def test_waiter_is_woken_long_before_the_lease_would_end(self, store: Store) -> None:
         lease, got = taken(store), []
         waits = threading.Thread(target=lambda: got.append(until_free(store)))
         waits.start()
@@ -138,7 +131,7 @@ class WaitingContract:
         assert got[0].fence > lease.fence
         assert clock.now() - began < 2.5
 
-    def test_every_waiter_gets_its_turn(self, store: LockStore) -> None:
+    def test_every_waiter_gets_its_turn(self, store: Store) -> None:
         lease, got = taken(store), []
 
         def wait() -> None:
@@ -155,9 +148,7 @@ class WaitingContract:
         assert len(got) == 8
         assert got == sorted(got)
 
-    def test_first_come_first_served(self, store: LockStore) -> None:
-        if not self.wakes_in_order:
-            pytest.skip("in this store, nobody is sure to come first")
+    def test_first_come_first_served(self, store: Store) -> None:
         lease = taken(store)
         order: list[int] = []
 

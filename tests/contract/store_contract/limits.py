@@ -9,8 +9,9 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockStore, Reservation
-from celery_singleton_lock.testing.store_contract.asking import (
+from celery_singleton_lock.stores.base import Held, Reservation
+from celery_singleton_lock.stores.store import Store
+from tests.contract.store_contract.asking import (
     KEY,
     ME,
     TTL,
@@ -33,13 +34,13 @@ class LimitContract:
 
     frees_beyond_the_limit = True
 
-    def test_each_holder_has_its_own_slot(self, store: LockStore) -> None:
+    def test_each_holder_has_its_own_slot(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
         assert [lease.slot for lease in leases] == [0, 1, 2]
         assert isinstance(ask(store, limit=3), Held)
         assert store.renew(leases, timeout=1) == [True] * 3
 
-    def test_repeated_acquire_does_not_share_the_fence_of_another_holder(self, store: LockStore) -> None:
+    def test_repeated_acquire_does_not_share_the_fence_of_another_holder(self, store: Store) -> None:
         """The answer to the first request was lost, and another holder has taken a slot since."""
         owner = new_owner()
         me = replace(ME, label='of "me"]')
@@ -48,7 +49,7 @@ class LimitContract:
         again = taken(store, owner, holder=me, limit=2)
         assert first.fence <= again.fence != other.fence
 
-    def test_newcomer_finds_what_was_taken_under_a_higher_limit(self, store: LockStore) -> None:
+    def test_newcomer_finds_what_was_taken_under_a_higher_limit(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
         for lease in leases[:-1]:
             assert isinstance(ask(store), Held)
@@ -58,7 +59,7 @@ class LimitContract:
         assert store.free(leases[-1])
         assert taken(store).slot == 0
 
-    def test_each_holder_of_a_semaphore_counts(self, store: LockStore) -> None:
+    def test_each_holder_of_a_semaphore_counts(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=5) for name in "abcde"]
         for lease in leases[:3]:
             store.free(lease)
@@ -67,7 +68,7 @@ class LimitContract:
         assert taken(store, limit=2).slot == 0
         assert isinstance(ask(store, holder=ME, limit=2), Held)
 
-    def test_message_does_not_run_beside_itself(self, store: LockStore) -> None:
+    def test_message_does_not_run_beside_itself(self, store: Store) -> None:
         others = [taken(store, holder=Holder(name), limit=3) for name in "ab"]
         mine = taken(store, holder=ME, limit=3)
         for other in others:
@@ -75,7 +76,7 @@ class LimitContract:
         assert is_of(ask(store, holder=replace(ME, pid=7)), mine)
         assert is_of(ask(store, holder=replace(ME, pid=7), limit=3), mine), "also if a slot is free"
 
-    def test_renewed_for_longer_than_the_first_ttl(self, store: LockStore) -> None:
+    def test_renewed_for_longer_than_the_first_ttl(self, store: Store) -> None:
         first, second = (taken(store, holder=Holder(name), limit=2, ttl=1.5) for name in "ab")
         store.free(first)
         until = clock.now() + 2.0
@@ -84,7 +85,7 @@ class LimitContract:
             clock.sleep(0.1)
         assert isinstance(ask(store), Held)
 
-    def test_renewal_of_a_short_lease_hides_no_longer_one(self, store: LockStore) -> None:
+    def test_renewal_of_a_short_lease_hides_no_longer_one(self, store: Store) -> None:
         """A newcomer with a lower limit finds every hold, whichever was renewed last."""
         lasts = {"a": TTL, "b": 1.5, "c": TTL}
         first, short, _ = (taken(store, holder=Holder(name), limit=3, ttl=ttl) for name, ttl in lasts.items())
@@ -93,7 +94,7 @@ class LimitContract:
         clock.sleep(1.6)
         assert isinstance(ask(store), Held)
 
-    def test_reservation_beyond_the_limit_moves_to_a_slot_within_it(self, store: LockStore) -> None:
+    def test_reservation_beyond_the_limit_moves_to_a_slot_within_it(self, store: Store) -> None:
         first = taken(store, limit=2)
         second, following = taken(store, holder=ME, limit=2), replace(ME, retries=3)
         store.free(second, reservation=Reservation(following, TTL))
@@ -105,7 +106,7 @@ class LimitContract:
         assert store.free(lease)
         assert is_free(store), "nothing is left in the other slot"
 
-    def test_waiter_gets_its_turn(self, store: LockStore) -> None:
+    def test_waiter_gets_its_turn(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=2) for name in "ab"]
         asked = request(waiting=True)
         assert isinstance(store.acquire(asked), Held)
@@ -115,11 +116,11 @@ class LimitContract:
             store.free(leases[1])
             assert isinstance(waited_for(waiter), Lease)
 
-    def test_raised_limit_has_room_at_once(self, store: LockStore) -> None:
+    def test_raised_limit_has_room_at_once(self, store: Store) -> None:
         taken(store)
         assert taken(store, holder=ME, limit=2).slot == 1
 
-    def test_given_up_owner_is_freed_beyond_the_limit(self, store: LockStore) -> None:
+    def test_given_up_owner_is_freed_beyond_the_limit(self, store: Store) -> None:
         first, ghost = taken(store, limit=2), taken(store, holder=ME, limit=2)
         store.free(first)
         lease = taken(store, holder=ME, given_up=[ghost.owner])
@@ -127,7 +128,7 @@ class LimitContract:
         assert store.free(lease)
         assert is_free(store)
 
-    def test_hold_beyond_the_limit_can_be_freed(self, store: LockStore) -> None:
+    def test_hold_beyond_the_limit_can_be_freed(self, store: Store) -> None:
         if not self.frees_beyond_the_limit:
             pytest.skip("in this store, the hold ends with its lease")
         first, _ = taken(store, limit=2), taken(store, limit=2, holder=ME)

@@ -6,7 +6,8 @@ from typing import Any
 
 from celery_singleton_lock.holder import Holder, new_owner, stem
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record, Waiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
+from celery_singleton_lock.stores.store import Store
 
 KEY = "contract:{job:1}"
 
@@ -28,19 +29,19 @@ def request(owner: str = "", **more: Any) -> LockRequest:
     return LockRequest(more.pop("key", KEY), owner or new_owner(), **{"ttl": TTL, "holder": OTHER, **more})
 
 
-def ask(store: LockStore, owner: str = "", **more: Any) -> Lease | Held | Record:
+def ask(store: Store, owner: str = "", **more: Any) -> Lease | Held | Record:
     """Acquire the lock; see `request`."""
     return store.acquire(request(owner, **more))
 
 
-def taken(store: LockStore, owner: str = "", **more: Any) -> Lease:
+def taken(store: Store, owner: str = "", **more: Any) -> Lease:
     """A lease of the lock, which must be free."""
     lease = ask(store, owner, **more)
     assert isinstance(lease, Lease)
     return lease
 
 
-def is_free(store: LockStore, limit: int = 1) -> bool:
+def is_free(store: Store, limit: int = 1) -> bool:
     """Whether a newcomer gets the lock."""
     found = ask(store, holder=Holder("passer-by"), limit=limit)
     return isinstance(found, Lease) and bool(store.free(found))
@@ -59,7 +60,7 @@ def waited_for(waiter: Waiter) -> Lease | Record:
     return found
 
 
-def until_free(store: LockStore, **more: Any) -> Lease:
+def until_free(store: Store, **more: Any) -> Lease:
     """Wait for the lock as an execution does, and take it."""
     asked = request(**{"waiting": True, **more})
     with store.waiter(asked) as waiter:

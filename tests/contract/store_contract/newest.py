@@ -10,8 +10,9 @@ from typing import Any
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Arrival, Held, LockStore, Record, Reservation, Superseded
-from celery_singleton_lock.testing.store_contract.asking import TTL, ask, taken
+from celery_singleton_lock.stores.base import Arrival, Held, Record, Reservation, Superseded
+from celery_singleton_lock.stores.store import Store
+from tests.contract.store_contract.asking import TTL, ask, taken
 
 FIRST, SECOND, THIRD = (Holder(name, sending=f"{name}'s") for name in ("first", "second", "third"))
 
@@ -24,13 +25,13 @@ STOPPABLE = [replace(holder, order=Arrival(None, TTL, TASK).order) for holder in
 
 
 def come(
-    store: LockStore, holder: Holder, number: int | None = None, task: str = TASK, stops: bool = False, **more: Any
+    store: Store, holder: Holder, number: int | None = None, task: str = TASK, stops: bool = False, **more: Any
 ) -> Lease | Held | Record:
     """Ask for the lock as a copy of the holder's message; `number` is the number that the message carries."""
     return ask(store, holder=holder, arrival=Arrival(number, TTL, task, stops), **more)
 
 
-def told(store: LockStore, lease: Lease) -> str | None:
+def told(store: Store, lease: Lease) -> str | None:
     """For which task a holder must stop, as it learns from a renewal; it still has the lock."""
     assert store.renew([lease], timeout=1) == [True]
     return lease.superseded_by
@@ -39,7 +40,7 @@ def told(store: LockStore, lease: Lease) -> str | None:
 class NewestContract:
     """Older messages do not run after the newest has come."""
 
-    def test_newest_waits_and_knows_its_number(self, store: LockStore) -> None:
+    def test_newest_waits_and_knows_its_number(self, store: Store) -> None:
         running = come(store, FIRST)
         assert isinstance(running, Lease)
         second, third = come(store, SECOND), come(store, THIRD)
@@ -49,7 +50,7 @@ class NewestContract:
         assert (second.arrived or 0) < (third.arrived or 0)
         assert second.holder == FIRST
 
-    def test_older_message_is_superseded_while_the_lock_is_held(self, store: LockStore) -> None:
+    def test_older_message_is_superseded_while_the_lock_is_held(self, store: Store) -> None:
         come(store, FIRST)
         come(store, SECOND)
         come(store, THIRD)
@@ -57,7 +58,7 @@ class NewestContract:
         assert isinstance(found, Superseded)
         assert (found.by, found.holder) == ("third", FIRST)
 
-    def test_older_message_is_superseded_when_the_lock_is_free(self, store: LockStore) -> None:
+    def test_older_message_is_superseded_when_the_lock_is_free(self, store: Store) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         come(store, THIRD)
@@ -68,7 +69,7 @@ class NewestContract:
         assert (found.by, found.owner) == ("third", "")
         assert isinstance(come(store, THIRD), Lease)
 
-    def test_newcomer_that_finds_the_lock_free_supersedes_waiting_messages(self, store: LockStore) -> None:
+    def test_newcomer_that_finds_the_lock_free_supersedes_waiting_messages(self, store: Store) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
@@ -78,7 +79,7 @@ class NewestContract:
         store.free(following)
         assert isinstance(come(store, SECOND), Superseded)
 
-    def test_another_task_under_the_same_lock_supersedes_nobody(self, store: LockStore) -> None:
+    def test_another_task_under_the_same_lock_supersedes_nobody(self, store: Store) -> None:
         """Another task does other work."""
         running = come(store, FIRST)
         assert type(come(store, SECOND)) is Held
@@ -90,7 +91,7 @@ class NewestContract:
         store.free(following)
         assert isinstance(come(store, THIRD, task="another one"), Lease)
 
-    def test_number_from_the_future_is_the_time(self, store: LockStore) -> None:
+    def test_number_from_the_future_is_the_time(self, store: Store) -> None:
         """A sender may write any number."""
         come(store, FIRST)
         come(store, SECOND, 2**53 - 1)
@@ -99,7 +100,7 @@ class NewestContract:
         assert (third.arrived or 0) < 2**52
         assert isinstance(come(store, SECOND), Superseded)
 
-    def test_copy_is_not_a_newcomer(self, store: LockStore) -> None:
+    def test_copy_is_not_a_newcomer(self, store: Store) -> None:
         come(store, FIRST)
         come(store, SECOND)
         come(store, THIRD)
@@ -107,7 +108,7 @@ class NewestContract:
             assert isinstance(come(store, SECOND), Superseded)
             assert type(come(store, THIRD)) is Held
 
-    def test_copy_of_the_running_message_is_neither_a_newcomer_nor_superseded(self, store: LockStore) -> None:
+    def test_copy_of_the_running_message_is_neither_a_newcomer_nor_superseded(self, store: Store) -> None:
         come(store, FIRST)
         come(store, SECOND)
         found = come(store, FIRST)
@@ -115,7 +116,7 @@ class NewestContract:
         assert found.holder == FIRST
         assert type(come(store, SECOND)) is Held
 
-    def test_killed_message_is_superseded(self, store: LockStore) -> None:
+    def test_killed_message_is_superseded(self, store: Store) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
@@ -123,14 +124,14 @@ class NewestContract:
         assert isinstance(come(store, FIRST), Superseded)
         assert isinstance(come(store, SECOND), Lease)
 
-    def test_retry_is_not_a_newcomer(self, store: LockStore) -> None:
+    def test_retry_is_not_a_newcomer(self, store: Store) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
         store.free(running)
         assert isinstance(come(store, replace(FIRST, retries=1)), Superseded)
 
-    def test_retry_has_the_lock_that_was_kept_for_it(self, store: LockStore) -> None:
+    def test_retry_has_the_lock_that_was_kept_for_it(self, store: Store) -> None:
         running, following = come(store, FIRST), replace(FIRST, retries=1)
         come(store, SECOND)
         assert isinstance(running, Lease)
@@ -138,14 +139,14 @@ class NewestContract:
         assert type(come(store, SECOND)) is Held
         assert isinstance(come(store, following), Lease)
 
-    def test_finished_message_is_not_superseded(self, store: LockStore) -> None:
+    def test_finished_message_is_not_superseded(self, store: Store) -> None:
         running = come(store, FIRST)
         assert isinstance(running, Lease)
         store.free(running, record=Record(FIRST.message, b"over", TTL))
         come(store, SECOND)
         assert isinstance(come(store, FIRST, once=True), Record)
 
-    def test_numbers_give_the_order_if_the_store_has_forgotten_it(self, store: LockStore) -> None:
+    def test_numbers_give_the_order_if_the_store_has_forgotten_it(self, store: Store) -> None:
         """As after a restart without memory: the messages carry their numbers."""
         come(store, FIRST, key="earlier:{1}")
         second, third = come(store, SECOND, key="earlier:{1}"), come(store, THIRD, key="earlier:{1}")
@@ -155,7 +156,7 @@ class NewestContract:
         assert isinstance(running, Lease)
         assert isinstance(come(store, SECOND, second.arrived), Superseded)
 
-    def test_messages_of_other_policies_are_not_in_the_order(self, store: LockStore) -> None:
+    def test_messages_of_other_policies_are_not_in_the_order(self, store: Store) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert type(ask(store, holder=THIRD)) is Held
@@ -167,7 +168,7 @@ class NewestContract:
         store.free(other)
         assert isinstance(come(store, SECOND), Lease)
 
-    def test_holder_learns_for_which_task_it_must_stop(self, store: LockStore) -> None:
+    def test_holder_learns_for_which_task_it_must_stop(self, store: Store) -> None:
         first, second, third = STOPPABLE
         running = come(store, first, stops=True)
         assert isinstance(running, Lease)
@@ -180,7 +181,7 @@ class NewestContract:
         assert type(come(store, third, stops=True)) is Held
         assert told(store, running) == "second"
 
-    def test_newest_gets_the_lock_when_the_holder_frees_it(self, store: LockStore) -> None:
+    def test_newest_gets_the_lock_when_the_holder_frees_it(self, store: Store) -> None:
         first, second, third = STOPPABLE
         running = come(store, first, stops=True)
         come(store, second, stops=True)
@@ -192,7 +193,7 @@ class NewestContract:
         assert isinstance(following, Lease)
         assert told(store, following) is None
 
-    def test_older_message_stops_nobody(self, store: LockStore) -> None:
+    def test_older_message_stops_nobody(self, store: Store) -> None:
         first, second, third = STOPPABLE
         running = come(store, first, stops=True)
         assert isinstance(running, Lease)
@@ -204,7 +205,7 @@ class NewestContract:
         assert following.holder is not None
         assert (following.holder.task_id, following.holder.superseded_by) == ("second", "third")
 
-    def test_holder_of_another_order_is_not_stopped(self, store: LockStore) -> None:
+    def test_holder_of_another_order_is_not_stopped(self, store: Store) -> None:
         """A holder of another task, or without an order, or with another policy: the newcomer waits."""
         second, other = STOPPABLE[1], replace(THIRD, order=Arrival(None, TTL, "another one").order)
         for holder in (FIRST, other):
@@ -216,21 +217,21 @@ class NewestContract:
             assert told(store, running) is None
             store.free(running)
 
-    def test_message_that_stops_nobody_only_waits(self, store: LockStore) -> None:
+    def test_message_that_stops_nobody_only_waits(self, store: Store) -> None:
         first, second, _ = STOPPABLE
         running = come(store, first, stops=True)
         come(store, second)
         assert isinstance(running, Lease)
         assert told(store, running) is None
 
-    def test_copy_of_the_holder_does_not_stop_it(self, store: LockStore) -> None:
+    def test_copy_of_the_holder_does_not_stop_it(self, store: Store) -> None:
         first = STOPPABLE[0]
         running = come(store, first, stops=True)
         assert type(come(store, first, stops=True)) is Held
         assert isinstance(running, Lease)
         assert told(store, running) is None
 
-    def test_holder_that_asks_again_must_still_stop(self, store: LockStore) -> None:
+    def test_holder_that_asks_again_must_still_stop(self, store: Store) -> None:
         first, second, _ = STOPPABLE
         running = come(store, first, stops=True)
         come(store, second, stops=True)
@@ -240,14 +241,14 @@ class NewestContract:
         assert again.fence == running.fence
         assert told(store, again) == "second"
 
-    def test_holder_with_a_label_learns_that_it_must_stop(self, store: LockStore) -> None:
+    def test_holder_with_a_label_learns_that_it_must_stop(self, store: Store) -> None:
         running = come(store, replace(STOPPABLE[0], label='tenant [7], "x"]]'), stops=True)
         assert isinstance(running, Lease)
         assert told(store, running) is None
         come(store, STOPPABLE[1], stops=True)
         assert told(store, running) == "second"
 
-    def test_what_is_kept_for_an_older_one_is_taken(self, store: LockStore) -> None:
+    def test_what_is_kept_for_an_older_one_is_taken(self, store: Store) -> None:
         first, second, _ = STOPPABLE
         running, following = come(store, first, stops=True), replace(first, retries=1)
         assert isinstance(running, Lease)
@@ -258,7 +259,7 @@ class NewestContract:
         assert isinstance(come(store, following, stops=True), Superseded)
         assert told(store, newest) is None
 
-    def test_newest_waits_for_a_reservation_beside_a_running_task(self, store: LockStore) -> None:
+    def test_newest_waits_for_a_reservation_beside_a_running_task(self, store: Store) -> None:
         """The running task may have a higher limit, under the same name."""
         first, second, _ = STOPPABLE
         running, following = come(store, first, stops=True), replace(first, retries=1)
@@ -269,7 +270,7 @@ class NewestContract:
         store.free(beside)
         assert isinstance(come(store, second, stops=True), Lease)
 
-    def test_reservation_for_an_older_message_is_freed_when_that_comes(self, store: LockStore) -> None:
+    def test_reservation_for_an_older_message_is_freed_when_that_comes(self, store: Store) -> None:
         """The newest came before the lock was reserved."""
         first, second, _ = STOPPABLE
         running, following = come(store, first, stops=True), replace(first, retries=1)
@@ -279,14 +280,14 @@ class NewestContract:
         assert isinstance(come(store, following, stops=True), Superseded)
         assert isinstance(come(store, second, stops=True), Lease)
 
-    def test_newest_waits_for_reservations_of_others(self, store: LockStore) -> None:
+    def test_newest_waits_for_reservations_of_others(self, store: Store) -> None:
         first, second, _ = STOPPABLE
         running = come(store, first, stops=True)
         assert isinstance(running, Lease)
         store.free(running, reservation=Reservation(FIRST, TTL))
         assert type(come(store, second, stops=True)) is Held
 
-    def test_same_owner_asks_again_for_what_it_has(self, store: LockStore) -> None:
+    def test_same_owner_asks_again_for_what_it_has(self, store: Store) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
