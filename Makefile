@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 # Most tests wait for something most of the time.
 JOBS ?= 10
 # Tests that share a slow-starting server run in one process, see tests/conftest.py.
@@ -11,7 +12,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup --ignore tests/smoke -p no:celery -p no:
 # Tests start hundreds of programs: compiling everything anew in each would take longer than the tests.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all test-servers simulate smoke chaos flood soak celery-suite versions docs bench bench-compare model fuzz coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all test-servers simulate smoke chaos flood soak celery-suite versions docs bench bench-compare model fuzz coverage constraints clean
 .PHONY: mutants mutation
 
 help:
@@ -34,18 +35,19 @@ help:
 	@echo "make versions  make test on every supported Celery (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      build the documentation as a site, check its links, and run its code blocks"
+	@echo "make constraints  renew the exact versions of what develops and tests this (constraints.txt)"
 	@echo "make bench     what a lock costs, compared with other libraries (about 17 min; BENCH=--quick: 4 min)"
 	@echo "make bench-compare  what it costs, compared with another commit (BASE=commit; COMPARE=--quick: 1 min)"
 
 setup: .venv/.dev
 
-.venv/.demo: pyproject.toml
-	@test -x $(BIN)/uv || ($(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet uv)
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[embedded,demo]'
+.venv/.demo: pyproject.toml constraints.txt
+	@test -x $(BIN)/uv || ($(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet -c constraints.txt uv)
+	@$(INSTALL) -e '.[embedded,demo]'
 	@touch $@
 
 .venv/.dev: .venv/.demo
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[embedded,demo]' --group dev
+	@$(INSTALL) -e '.[embedded,demo]' --group dev
 	@touch $@
 
 # Else each of the processes that run tests compiles them all.
@@ -89,7 +91,7 @@ simulate: .venv/.dev
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(if $(MINUTES),--minutes $(MINUTES)) $(SIMULATE)
 
 .venv/.smoke: .venv/.dev
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group smoke
+	@$(INSTALL) --group smoke
 	@touch $@
 
 smoke: .venv/.smoke
@@ -116,7 +118,7 @@ model: .venv/.dev
 	@$(BIN)/python -m tests.model $(MODEL)
 
 versions: .venv/.dev
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group versions
+	@$(INSTALL) --group versions
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/nox -s tests wheel
 
 lint: .venv/.dev
@@ -133,7 +135,7 @@ docs: .venv/.dev
 	@echo "the site is at docs/_build/html/index.html"
 
 .venv/.bench: .venv/.dev
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
+	@$(INSTALL) --group bench
 	@touch $@
 
 bench: .venv/.bench
@@ -151,7 +153,7 @@ mutation: .venv/.dev
 	$(BIN)/python -m tests.mutation --count $(or $(COUNT),150) $(MUTATION)
 
 .venv/.fuzz: .venv/.dev
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group fuzz
+	@$(INSTALL) --group fuzz
 	@touch $@
 
 # A fault is printed with the command that repeats it. To run without end, guided by coverage:
@@ -165,5 +167,10 @@ coverage: .venv/.dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
+# The exact versions of what develops and tests this, renewed.
+constraints: .venv/.demo
+	$(BIN)/uv pip compile pyproject.toml --group dev --group bench --group smoke --group fuzz --group versions --all-extras \
+	  --universal --upgrade --no-header --no-annotate --quiet --output-file constraints.txt
+
 clean:
-	rm -rf .venv .nox dist build docs/_build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .nox dist build docs/_build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
