@@ -28,11 +28,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "nothing": ({}, {}),
     "forgets at once": ({"singleton_lock_done_ttl": 0}, {"singleton_lock_done_ttl: ": "problem"}),
     "forgets too soon": ({"singleton_lock_done_ttl": 60}, {"singleton_lock_done_ttl: ": "problem"}),
-    "of another package": ({"redbeat_lock_timeout": 60}, {"redbeat_lock_timeout: ": "note"}),
     "reject": ({"singleton_lock_on_conflict": "reject"}, {"bill, refund: on_conflict is 'reject'": "warning"}),
     "all": (
-        {"singleton_lock_done_ttl": 0, "redbeat_lock_timeout": 60, "singleton_lock_on_conflict": "reject"},
-        {"singleton_lock_done_ttl: ": "problem", "redbeat_lock_timeout: ": "note", "bill, refund: ": "warning"},
+        {"singleton_lock_done_ttl": 0, "singleton_lock_on_conflict": "reject"},
+        {"singleton_lock_done_ttl: ": "problem", "bill, refund: ": "warning"},
     ),
 }
 

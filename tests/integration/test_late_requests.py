@@ -260,14 +260,18 @@ class TestAcquire:
         lines_left = 0
 
         def lost(run: inside.Call) -> inside.Call:
+            losses = [TimeoutError()]
+
             def lose(*call: Any, **options: Any) -> object:
                 monkeypatch.undo()
-                run(*call, **options)
+                answer = run(*call, **options)
+                if not losses:
+                    return answer
                 sys.settrace(interrupting)
                 frame = sys._getframe(1)
                 while frame is not None and frame.f_code.co_filename != __file__:
                     frame.f_trace, frame = interrupting, frame.f_back
-                raise TimeoutError
+                raise losses.pop()
 
             return lose
 
@@ -619,7 +623,8 @@ class TestRelease:
         """A soft time limit may strike there."""
         lease, record = taken(direct, holder=ME), Record(ME.message, b"record", 60.0)
 
-        def interrupted(*_: object) -> None:
+        def interrupted(*_: object, **__: object) -> None:
+            patch.undo()
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:

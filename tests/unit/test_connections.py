@@ -265,7 +265,7 @@ class TestUnused:
     def store(self, exits: ExitStack, request: pytest.FixtureRequest) -> RedisStore:
         server = played()
         with ExitStack() as threads:
-            wires = [threads.enter_context(server.connection())._wire._socket for _ in range(3 * TRIES)]
+            wires = [threads.enter_context(server.connection())._socket for _ in range(3 * TRIES)]
         for wire in wires:
             if request.param == "closed":
                 wire.theirs.close()
@@ -306,7 +306,7 @@ class TestReplaced:
         exits.callback(server.close)
         with ExitStack() as threads:
             for _ in range(3):
-                threads.enter_context(server.connection())._wire._socket.player = Replaced(refusal)
+                threads.enter_context(server.connection())._socket.player = Replaced(refusal)
         return server
 
     def test_renewal_finds_the_new_one(self, server: CountedServer) -> None:
@@ -452,7 +452,7 @@ class TestHalfOpen:
         with store._nodes.conversation() as talk:
             for each in talk._connections:
                 assert each is not None
-                each._wire._socket.player = Silent()
+                each._socket.player = Silent()
         monkeypatch.setattr(conversation, "MUTE_FOR", 0.0)
         return store
 

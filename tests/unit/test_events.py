@@ -6,22 +6,17 @@ import json
 import math
 from typing import Any
 
-from celery.contrib.testing.worker import start_worker
 from celery.events.event import get_exchange
 from kombu import Queue
 
 from celery_singleton_lock import LockConflict, signals
 from tests.bench import Bench, raises
-from tests.patience import LIMIT
 
 
 def test_conflict_with_a_lock_that_never_expires_is_valid_json(bench: Bench) -> None:
     bench.app.conf.worker_send_task_events = True
     task, read = bench.task(), list[Any]()
-    with (
-        start_worker(bench.app, pool="solo", perform_ping_check=False, loglevel="CRITICAL", shutdown_timeout=LIMIT),
-        bench.app.connection_for_read() as connection,
-    ):
+    with bench.app.connection_for_read() as connection:
         queue = Queue(f"events-of-{bench.app.main}", get_exchange(connection), routing_key="#")(
             connection.default_channel
         )
