@@ -9,6 +9,7 @@ from typing import Any
 from celery.events.event import get_exchange
 from kombu import Queue
 
+import celery_singleton_lock.worker.events  # noqa: F401 - as a worker does
 from celery_singleton_lock import LockConflict, signals
 from tests.bench import Bench, raises
 
