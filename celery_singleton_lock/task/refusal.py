@@ -152,8 +152,6 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
     """Fail without the lock; that is the message's end unless a copy of it has the lock by now."""
     try:
         copy = _record_lost(acquisition, lost)
-    except Ignore:
-        raise
     except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
         copy = _record_lost(acquisition, lost)
     if copy is None:

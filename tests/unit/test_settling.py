@@ -58,6 +58,7 @@ def test_copy_that_comes_reports_an_end_that_could_not_be_reported(
     task, runs = make(app, body, acks_late=acks_late)
     with backend_away(task, ConnectionError("away")):
         trace(task)
+    Runtime.of(app).record_writer.write()
     trace(task)
     assert app.AsyncResult(id_for(task)).state == state
     assert len(runs) == 1
