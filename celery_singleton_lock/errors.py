@@ -192,8 +192,8 @@ class ResultLost(SingletonLockError):
     def __str__(self) -> str:
         return (
             f"task {self.task}[{cleaned.text(self.task_id)}] was carried out by a worker that died before it "
-            f"stored the result; the result is larger than the {self.limit} bytes that are kept, or not of "
-            "plain types, and the task does not run again"
+            f"stored the result; the result is larger than the {self.limit} bytes that are kept, or not plain JSON, "
+            "and the task does not run again"
         )
 
 

@@ -98,7 +98,7 @@ class Acquisition:
         """Free the lock that this delivery may have got."""
         self._store.abandon(self._request(waiting=False).hold())
 
-    def put_back(self, error: LockUnavailable, *, reason: requeue.Reason = "unavailable") -> NoReturn:
+    def put_back(self, error: LockUnavailable) -> NoReturn:
         """End the execution, and put its message back to ask again.
 
         Raises:
@@ -106,7 +106,7 @@ class Acquisition:
         """
         self._watch.failed(error, self.execution.key)
         self.execution.progress.gives_up = self._owner
-        requeue.put_back(self.execution.task, reason=reason)
+        requeue.put_back(self.execution.task, reason="unavailable")
 
     def leave_line(self, *stays: str | None) -> None:
         """Pass the wake-up that this copy got on to the others in its line, once, unless it goes back to that line, or

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import following, joining, redelivery, refusal, requeue
+from celery_singleton_lock.task import following, joining, refusal
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.queued import Queued
@@ -30,9 +29,6 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
         LockLost: the lease was lost and the body was stopped.
     """
     acquisition = Acquisition(execution)
-    if requeue.was_lost(execution.request):
-        lost = LockLost(execution.key, "it could not be renewed in time", label=execution.holder.label)
-        return refusal.fail_lost(acquisition, lost)
     run: Run | None = None
 
     def begin() -> Any:
@@ -41,9 +37,6 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
 
     try:
         found = following.end_of_leader(acquisition, brought) or joining.acquire(acquisition)
-        if requeue.was_untold(execution.request) and not _is_known(execution, found):
-            acquisition.abandon()  # The body has run.
-            found = redelivery.forgotten(execution)
         if isinstance(found, Lease):
             refusal.drop_if_expired(execution, found)
             refusal.reject_if_returned_too_often(execution, found)

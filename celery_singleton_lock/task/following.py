@@ -50,8 +50,6 @@ def end_of_leader(acquisition: Acquisition, brought: Queued | None) -> End | Non
     it = acquisition.execution
     if brought is None or (its_leader := _leader_of(it, brought.lock)) is None:
         return None
-    if requeue.was_untold(it.request):  # It ends as its record says.
-        return None
     following = Following(acquisition, brought, its_leader)
     try:
         answer = following.look()

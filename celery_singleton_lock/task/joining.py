@@ -83,9 +83,8 @@ def ancestors_of(request: RequestLike) -> set[str]:
 
 def acquire(acquisition: Acquisition) -> Lease | Held | Record | End | None:
     """As `Acquisition.acquire`; for a copy that has joined another task, how that task has ended, if it has."""
-    request = acquisition.execution.request
-    joined = requeue.joined_by(request)
-    if joined is None or requeue.was_untold(request):  # An unreported end is on record.
+    joined = requeue.joined_by(acquisition.execution.request)
+    if joined is None:
         return acquisition.acquire()
     joining = Joining(acquisition, joined)
     if (ended := joining.before_lock()) is not None:

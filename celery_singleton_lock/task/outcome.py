@@ -6,8 +6,10 @@ A copy of the message that finds it ends in the same way (`redelivery`). Protoco
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from celery import states
@@ -21,13 +23,15 @@ from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import FORGOTTEN, Record
-from celery_singleton_lock.task import value_codec
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
 
-#: The most bytes of a return value or an exception that are kept (see `value_codec`).
+#: Compact. A lone surrogate is an error when it becomes bytes.
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+#: The most bytes of a return value or an exception that are kept.
 MAX_CONTENT = 4096
 
 #: The assumed age of a record that others wrote: by then, its message's own process has sent what it sends.
@@ -65,7 +69,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         state: Celery's.
-        content: the return value or exception (see `value_codec`); None if that is not kept.
+        content: the return value or exception as JSON; None if that is not kept.
         settled: whether all was sent: callbacks, chain, result; or nothing has to be, and nothing that goes on has the
             lock that the message brought.
         mark: distinguishes records of one message that are otherwise the same; '' if that does not matter.
@@ -113,25 +117,24 @@ def read(record: Record) -> tuple[Outcome, float]:
 
 
 def end_of(outcome: Outcome) -> End | None:
-    """The recorded end; None if nothing was kept (see `value_codec`), or it cannot be read."""
+    """The recorded end; None if nothing was kept, or it cannot be read."""
     if outcome.content is None:
         return None
     try:
-        if outcome.state == states.SUCCESS:
-            return End(value_codec.loads(outcome.content))
-        return End(error=value_codec.loads_error(outcome.content))
+        kept = json.loads(outcome.content)
+        return End(kept) if outcome.state == states.SUCCESS else End(error=_error_of(*kept))
     except Exception:
         logger.exception("the recorded end of a task cannot be read")
         return None
 
 
 def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
-    content = value_codec.dumps(value, MAX_CONTENT) if is_awaited(task, request) else None
+    content = _as_json(value) if is_awaited(task, request) else None
     return Outcome(states.SUCCESS, content)
 
 
 def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
-    content = value_codec.dumps_error(error, MAX_CONTENT) if is_awaited(task, request) else None
+    content = _as_json(_parts_of(error)) if is_awaited(task, request) else None
     return Outcome(states.FAILURE, content)
 
 
@@ -201,6 +204,39 @@ def ignores_result(task: TaskLike, request: RequestLike) -> bool:
     """Whether nobody wants this execution's result: as the call says, or else the task."""
     of_call = vars(request).get("ignore_result")
     return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)
+
+
+def _as_json(value: object) -> bytes | None:
+    """The value, if it is plain JSON: not too long, and equal when it is read again. Never raises."""
+    size, parts = 0, []
+    try:
+        for part in _JSON.iterencode(value):
+            size += len(part)
+            if size > MAX_CONTENT:  # However large the value is, the work ends here.
+                return None
+            parts.append(part)
+        content = "".join(parts).encode()
+        return content if len(content) <= MAX_CONTENT and json.loads(content) == value else None
+    except Exception:  # noqa: BLE001 - by design
+        return None
+
+
+def _parts_of(error: Exception) -> list[Any]:
+    """An exception as Celery keeps it in JSON, with its attributes."""
+    kind = type(error)
+    return [kind.__module__, kind.__qualname__, list(error.args), vars(error)]
+
+
+def _error_of(module: str, name: str, args: list[Any], attributes: dict[str, Any]) -> Exception:
+    """The exception again, made without its class's own constructor, which may take other arguments."""
+    kind = attrgetter(name)(sys.modules[module])
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        raise TypeError(f"{module}.{name} is not a class of exceptions")
+    built_in: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    error: Exception = built_in.__new__(kind, *args)
+    built_in.__init__(error, *args)
+    vars(error).update(attributes)
+    return error
 
 
 def _rejects_failed(task: TaskLike) -> bool:

@@ -47,16 +47,6 @@ def end(execution: Execution, found: Held | Record) -> Any:
     return ended.result()
 
 
-def forgotten(execution: Execution) -> Record:
-    """The record of an end that only the message itself still reports."""
-    return Record(execution.holder.message, b"", 0.0)
-
-
-def is_forgotten(record: Record) -> bool:
-    """Whether nothing else is left of the end: see `forgotten`."""
-    return not record.content
-
-
 def _stand_by(execution: Execution, found: Held) -> NoReturn:
     """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
     holder = found.holder or execution.holder
@@ -131,7 +121,7 @@ def _stored_end(task: TaskLike, stored: Mapping[str, Any]) -> End:
 
 
 def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
-    """The end as it was recorded; `ResultLost` if nothing was kept (see `value_codec`)."""
+    """The end as it was recorded; `ResultLost` if it was not kept."""
     if (kept := outcome.end_of(recorded)) is not None:
         return kept
     return End(error=ResultLost(task.name, task.request.id, MAX_CONTENT))
@@ -148,6 +138,4 @@ def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
         return outcome.stored_end(task, task.request.id, age)
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be read: %r", named(task), error)
-        if requeue.was_untold(task.request):
-            settling.have_copy_send(task, error)
         requeue.put_back(task, reason="copy", delay=SETTLING)

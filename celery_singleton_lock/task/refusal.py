@@ -14,7 +14,7 @@ from celery import states
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 from celery.utils.log import get_logger
 
-from celery_singleton_lock.errors import LockConflict, LockLost, LockSuperseded, LockUnavailable, ResultLost
+from celery_singleton_lock.errors import LockConflict, LockSuperseded, LockUnavailable, ResultLost
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN, WAITING_POLICIES, ConflictPolicy
@@ -82,9 +82,7 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
     it = acquisition.execution
     try:
         return redelivery.end(it, found)
-    except ResultLost as lost:
-        if isinstance(found, Record) and redelivery.is_forgotten(found):
-            return fail(acquisition, lost)  # No other copy would find that it has ended.
+    except ResultLost:
         # The task that it joined may still have what such a record could not keep.
         if isinstance(found, Held) or not outcome.read(found)[0].mark:
             raise
@@ -152,16 +150,9 @@ def end_stopped(acquisition: Acquisition, failure: Exception, *, why: LockSupers
 
 
 def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
-    """Fail without the lock; that is the message's end unless a copy of it has the lock by now.
-
-    Nobody can tell while the store does not answer. Then the message goes back, to end when the store answers:
-    otherwise a copy would run after the message had failed. A message without copies fails at once, and so does one
-    whose body has ended by itself.
-    """
+    """Fail without the lock; that is the message's end unless a copy of it has the lock by now."""
     try:
         copy = _record_lost(acquisition, lost)
-    except Ignore:
-        raise
     except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
         copy = _record_lost(acquisition, lost)
     if copy is None:
@@ -213,11 +204,12 @@ def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) 
 def _record_lost(acquisition: Acquisition, lost: Exception) -> Held | Record | None:
     """Record a failure without the lock; what a copy of the message does or did, as far as is known."""
     it = acquisition.execution
+    ended = outcome.ended_by(it.task, it.request, lost)
     try:
-        return _record_at_store(acquisition, outcome.ended_by(it.task, it.request, lost))
-    except LockUnavailable as silent:
-        if isinstance(lost, LockLost) and _may_have_copies(it):
-            acquisition.put_back(silent, reason="lost")
+        return _record_at_store(acquisition, ended)
+    except LockUnavailable:
+        if (record := it.record(ended)) is not None:
+            it.runtime.store.remember(it.key, record)  # Copies that come later do not run.
         return None
 
 
@@ -243,11 +235,6 @@ def _record_at_store(acquisition: Acquisition, ended: Outcome | None) -> Held | 
     if copy is None:
         settling.settle_after(it, ended)
     return copy
-
-
-def _may_have_copies(execution: Execution) -> bool:
-    request = execution.request
-    return bool(execution.task.acks_late or requeue.may_have_begun(request) or request.eta)
 
 
 def _outcome_of(execution: Execution, ended: End) -> Outcome | None:

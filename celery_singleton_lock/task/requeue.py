@@ -34,25 +34,18 @@ from celery_singleton_lock.task.running import progress_of
 logger = get_logger(__name__)
 
 #: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
-#: copy waits in case that worker dies; its run was stopped for a lost lock, and that could not be recorded; it has
-#: ended, and what follows could not be sent; it ends as another message, which has not ended yet.
-Reason = Literal["conflict", "unavailable", "copy", "lost", "untold", "follows"]
+#: copy waits in case that worker dies; it ends as another message, which has not ended yet.
+Reason = Literal["conflict", "unavailable", "copy", "follows"]
 
 #: The reasons in the log.
 WHY: Mapping[Reason, str] = {
     "conflict": "another task has its lock",
     "unavailable": "the lock server does not answer",
     "copy": "it runs elsewhere, or has ended there",
-    "lost": "its run was stopped, which is not recorded yet",
-    "untold": "it has ended, and what follows could not be sent",
     "follows": "the task that it follows has not ended",
 }
 
-#: Reasons that the header counts, and those among them that it names only if they apply.
-COUNTED: tuple[Reason, ...] = ("conflict", "unavailable", "lost", "untold", "follows")
-RARE: tuple[Reason, ...] = ("lost", "untold", "follows")
-
-#: Reasons to send a message again that has not begun, and may still expire.
+#: Reasons to send a message again that has not begun, and may still expire. The header counts these.
 NOT_BEGUN: tuple[Reason, ...] = ("conflict", "unavailable", "follows")
 
 #: Seconds before the first put-back copy is due; doubled for each further one.
@@ -63,8 +56,6 @@ MAX_DELAY: Mapping[Reason, float] = {
     "conflict": 60.0,
     "unavailable": 8.0,
     "copy": 60.0,
-    "lost": 8.0,
-    "untold": 60.0,
     "follows": 60.0,
 }
 
@@ -194,11 +185,6 @@ def comes_too_late(request: RequestLike) -> bool:
     return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
 
 
-def was_lost(request: RequestLike) -> bool:
-    """Whether this attempt of the message was stopped for a lost lock, and has only to end."""
-    return put_back_count(request, "lost") > 0
-
-
 def is_in_line(request: RequestLike) -> bool:
     """Whether this is a copy that waits for a lock, and may have been woken for it."""
     return "waits" in _known_of(request)
@@ -220,11 +206,6 @@ def arrived(request: RequestLike) -> int | None:
     """The number that the message has in the order of its key, whichever attempt got it; None if that is not known."""
     number = _known_of_any_attempt(request).get("arrived")
     return number if is_whole(number, 1, MAX_NUMBER) else None
-
-
-def was_untold(request: RequestLike) -> bool:
-    """Whether this attempt of the message has ended, and a copy has only to send what follows from it."""
-    return put_back_count(request, "untold") > 0
 
 
 def seconds_in_line(request: RequestLike, now: float) -> float:
@@ -299,8 +280,8 @@ def _is_woken(task: TaskLike, known: Mapping[str, Any]) -> bool:
 
 def _known_of_next(request: RequestLike, reason: Reason, carried: Carried) -> dict[str, Any]:
     """What the header of the next copy says."""
-    counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in COUNTED}
-    counts = {other: count for other, count in counts.items() if count or other not in RARE}
+    counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in NOT_BEGUN}
+    counts = {other: count for other, count in counts.items() if count}
     owner = progress_of(request).gives_up
     owners = given_up(request) if owner is None else (*given_up(request), owner)
     given_up_by_now = list(owners[-MAX_GIVEN_UP:])

@@ -90,28 +90,13 @@ _count_part = RedisBackend.on_chord_part_return
 
 def _fail_to_count(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """The result of a part of a chord is stored. Then, once, the whole worker dies before the part is counted, or its
-    process does; or Redis counts the last part, and its reply is lost.
+    process does.
     """
     if request.id.startswith("child-uncounted") and _is_first("uncounted", request.id):
         os.kill(os.getpid(), signal.SIGKILL)
     if request.id.startswith("dies-uncounted") and _is_first("uncounted", request.id):
         os.killpg(0, signal.SIGKILL)
-    if not request.id.startswith("counts-unheard"):
-        return _count_part(self, request, *args, **kwargs)
-    script = self._chord_part_return_script
-
-    def count(**options: Any) -> Any:
-        found = script(**options)
-        _, _, _, is_to_send_body = found
-        if is_to_send_body and _is_first("unheard", request.id):
-            raise ConnectionError("the reply is lost")
-        return found
-
-    vars(self)["_chord_part_return_script"] = count
-    try:
-        return _count_part(self, request, *args, **kwargs)
-    finally:
-        vars(self)["_chord_part_return_script"] = script
+    return _count_part(self, request, *args, **kwargs)
 
 
 def _is_first(job: str, task_id: str) -> bool:

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import celery
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
@@ -187,15 +186,6 @@ class TestFinishedMessage:
         result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
         assert result.get(timeout=LIMIT) == [1, "x" * arguments[0] if arguments else "report"]
         assert len(two.record.runs("report")) == 1
-
-    @pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="Celery counts parts by a script since 5.7")
-    def test_chord_is_completed_whose_last_part_was_counted_unheard(self, two: Shop) -> None:
-        """Redis has told the worker to send the body of the chord, and the reply was lost: Celery gives up."""
-        parts = [two.sign("late", job).set(task_id=f"counts-unheard-{job}") for job in ("report", "list")]
-        result = chord(group(parts, app=two.app), two.sign("echo"), app=two.app)()
-        assert result.get(timeout=LIMIT) == ["report", "list"]
-        assert len(two.record.runs("unheard")) == 1
-        assert [len(two.record.runs(job)) for job in ("report", "list")] == [1, 1]
 
     @pytest.mark.slow
     def test_failure_is_returned_again(self, two: Shop) -> None:

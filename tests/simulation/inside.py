@@ -122,7 +122,6 @@ class PutBack:
     retries: int | None = None
     conflict: int = 0
     unavailable: int = 0
-    lost: int = 0
     follows: int = 0
     given_up: Sequence[str] = ()
     waits: Waits | None = None
@@ -637,7 +636,7 @@ def _unknown(what: str) -> UnknownInside:
 HEADER = attribute(header, "HEADER")
 
 #: Reasons that are counted.
-REASONS = ("conflict", "unavailable", "lost", "follows")
+REASONS = ("conflict", "unavailable", "follows")
 
 
 def put_back_in(headers: Mapping[str, Any]) -> PutBack | None:

@@ -141,20 +141,11 @@ class Invariants:
         if attempts:
             self.run.must(is_other, "message {} is put back, while its lock is kept for it", task_id)
 
-    def note_end(self, task_id: str, state: str, result: Any) -> None:
+    def note_end(self, task_id: str, state: str) -> None:
         """A final state is stored."""
         excuses = (*trouble.BRIEF, *trouble.OF_WORKERS)
-        if trouble.is_there(self.world, but=excuses) and not self._is_recorded_first(task_id, result):
+        if trouble.is_there(self.world, but=excuses):
             self._unsure.add((task_id, state))
-
-    @trouble.excuse
-    def _is_recorded_first(self, task_id: str, result: Any) -> bool:
-        """Whether an end is reported only after lock servers that keep their data have it: that of a stopped run."""
-        late = [message for id_, message in self.world.sent.values() if id_ == task_id]
-        if not any(apps.TASKS[message.task].get("acks_late") for message in late):
-            return False
-        stopped = isinstance(result, Mapping) and result.get("exc_type") == "LockLost"
-        return stopped and not any("restarted" in fault.kind for fault in self.world.plan.faults)
 
     def look_at_the_end(self) -> None:
         """Check, when everything is over."""

@@ -38,7 +38,7 @@ NOT_BEGUN = ("conflict", "unavailable", "follows")
 
 #: Seconds before the first copy is due, at least and at most; doubled for each further one, up to these.
 FIRST = (0.5, 1.0)
-LONGEST = {"conflict": 60.0, "unavailable": 8.0, "lost": 8.0, "follows": 60.0}
+LONGEST = {"conflict": 60.0, "unavailable": 8.0, "follows": 60.0}
 
 #: Seconds that a thread needs to send a copy; and after which one that was frozen has sent it.
 SENT, FROZEN = 0.1, 1.0

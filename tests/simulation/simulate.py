@@ -190,7 +190,7 @@ class Checker:
             self.answers.note_end(task_id, state, result)
             self.newest.note_end(task_id, state, result)
             self.world.parked.note_end(task_id)
-            self.invariants.note_end(task_id, state, result)
+            self.invariants.note_end(task_id, state)
             self.refusals.note_end(task_id, state, result)
             if self.queued is not None:
                 self.queued.has_ended(task_id)

@@ -107,7 +107,7 @@ class Checker:
             verdict.findings.append(Finding("not the newest", message, at, text, excuse))
         verdict.clicks, verdict.duplicates = len(story.clicked), len(story.duplicates)
         if is_over:
-            verdict.findings += _missing(story)
+            verdict.findings += _missing(story, excuses)
         for line in story.left:
             broken: Broken = "stuck" if line["what"] == "message" else "left"
             verdict.findings.append(Finding(broken, line["name"], line["at"], f"{line['what']} {line['text']}"))
@@ -181,20 +181,21 @@ def _told_twice(story: Story, excuses: Excuses) -> Iterator[Finding]:
             yield Finding("told twice", message, other["at"], text, excuses.of_ends(lines[0], other))
 
 
-def _missing(story: Story) -> Iterator[Finding]:
+def _missing(story: Story, excuses: Excuses) -> Iterator[Finding]:
     """Messages without an end; messages after a failed one are not expected to have one."""
     stuck = {line["name"] for line in story.left if line["what"] == "message"}
     lost: set[str] = set()
     for message, line in story.sent.items():
         if message in story.told or message in story.unsure or message in stuck:
             continue
-        if any(not _goes_on(story, one) or one in lost for one in line.get("after", ())):
+        before = line.get("after", ())
+        if any(not _goes_on(story, one) or one in lost for one in before):
             continue
         lost.add(message)
         latest = max((place for place in story.broker if place[0] == message), default=None)
         by_broker = latest is not None and story.broker[latest] == "queued"
         text = f"{line.get('task')} of {line.get('key')} has no end"
-        yield Finding("lost", message, line["at"], text, LOST_BY_BROKER if by_broker else "")
+        yield Finding("lost", message, line["at"], text, LOST_BY_BROKER if by_broker else excuses.of_missing(before))
 
 
 def _recover(story: Story, verdict: Verdict) -> None:

@@ -5,7 +5,7 @@ An excuse needs a fault that explains it: at that time, in that process or betwe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tests.storm.story import Attempt, Line, Story
 
@@ -35,7 +35,7 @@ REASONS: Mapping[str, str] = {
     SILENT: "the end reached no lock server until the lease was over, or the worker had died or stood still",
     REJECTED: "a rejected message leaves no record",
     UNSENT: "Celery failed a step or a retry that the broker had taken, as it could not hear or tell that",
-    UNTOLD: "Celery failed a task when it had stored its success, and could not tell the rest; the result stays",
+    UNTOLD: "Celery failed a task when it had stored its success, and could not tell or send the rest; it stays",
     KILLED_AS_IT_BEGAN: "the worker died or stood still after the lock of a message was freed, before its body began",
     SLOW_TO_BEGIN: "the lock of a message was freed, and then a server did not answer before its body began",
     SLOW_TO_SEND: "to send a message took longer than its lock keeps others out, counted from when it was taken",
@@ -158,8 +158,16 @@ class Excuses:
             return REJECTED
         if self._was_sent(end):
             return UNSENT
+        if error == "LockLost" and (excuse := self._of_loss(end, at)):
+            return excuse
         written = self._recorded_at(end)
         return FORGOT if self._story.forgot(written, at, written=written) is not None else ""
+
+    def _of_loss(self, end: Line, at: float) -> str:
+        """Why nobody knows, at that time, that a run was stopped."""
+        runs = [one for one in self._story.attempts.values() if (one.message, one.pid) == (end["message"], end["pid"])]
+        stopped = [one for one in runs if one.end <= end["at"]]
+        return self._why_unrecorded(stopped[-1], at) if stopped else ""
 
     def of_ends(self, first: Line, second: Line) -> str:
         """Why two different ends of a message may be reported."""
@@ -174,6 +182,11 @@ class Excuses:
             if told_by and (excuse := self._why_unrecorded(told_by[-1], other["at"])):
                 return excuse
         return ""
+
+    def of_missing(self, before: Iterable[str]) -> str:
+        """Why what follows on these messages was not sent."""
+        ends = (end for message in before for end in self._story.told.get(message, ()))
+        return UNTOLD if any(map(self._is_of_sending, ends)) else ""
 
     def of_tick(self, first: Attempt, second: Attempt) -> str:
         """Why a tick may be sent for a second time."""

@@ -279,6 +279,13 @@ def test_a_silence_that_was_over_is_not_an_excuse() -> None:
     assert found(judge(*lines)) == [("again", "")]
 
 
+@pytest.mark.parametrize(("until", "excuse"), [(8, SILENT), (5, "")])
+def test_a_stopped_run_whose_end_reached_no_lock_server_is_an_exception(until: float, excuse: str) -> None:
+    silence = fault("partition", 0.5, until, silent=["*/0"])
+    lines = body("a", 1, 2, how=""), silence, end_of("a", 2.1, "FAILURE", error="LockLost"), body("a", 7, 7.5, pid=2)
+    assert found(judge(*lines)) == [("again", excuse)]
+
+
 def test_a_silence_that_ended_before_the_copy_ran_is_not_an_excuse() -> None:
     lines = body("a", 1, 2), fault("partition", 1.9, 4, silent=["*/0"]), body("a", 6, 7, pid=2)
     assert found(judge(*lines)) == [("again", "")]
@@ -353,6 +360,13 @@ def test_a_task_that_was_failed_after_its_success_is_an_exception_too() -> None:
     cut = fault("broker: connections cut", 0.5, 0.6)
     lines = cut, body("a", 0.7, 0.9, told="SUCCESS"), end_of("a", 1, "FAILURE", error="ConnectionError")
     assert found(judge(*lines)) == [("told twice", UNTOLD)]
+
+
+def test_what_follows_on_such_a_task_may_not_be_sent() -> None:
+    """The reply was lost by which Celery's worker of the last part learns that it is to send the body of a chord."""
+    cut = fault("broker: connections cut", 0.5, 0.6)
+    lines = cut, body("a", 0.7, 0.9, told="SUCCESS"), end_of("a", 1, "FAILURE", error="ConnectionError")
+    assert ("lost", UNTOLD) in found(judge(*lines, sent("b", after=("a",))))
 
 
 def test_a_success_after_such_a_failure_is_not_an_excuse() -> None:

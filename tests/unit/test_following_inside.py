@@ -655,8 +655,6 @@ class TestLooks:
         app.backend.store_result(line.first, "x" * 10_000, "SUCCESS")
         assert line.follower() == "x" * 10_000
         assert line.follower() == "x" * 10_000
-        line.carried[line.id(0)]["put_back"] |= {"untold": 1}
-        assert line.follower() == "x" * 10_000
         assert line.runs == [line.first]
 
 

@@ -177,46 +177,16 @@ class TestEndWithoutABody:
             deliver(task)
         assert len(runs) == 1
 
-    def test_loss_that_cannot_be_recorded_is_reported_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Otherwise a waiting copy would run, and report another end."""
-        task, runs = make(app, lambda: lose(task), acks_late=True)
-        store, sent = Runtime.of(app).store, sends(monkeypatch)
-        with monkeypatch.context() as silent:
-            silent.setattr(store, "refuse", does_not_answer)
-            with pytest.raises(Ignore):
-                deliver(task)
-            with pytest.raises(Ignore):
-                deliver(task, carries={"put_back": sent[-1]})
-        assert [header["lost"] for header in sent] == [1, 2]
-        for carries in ({"put_back": sent[-1]}, {}):
-            with pytest.raises(LockLost):
-                deliver(task, carries=carries)
-        assert len(runs) == 1
-
-    def test_loss_that_cannot_be_recorded_is_not_the_end_if_a_copy_runs(
+    def test_loss_that_cannot_be_recorded_is_reported_at_once_and_recorded_later(
         self, app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        bodies = iter([lambda: lose(task), lambda: "done"])
-        task, runs = make(app, lambda: next(bodies)(), acks_late=True)
-        sent = sends(monkeypatch)
-        with monkeypatch.context() as silent, pytest.raises(Ignore):
+        task, runs = make(app, lambda: lose(task), acks_late=True)
+        with monkeypatch.context() as silent, pytest.raises(LockLost):
             silent.setattr(Runtime.of(app).store, "refuse", does_not_answer)
             deliver(task)
-        assert deliver(task) == "done"
-        task.backend.store_result(id_for(task), "done", "SUCCESS")
-        with pytest.raises(Ignore):
-            deliver(task, carries={"put_back": sent[-1]})
-        assert len(runs) == 2
-
-    @pytest.mark.parametrize("request_", [{}, {"delivery_info": {"redelivered": True}}], ids=["first", "redelivered"])
-    def test_loss_of_a_message_without_copies_is_reported_at_once(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
-    ) -> None:
-        task, _ = make(app, lambda: lose(task))
-        sends(monkeypatch)
-        monkeypatch.setattr(Runtime.of(app).store, "refuse", does_not_answer)
-        with pytest.raises(Ignore if request_ else LockLost):
-            deliver(task, **request_)
+        with pytest.raises(LockLost):
+            deliver(task)
+        assert len(runs) == 1
 
     @pytest.mark.parametrize("moment", ["sending", "sent"])
     def test_run_that_is_stopped_while_it_retries_has_retried(
@@ -249,12 +219,6 @@ class TestEndWithoutABody:
             deliver(task)
         with pytest.raises(Ignore, match="retried"):
             deliver(task)
-
-    def test_next_attempt_of_a_lost_one_runs(self, app: Celery) -> None:
-        """A header about one attempt says nothing about another."""
-        task, runs = make(app, lambda: 1, acks_late=True)
-        assert deliver(task, retries=1, carries={"put_back": {"retries": 0, "lost": 1}}) == 1
-        assert len(runs) == 1
 
 
 class Interrupted(Exception):
@@ -381,10 +345,10 @@ class TestInterrupted:
 
         with monkeypatch.context() as patched:
             patched.setattr(store, "refuse", interrupted_once)
-            with pytest.raises(Ignore if is_silent else LockLost):
+            with pytest.raises(LockLost):
                 deliver(task)
         with pytest.raises(LockLost):
-            deliver(task, carries={"put_back": {"retries": 0, "lost": int(is_silent)}})
+            deliver(task)
         assert len(runs) == 1
 
     @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])

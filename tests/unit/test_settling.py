@@ -1,4 +1,4 @@
-"""Result, callbacks and next steps of a message arrive even if the result backend is away as it ends."""
+"""A record says that everything was sent once it was, and not if the result backend is away as a message ends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 
-from celery_singleton_lock import ResultLost
-from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.task import outcome, requeue, settling
+from celery_singleton_lock.task import outcome, requeue
 from celery_singleton_lock.task.outcome import End
 from tests.unit.deliveries import id_for, make, request_of
 
@@ -56,82 +52,17 @@ def trace(task: Any, **carries: Any) -> None:
 
 @pytest.mark.parametrize(("body", "state"), [(lambda: 1, "SUCCESS"), (lambda: 1 / 0, "FAILURE")])
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_copy_reports_an_end_that_could_not_be_reported(
+def test_copy_that_comes_reports_an_end_that_could_not_be_reported(
     app: Celery, put_back: list[dict[str, Any]], body: Any, state: str, acks_late: bool
 ) -> None:
     task, runs = make(app, body, acks_late=acks_late)
     with backend_away(task, ConnectionError("away")):
         trace(task)
-    assert [header["untold"] for header in put_back] == [1]
-    trace(task, put_back=put_back[0])
+    Runtime.of(app).record_writer.write()
+    trace(task)
     assert app.AsyncResult(id_for(task)).state == state
     assert len(runs) == 1
-    assert len(put_back) == 1
-
-
-def test_nothing_is_put_back_if_everything_was_reported(app: Celery, put_back: list[dict[str, Any]]) -> None:
-    task, _ = make(app, lambda: 1)
-    trace(task)
     assert put_back == []
-
-
-def test_stopped_process_sends_nothing(app: Celery, put_back: list[dict[str, Any]]) -> None:
-    """The worker decides whether its message comes again."""
-    task, _ = make(app, lambda: 1)
-    with backend_away(task, KeyboardInterrupt()):
-        trace(task)
-    assert put_back == []
-
-
-def test_report_that_can_never_be_delivered_is_dropped(
-    app: Celery, put_back: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
-) -> None:
-    task, runs = make(app, lambda: 1)
-    header: dict[str, Any] = {}
-    for _ in range(settling.MOST_TRIES + 1):
-        with backend_away(task, ConnectionError("away")):
-            trace(task, **header)
-        header = {"put_back": put_back[-1]}
-    assert len(put_back) == settling.MOST_TRIES
-    assert "cannot be sent" in caplog.text
-    assert len(runs) == 1
-
-
-@pytest.mark.parametrize("is_held", [False, True])
-def test_body_does_not_run_again_even_if_its_end_is_forgotten(
-    app: Celery, put_back: list[dict[str, Any]], is_held: bool
-) -> None:
-    """The lock server came back empty, or the record has expired."""
-    task, runs = make(app, lambda: 1, acks_late=True)
-    with backend_away(task, ConnectionError("away")):
-        trace(task)
-    store: Any = Runtime.of(app).store
-    store._records.clear()
-    other = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
-    if is_held:
-        assert isinstance(store.acquire(other), Lease)
-    trace(task, put_back=put_back[0])
-    assert isinstance(app.AsyncResult(id_for(task)).result, ResultLost)
-    found = store.acquire(other)
-    assert isinstance(found, Lease)
-    store.free(found)
-    # The message itself may also come again.
-    trace(task)
-    assert isinstance(app.AsyncResult(id_for(task)).result, ResultLost)
-    assert len(runs) == 1
-
-
-def test_copy_does_not_ask_a_result_backend_forever(app: Celery, put_back: list[dict[str, Any]]) -> None:
-    """Otherwise its record would end, and its body run again."""
-    task, runs = make(app, lambda: 1)
-    with backend_away(task, ConnectionError("away")):
-        trace(task)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task.backend, "get_state", lambda _: 1 / 0)
-        for _ in range(settling.MOST_TRIES):
-            trace(task, put_back=put_back[-1])
-    assert [header["untold"] for header in put_back] == [*range(1, settling.MOST_TRIES + 1)]
-    assert len(runs) == 1
 
 
 @pytest.mark.parametrize(
