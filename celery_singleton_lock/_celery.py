@@ -31,7 +31,6 @@ from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
 from celery.utils.imports import load_extension_class_names
 from celery.worker import state as worker_state
-from kombu import serialization
 from kombu.utils import functional
 
 if celery.VERSION[:2] < (5, 4):
@@ -50,7 +49,6 @@ _einfo: Any = einfo
 _trace: Any = trace
 _bootsteps: Any = bootsteps
 _functional: Any = functional
-_serialization: Any = serialization
 
 if TYPE_CHECKING:
 
@@ -517,16 +515,6 @@ def messages_on_redis(channel: Any, page: int) -> Iterator[list[bytes]]:
         yield list(taken.values())
         if not cursor:
             return
-
-
-def serializer_of(content_type: str) -> str:
-    """The name of the serializer that writes this content type.
-
-    Promise: a message of Celery's first protocol (`task_protocol = 1`) is put back with its delay.
-    Touches: kombu.serialization.SerializerRegistry.type_to_name
-    """
-    name: str = _serialization.registry.type_to_name[content_type]
-    return name
 
 
 def let_pauses_switch() -> None:

@@ -26,6 +26,7 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
     """Put `message`, and the owner under which its delivery takes its lock, into the request that its task gets.
 
     The request of a copy says how the message was first sent: a retry of the task goes the way that it always went.
+    A message of protocol 1, which has its times in its body, is not passed: it is made anew if it has to be put back.
     """
     delivery, way = message.delivery_info or {}, request["delivery_info"]
     way[OWNER] = owner  # Celery has just made it; no sender wrote any of it.
@@ -38,6 +39,8 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
         queue, lasts = known.name, _lasts(known)
     if not exchange and (first := _sent_first(request)) is not None:
         exchange, routing_key = way["exchange"], way["routing_key"] = first
+    if "task" not in (message.headers or {}):
+        return
     # A plain tuple, and the properties as they are: each task pays for what is pickled here.
     place = (message.body, message.content_type, message.content_encoding, message.headers or {})
     properties = message.properties if isinstance(message.properties, Mapping) else {}
@@ -51,7 +54,7 @@ def owner_of(request: RequestLike) -> str | None:
 
 
 def original_of(request: RequestLike) -> Original | None:
-    """The message as it came; None if our main process has not passed it."""
+    """The message as it came; None if our main process has not passed it (see `give`)."""
     properties = dict(request.properties or {})
     place = properties.pop(_ORIGINAL, None)
     return Original(properties, *place) if isinstance(place, tuple) else None

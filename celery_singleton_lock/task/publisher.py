@@ -188,7 +188,7 @@ class Publisher:
 
     def _copy(self, original: Original, header: dict[str, Any], expires: bool, delay: float) -> Copy:
         eta = datetime.fromtimestamp(clock.wall() + delay, timezone.utc).isoformat() if delay > 0 else None
-        return original.copy(header, expires=expires, eta=eta, accept=self._app.conf.accept_content)
+        return original.copy(header, expires=expires, eta=eta)
 
     def _confirmed(self, copy: Copy, exchange: str, routing_key: str, delay: float | None = None) -> None:
         with self._places:

@@ -753,9 +753,6 @@ class TestMessages:
         assert isinstance(channel, virtual.Channel)
         assert "reached" in _celery.queues_reached(channel, "", "reached")
 
-    def test_serializer_of_a_content_type_is_known(self) -> None:
-        assert _celery.serializer_of("application/json") == "json"
-
     def test_pauses_use_pythons_sleep(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Otherwise a missing broker stops a greenlet pool, and the heartbeat with it."""
         monkeypatch.setattr(functional, "sleep", lambda seconds: None)

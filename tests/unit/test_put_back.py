@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from json import dumps
 from typing import Any
 
 import pytest
@@ -100,6 +101,20 @@ class TestCopy:
         assert "expiration" not in copy.properties
         assert bench.deliver(copy) == "ran"
         assert bench.runs == [message.id]
+
+    def test_message_of_protocol_1_that_another_program_sends_is_made_anew(self, bench: Bench) -> None:
+        """It has its times in its body."""
+        task = bench.task(on_conflict="retry")
+        made: Any = bench.app.amqp.task_protocols[1]("the id", task.name)
+        content = ("application/json", "utf-8")
+        message = Sent("the id", dumps(made.body).encode(), made.headers, made.properties, content)
+        with hold_lock(task):
+            assert bench.deliver(message) == "PENDING"
+        copy = bench.put_back()
+        assert (copy.id, copy.headers["task"]) == ("the id", task.name)
+        assert copy.headers["eta"] is not None
+        assert bench.deliver(copy) == "ran"
+        assert bench.runs == ["the id"]
 
     def test_sender_cannot_forge_what_is_put_back(self, bench: Bench) -> None:
         task = bench.task(on_conflict="retry")

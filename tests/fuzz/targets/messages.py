@@ -68,7 +68,7 @@ HEADERS: Mapping[str, Any] = {
     "singleton_lock": {
         "id": "id",
         "sent": "0" * 32,
-        "replaced": [1, "f" * 32],
+        "replaced": "f" * 32,
         "call": CALL,
         "put_back": PUT_BACK,
         "due": "2026-01-01T00:00:00+00:00",
