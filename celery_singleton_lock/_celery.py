@@ -10,6 +10,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,9 @@ LOOKED_AT = {
     "kombu": ("5.4.2", "5.5.4", "5.6.2", "5.7.0"),
     "billiard": ("4.2.0", "4.3.2"),
 }
+
+#: The names of the queues in which Celery has RabbitMQ keep messages begin with this, and their routing keys with that.
+DELAYED, _DELAY = "celery_delayed_", re.compile(r"^(?:[01]\.){28}")
 
 #: Their stubs leave these parts out.
 _internal_state: Any = _state
@@ -515,6 +519,43 @@ def messages_on_redis(channel: Any, page: int) -> Iterator[list[bytes]]:
         yield list(taken.values())
         if not cursor:
             return
+
+
+def delayed_way(seconds: int, routing_key: str) -> tuple[str, str] | None:
+    """The exchange and the routing key with which RabbitMQ keeps a message for so long, and then passes it on to the
+    topic exchanges that Celery has bound, in an app with quorum queues; None before Celery 5.5, which binds none.
+
+    Promise: a message that is put back to a quorum queue behind a topic exchange takes no place in a worker meanwhile.
+    Touches: kombu.transport.native_delayed_delivery.calculate_routing_key,
+    kombu.transport.native_delayed_delivery.level_name, kombu.transport.native_delayed_delivery.MAX_LEVEL
+    """
+    try:
+        from kombu.transport import native_delayed_delivery as its
+    except ImportError:
+        return None
+    key = its.calculate_routing_key(seconds, without_delay(routing_key)) if routing_key else ""
+    return its.level_name(its.MAX_LEVEL), key
+
+
+def lead_delayed_to(queue: Any, connection: Any) -> None:
+    """Have messages that RabbitMQ has kept reach a queue: Celery sees to that when a worker starts, for the queues that
+    it knows then, if its user may.
+
+    Promise: a message that is put back to a quorum queue arrives there.
+    Touches: kombu.transport.native_delayed_delivery.bind_queue_to_native_delayed_delivery_exchange
+    """
+    from kombu.transport.native_delayed_delivery import bind_queue_to_native_delayed_delivery_exchange
+
+    bind_queue_to_native_delayed_delivery_exchange(connection, queue)
+
+
+def without_delay(routing_key: str) -> str:
+    """The routing key with which a message was sent before it was delayed.
+
+    Promise: a message that waits in RabbitMQ again goes the same way.
+    Touches: kombu.transport.native_delayed_delivery.MAX_NUMBER_OF_BITS_TO_USE
+    """
+    return _DELAY.sub("", routing_key)
 
 
 def let_pauses_switch() -> None:

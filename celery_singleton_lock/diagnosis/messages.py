@@ -15,8 +15,6 @@ from amqp import NotFound
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock._celery import messages_on_redis
 from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH
-from celery_singleton_lock.task.original import DELAYED
-from celery_singleton_lock.task.rabbitmq import DELAYS
 
 #: How many messages are read from Redis at once, and the time in seconds to read all of them.
 PAGE, LIMIT = 100, 30.0
@@ -157,7 +155,7 @@ def _depths(app: Any, connection: Any, consumed: Mapping[str, int]) -> Iterator[
     answer.
     """
     names = {*_routed_to(app), *app.amqp.queues, *consumed, *_CELERYS_DELAYED}
-    for name in sorted(names | {f"{DELAYED}.{seconds}" for seconds in DELAYS}):
+    for name in sorted(names):
         # A queue that does not exist closes the channel.
         with connection.channel() as channel:
             try:

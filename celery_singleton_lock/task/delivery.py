@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery_singleton_lock._celery import queue_taken_from
+from celery_singleton_lock._celery import DELAYED, queue_taken_from, without_delay
 from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.celery_types import RequestLike
-from celery_singleton_lock.task.original import DELAYED, Original
+from celery_singleton_lock.task.original import Original
 
 OWNER = "singleton_owner"
 _ORIGINAL = "singleton_lock_original"
@@ -37,7 +37,10 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
     queue, lasts = (routing_key, True) if not exchange else ("", True)
     if (known := queue_taken_from(message)) is not None:
         queue, lasts = known.name, _lasts(known)
-    if not exchange and (first := _sent_first(request)) is not None:
+    if is_delayed := exchange.startswith(DELAYED):
+        exchange = known.exchange.name if known is not None and known.exchange else exchange
+        routing_key = without_delay(routing_key)
+    if (is_delayed or not exchange) and (first := _sent_first(request)) is not None:
         exchange, routing_key = way["exchange"], way["routing_key"] = first
     if "task" not in (message.headers or {}):
         return
@@ -91,7 +94,7 @@ def _sent_first(request: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _forget_delays(headers: dict[str, Any]) -> None:
-    """Drop what RabbitMQ has recorded of our delays; what it recorded of a user's own dead-letter exchange stays."""
+    """Drop what RabbitMQ has recorded of Celery's delays; what it recorded of a user's dead-letter exchange stays."""
     for which in ("first", "last"):
         if str(headers.get(f"x-{which}-death-queue") or "").startswith(DELAYED):
             for what in ("exchange", "queue", "reason"):

@@ -24,9 +24,6 @@ from kombu.compression import compress
 from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
 from celery_singleton_lock.task.header import HEADER
 
-#: The names of our exchanges and queues for delays begin with this.
-DELAYED = "singleton_lock.delay"
-
 #: Properties that a copy gets in another way, or must not have.
 _NOT_COPIED = (
     frozenset(("content_type", "content_encoding", "application_headers", "priority", "expiration"))

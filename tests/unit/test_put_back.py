@@ -47,10 +47,10 @@ class TestCopy:
 
     def test_what_belongs_to_one_delivery_stays_behind(self, bench: Bench) -> None:
         task = bench.task(on_conflict="retry")
-        ours = {"queue": "singleton_lock.delay.4", "reason": "expired", "count": 1}
+        ours = {"queue": "celery_delayed_2", "reason": "expired", "count": 1}
         theirs = {"queue": "failed", "reason": "rejected", "count": 2}
         gone = {"CC": ["another queue"], "x-delivery-count": 1, "redelivered": True}
-        gone |= {f"x-first-death-{name}": "singleton_lock.delay.4" for name in ("queue", "reason", "exchange")}
+        gone |= {f"x-first-death-{name}": "celery_delayed_2" for name in ("queue", "reason", "exchange")}
         message = bench.send(task).but(**gone, **{"x-death": [ours, theirs], "x-last-death-queue": "failed"})
         of_sqs = {"MessageDeduplicationId": "x", "DelaySeconds": 3}
         copy = refused(bench, replace(message, properties={**message.properties, **of_sqs}))
@@ -58,13 +58,18 @@ class TestCopy:
         assert not {*gone} & {*copy.headers}
         assert not {*of_sqs} & {*copy.properties}
 
-    def test_retry_of_its_task_goes_the_way_that_the_message_first_went(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("delayed", [False, True])
+    def test_retry_of_its_task_goes_the_way_that_the_message_first_went(self, bench: Bench, delayed: bool) -> None:
         reports = Exchange("reports", type="topic")
         bench.app.conf.task_queues = [Queue(bench.app.main, bindings=[binding(reports, routing_key="report.#")])]
         task = bench.task(lambda: task.retry(countdown=0), on_conflict="retry")
         message = bench.send(task, exchange=reports, routing_key="report.daily")
         copy = refused(bench, refused(bench, message))
         assert copy.route != message.route
+        if delayed:  # As it comes after RabbitMQ has kept it for Celery.
+            copy = replace(
+                copy, route={"exchange": "celery_delayed_delivery", "routing_key": "0." * 28 + "report.daily"}
+            )
         bench.deliver(copy)
         assert bench.put_back().route == message.route == {"exchange": "reports", "routing_key": "report.daily"}
 
