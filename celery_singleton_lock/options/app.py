@@ -189,7 +189,7 @@ def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
 
 def _of_celery(conf: Any) -> Iterator[InvalidOption]:
     """Errors in Celery's own settings: with these, exclusive tasks cannot work."""
-    if conf.task_protocol == 1 and conf.get("singleton_lock_enabled") is not False:
+    if conf.get("task_protocol") == 1 and conf.get("singleton_lock_enabled") is not False:
         yield InvalidOption(
             "setting task_protocol is 1, but exclusive tasks need message protocol 2, Celery's default since 4.0: "
             "remove the setting, or set it to 2"
