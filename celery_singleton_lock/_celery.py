@@ -10,6 +10,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,6 @@ from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
 from celery.utils.imports import load_extension_class_names
 from celery.worker import state as worker_state
-from kombu import serialization
 from kombu.utils import functional
 
 if celery.VERSION[:2] < (5, 4):
@@ -43,13 +43,15 @@ LOOKED_AT = {
     "billiard": ("4.2.0", "4.3.2"),
 }
 
+#: The names of the queues in which Celery has RabbitMQ keep messages begin with this, and their routing keys with that.
+DELAYED, _DELAY = "celery_delayed_", re.compile(r"^(?:[01]\.){28}")
+
 #: Their stubs leave these parts out.
 _internal_state: Any = _state
 _einfo: Any = einfo
 _trace: Any = trace
 _bootsteps: Any = bootsteps
 _functional: Any = functional
-_serialization: Any = serialization
 
 if TYPE_CHECKING:
 
@@ -490,14 +492,41 @@ def queues_reached(channel: Any, exchange: str, routing_key: str) -> set[str]:
     return set(channel._lookup(exchange, routing_key))
 
 
-def serializer_of(content_type: str) -> str:
-    """The name of the serializer that writes this content type.
+def delayed_way(seconds: int, routing_key: str) -> tuple[str, str] | None:
+    """The exchange and the routing key with which RabbitMQ keeps a message for so long, and then passes it on to the
+    topic exchanges that Celery has bound, in an app with quorum queues; None before Celery 5.5, which binds none.
 
-    Promise: a message of Celery's first protocol (`task_protocol = 1`) is put back with its delay.
-    Touches: kombu.serialization.SerializerRegistry.type_to_name
+    Promise: a message that is put back to a quorum queue behind a topic exchange takes no place in a worker meanwhile.
+    Touches: kombu.transport.native_delayed_delivery.calculate_routing_key,
+    kombu.transport.native_delayed_delivery.level_name, kombu.transport.native_delayed_delivery.MAX_LEVEL
     """
-    name: str = _serialization.registry.type_to_name[content_type]
-    return name
+    try:
+        from kombu.transport import native_delayed_delivery as its
+    except ImportError:
+        return None
+    key = its.calculate_routing_key(seconds, without_delay(routing_key)) if routing_key else ""
+    return its.level_name(its.MAX_LEVEL), key
+
+
+def lead_delayed_to(queue: Any, connection: Any) -> None:
+    """Have messages that RabbitMQ has kept reach a queue: Celery sees to that when a worker starts, for the queues that
+    it knows then, if its user may.
+
+    Promise: a message that is put back to a quorum queue arrives there.
+    Touches: kombu.transport.native_delayed_delivery.bind_queue_to_native_delayed_delivery_exchange
+    """
+    from kombu.transport.native_delayed_delivery import bind_queue_to_native_delayed_delivery_exchange
+
+    bind_queue_to_native_delayed_delivery_exchange(connection, queue)
+
+
+def without_delay(routing_key: str) -> str:
+    """The routing key with which a message was sent before it was delayed.
+
+    Promise: a message that waits in RabbitMQ again goes the same way.
+    Touches: kombu.transport.native_delayed_delivery.MAX_NUMBER_OF_BITS_TO_USE
+    """
+    return _DELAY.sub("", routing_key)
 
 
 def let_pauses_switch() -> None:

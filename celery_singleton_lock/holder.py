@@ -27,10 +27,9 @@ FIRST = (0, 0)
 #: message has a negative one, so that no message takes the lock for its own.
 NOBODY = -1
 
-#: The number of parts of a holder beside an owner token. The store writes the fence after them; parts that were added
-#: later follow.
-FIELDS = 9
-FENCE, LABEL, ORDER, NEWER = FIELDS, FIELDS + 1, FIELDS + 2, FIELDS + 3
+#: The places of the parts of a holder that the store writes, or that are left out if they say nothing: all behind the
+#: fence.
+FENCE, LABEL, ORDER, NEWER = 9, 10, 11, 12
 
 _OWNER = re.compile(rf"[0-9a-f]{{{OWNER_LENGTH}}}")
 
@@ -167,9 +166,9 @@ class Holder:
     def loads(cls, text: str | bytes) -> Holder | None:
         """The holder as written by `dumps`, also by a later version; None if something else wrote it."""
         fields = cleaned.array(text)
-        if fields is None or len(fields) < FIELDS:
+        if fields is None or len(fields) <= FENCE:
             return None
-        sending, task_id, retries, node, pid, since, replaced, process, ttl = fields[:FIELDS]
+        sending, task_id, retries, node, pid, since, replaced, process, ttl = fields[:FENCE]
         return cls(
             cleaned.text_or_none(task_id),
             cleaned.count(retries),

@@ -47,8 +47,8 @@ class Entry(NamedTuple):
             for readers the server's.
         waited: seconds of waiting for the lock; for a run, since its message first met a conflict.
         outcome: for a run: Celery's state for it, LOST, STOPPED or SUPERSEDED; for a "free" entry CRASHED, or '' if
-            nothing is known about the run that died; for a duplicate: what the caller got, as in
-            `on_duplicate`, or "follow" for a part of a canvas.
+            nothing is known about the run that died; for a duplicate: what the caller got, as in `on_duplicate`, or
+            "follow" for a part of a canvas.
         fence, renewals: the fence of a run's lease, and how often it was renewed.
         limit: how many may hold the lock at once.
         holder, holder_node, holder_since: the task that had the lock meanwhile, where it ran, and since when.
@@ -99,7 +99,7 @@ class Entry(NamedTuple):
         None if something else wrote it, or if a later version wrote it with a kind that is unknown here.
         """
         fields = cleaned.array(text)
-        if fields is None or len(fields) < _REQUIRED or fields[0] not in KINDS:
+        if fields is None or len(fields) < len(cls._fields) or fields[0] not in KINDS:
             return None
         return cls(*fields[: len(cls._fields)]).cleaned().mirrored(written)
 
@@ -125,6 +125,3 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "scheduled": cleaned.text,
     "label": cleaned.text,
 }
-
-#: The fields that an entry of any version has: those without a default.
-_REQUIRED = 8

@@ -7,6 +7,7 @@ tracer take them, and the answer to the broker, the result and the messages that
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
 import sys
@@ -157,7 +158,8 @@ class Bench:
             content_encoding=message.content[1],
             accept=None,
         )
-        handle: Any = strategy.default(self.app.tasks[message.headers["task"]], self.app, self._consumer)
+        name = message.headers["task"] if "task" in message.headers else json.loads(message.body)["task"]
+        handle: Any = strategy.default(self.app.tasks[name], self.app, self._consumer)
         handle(delivered, None, lambda *_: self.answers.append("ack"), self._reject, ())
         return self.end(message)
 

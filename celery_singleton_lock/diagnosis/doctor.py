@@ -31,7 +31,6 @@ from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.probe import MAX_KEYS, NO_ANSWER, Servers
 from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task.original import DELAYED
 from celery_singleton_lock.task.publisher import Publisher
 
 
@@ -133,22 +132,15 @@ def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> tuple[int | N
 
 
 def _rights_on_rabbitmq(app: Any) -> Iterator[Finding]:
-    """Whether RabbitMQ takes messages that are put back, and lets them wait."""
+    """Whether RabbitMQ takes messages that are put back."""
     if not is_rabbitmq(app.conf):
         return
-    publisher = Publisher.of(app)
-    if (why := publisher.refusal()) is not None:
+    if (why := Publisher.of(app).refusal()) is not None:
         yield Subject("broker").warning(
             f"RabbitMQ takes no messages by the name of their queue ({why}): those that are put back go through the "
             "exchange that they came by, and only if no other queue gets them from there; others keep their slot",
             "let the workers' user write to amq.default: rabbitmqctl set_permissions -p <vhost> <user> <configure> "
             "'^(<as before>|amq\\.default$)' <read>",
-        )
-    if (why := publisher.prepare()) is not None:
-        yield Subject("broker").warning(
-            f"RabbitMQ does not provide the queues {DELAYED}.* for messages to wait in ({why}): workers hold "
-            "the requeued messages, and each takes the place of another task",
-            f"allow the workers' user to configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
         )
 
 

@@ -79,6 +79,8 @@ class Settings:
         for error in _unknown_settings(conf):
             raise error
         enabled = setting(conf, "singleton_lock_enabled", True)
+        for error in _of_celery(conf):
+            raise error
         explicit, visibility = setting(conf, "singleton_lock_backend"), visibility_timeout(conf) or 0.0
         found, transport_options, key_prefix = _backend(conf, backend or explicit, enabled=enabled)
         return cls(
@@ -101,6 +103,7 @@ def problems(app: Any) -> Iterator[InvalidOption]:
     """The errors in an app's settings for this package, one by one; a worker that starts raises the first of them."""
     app.conf.get("singleton_lock_backend")  # As in `Settings.from_app`.
     yield from _unknown_settings(app.conf)
+    yield from _of_celery(app.conf)
     for name in SETTINGS:
         try:
             setting(app.conf, name)
@@ -185,6 +188,15 @@ def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
         on_a_task = name.removeprefix("singleton_")
         hint = f"; set {on_a_task} on the task" if on_a_task in KEY_ATTRIBUTES else did_you_mean(name, sorted(SETTINGS))
         yield InvalidOption(f"there is no setting {cleaned.text(name)}{hint}")
+
+
+def _of_celery(conf: Any) -> Iterator[InvalidOption]:
+    """Errors in Celery's own settings: with these, exclusive tasks cannot work."""
+    if conf.get("task_protocol") == 1 and conf.get("singleton_lock_enabled") is not False:
+        yield InvalidOption(
+            "setting task_protocol is 1, but exclusive tasks need message protocol 2, Celery's default since 4.0: "
+            "remove the setting, or set it to 2"
+        )
 
 
 def set_names(conf: Any) -> Iterator[str]:

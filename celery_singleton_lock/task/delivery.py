@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery_singleton_lock._celery import queue_taken_from
+from celery_singleton_lock._celery import DELAYED, queue_taken_from, without_delay
 from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.celery_types import RequestLike
-from celery_singleton_lock.task.original import DELAYED, Original
+from celery_singleton_lock.task.original import Original
 
 OWNER = "singleton_owner"
 _ORIGINAL = "singleton_lock_original"
@@ -26,6 +26,7 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
     """Put `message`, and the owner under which its delivery takes its lock, into the request that its task gets.
 
     The request of a copy says how the message was first sent: a retry of the task goes the way that it always went.
+    A message of protocol 1, which has its times in its body, is not passed: it is made anew if it has to be put back.
     """
     delivery, way = message.delivery_info or {}, request["delivery_info"]
     way[OWNER] = owner  # Celery has just made it; no sender wrote any of it.
@@ -36,8 +37,13 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
     queue, lasts = (routing_key, True) if not exchange else ("", True)
     if (known := queue_taken_from(message)) is not None:
         queue, lasts = known.name, _lasts(known)
-    if not exchange and (first := _sent_first(request)) is not None:
+    if is_delayed := exchange.startswith(DELAYED):
+        exchange = known.exchange.name if known is not None and known.exchange else exchange
+        routing_key = without_delay(routing_key)
+    if (is_delayed or not exchange) and (first := _sent_first(request)) is not None:
         exchange, routing_key = way["exchange"], way["routing_key"] = first
+    if "task" not in (message.headers or {}):
+        return
     # A plain tuple, and the properties as they are: each task pays for what is pickled here.
     place = (message.body, message.content_type, message.content_encoding, message.headers or {})
     properties = message.properties if isinstance(message.properties, Mapping) else {}
@@ -51,7 +57,7 @@ def owner_of(request: RequestLike) -> str | None:
 
 
 def original_of(request: RequestLike) -> Original | None:
-    """The message as it came; None if our main process has not passed it."""
+    """The message as it came; None if our main process has not passed it (see `give`)."""
     properties = dict(request.properties or {})
     place = properties.pop(_ORIGINAL, None)
     return Original(properties, *place) if isinstance(place, tuple) else None
@@ -88,7 +94,7 @@ def _sent_first(request: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _forget_delays(headers: dict[str, Any]) -> None:
-    """Drop what RabbitMQ has recorded of our delays; what it recorded of a user's own dead-letter exchange stays."""
+    """Drop what RabbitMQ has recorded of Celery's delays; what it recorded of a user's dead-letter exchange stays."""
     for which in ("first", "last"):
         if str(headers.get(f"x-{which}-death-queue") or "").startswith(DELAYED):
             for what in ("exchange", "queue", "reason"):

@@ -20,7 +20,6 @@ from typing import Any
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.options.rules import is_whole
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.running import progress_of
@@ -35,9 +34,6 @@ _encode = json.JSONEncoder(default=repr).encode
 
 #: Quotes a text as the encoder does.
 _quoted = json.encoder.encode_basestring_ascii
-
-#: How often a task was replaced, at most, as far as that is counted.
-_MOST_REPLACED = 9999
 
 #: Celery's own task that sends the body of a chord, where the result backend does not.
 _UNLOCKS = "celery.chord_unlock"
@@ -71,9 +67,8 @@ def _new(task_id: object) -> dict[str, Any]:
 def _following(task_id: object, options: Mapping[str, Any], request: RequestLike) -> dict[str, Any]:
     sent = _sent(header.of(request))
     if task_id == request.id:
-        if nesting := _nesting(options):
-            of_it = [min(nesting, _MOST_REPLACED), sending_of(request)]
-            return {"id": task_id, "sent": sent or new_owner(), "replaced": of_it}
+        if _nesting(options):
+            return {"id": task_id, "sent": sent or new_owner(), "replaced": sending_of(request)}
         if _goes_on(options, request):
             return header.of_next_attempt(request)
         # Its handlers send it again as it ends: a new message, but the same one for each copy of this message.
@@ -110,17 +105,16 @@ def fixed(name: str) -> str:
 def sending_of(request: RequestLike) -> str:
     """The name of the sending that a message belongs to."""
     carried = header.of(request)
-    if (of_it := _replaced(carried)) is not None:
-        return of_it[1]
+    if (of_replaced := _digits(carried.get("replaced"))) is not None:
+        return of_replaced
     # A retry of a message without a parent, or without a root, gets its own id for that.
     parent = request.parent_id if request.parent_id != request.id else None
     return _digest(_sent(carried), request.id, request.root_id or request.id, parent, _followers_of(request))
 
 
 def replaced(request: RequestLike) -> int:
-    """How often the task was replaced before; message protocol 1 has no field for that."""
-    of_it = _replaced(header.of(request))
-    return max(cleaned.count(getattr(request, "replaced_task_nesting", 0)), of_it[0] if of_it is not None else 0)
+    """How often the task was replaced before."""
+    return cleaned.count(getattr(request, "replaced_task_nesting", 0))
 
 
 def record_name(task: str, task_id: object, sending: str) -> str:
@@ -160,21 +154,11 @@ def _ids_in(part: Any) -> Iterator[str]:
 
 def _sent(carried: Mapping[str, Any]) -> str | None:
     """The random part of a message's name; None if it has none, or others wrote it."""
-    sent = carried.get("sent")
-    return sent if isinstance(sent, str) and _DIGITS.fullmatch(sent) else None
+    return _digits(carried.get("sent"))
 
 
-def _replaced(carried: Mapping[str, Any]) -> tuple[int, str] | None:
-    """How often the task was replaced before, and the sending of the task itself, to which its replacement belongs."""
-    if "replaced" not in carried:  # As in most messages.
-        return None
-    of_it = carried["replaced"]
-    if not (isinstance(of_it, (list, tuple)) and len(of_it) == 2):
-        return None
-    count, sending = of_it
-    if not (is_whole(count, 1, _MOST_REPLACED) and isinstance(sending, str) and _DIGITS.fullmatch(sending)):
-        return None
-    return count, sending
+def _digits(part: object) -> str | None:
+    return part if isinstance(part, str) and _DIGITS.fullmatch(part) else None
 
 
 def _digest(*parts: object) -> str:

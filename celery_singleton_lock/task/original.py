@@ -5,7 +5,7 @@ costs next to nothing: body, headers and properties go to the child anyway, and 
 copy is the same message, except for where it goes and when. It carries
 
 - the body, byte for byte, with its content type, its encoding and its compression, whichever serializer wrote it;
-- all headers: of either protocol of Celery, of stamps, of other libraries;
+- all headers: of Celery, of stamps, of other libraries;
 - all properties: priority, delivery mode, reply_to, correlation id, message id, app id, type, timestamp.
 
 It leaves out, or makes anew, what would be wrong in a copy: what RabbitMQ records of the message's way (a delay in
@@ -19,15 +19,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kombu import serialization
 from kombu.compression import compress
 
-from celery_singleton_lock._celery import serializer_of
 from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
 from celery_singleton_lock.task.header import HEADER
-
-#: The names of our exchanges and queues for delays begin with this.
-DELAYED = "singleton_lock.delay"
 
 #: Properties that a copy gets in another way, or must not have.
 _NOT_COPIED = (
@@ -83,25 +78,21 @@ class Original(NamedTuple):
         counts: list[Any] = [entry.get("count") for entry in entries if isinstance(entry, dict)]
         return sum(count if is_whole(count, 0, MAX_LIMIT) else 0 for count in counts)
 
-    def copy(self, header: Mapping[str, Any], *, expires: bool, eta: str | None, accept: Any) -> Copy:
+    def copy(self, header: Mapping[str, Any], *, expires: bool, eta: str | None) -> Copy:
         """A copy to be sent.
 
         Args:
             header: ours.
             expires: whether the copy still expires, if the original does.
             eta: when a worker is to begin it, if not at once.
-            accept: content types that the app accepts; to read an old message, which keeps its times in the body.
         """
         headers = {name: value for name, value in self.headers.items() if name not in _NOT_COPIED_HEADERS}
         way = {"exchange": self.exchange, "routing_key": self.routing_key}
         headers[HEADER] = {**header, "put_back": {**header["put_back"], **way}}
+        headers["eta"] = eta
+        if not expires:
+            headers["expires"] = None
         body = self.body
-        if "task" in headers:
-            headers["eta"] = eta
-            if not expires:
-                headers["expires"] = None
-        elif eta is not None or not expires:
-            body = self._first_protocol(eta, expires, accept)
         if compression := headers.get("compression"):
             body, headers["compression"] = compress(body, compression)
         properties = {name: value for name, value in self.properties.items() if name not in _NOT_COPIED}
@@ -109,15 +100,6 @@ class Original(NamedTuple):
             properties["expiration"] = self.properties["expiration"]
         priority = self.properties.get("priority")
         return Copy(body, priority, self.content_type, self.content_encoding, headers, properties)
-
-    def _first_protocol(self, eta: str | None, expires: bool, accept: Any) -> Any:
-        """The body of a message of the first protocol (`task_protocol = 1`), with other times."""
-        accepted = serialization.prepare_accept_content(accept)
-        task = serialization.loads(self.body, self.content_type, self.content_encoding, accept=accepted)
-        task["eta"] = eta
-        if not expires:
-            task["expires"] = None
-        return serialization.dumps(task, serializer=serializer_of(self.content_type))[2]
 
 
 class Copy(NamedTuple):

@@ -1,10 +1,10 @@
 """How a copy gets to its queue: by the queue's name, confirmed by the broker, and after a delay.
 
 A worker holds a copy that is due later, as Celery's `eta` makes it do, and fetches one message more meanwhile. It
-cannot do that in an app with quorum queues, where each copy that it held would take the place of another message, and
-each end of the worker would count against the copy (`x-delivery-limit`). So there RabbitMQ keeps the copy (`rabbitmq`),
-unless it cannot: for queues that go with their worker, messages that the broker is to drop for their age, users that
-may not declare anything, and older servers.
+cannot do that in an app with quorum queues, where each copy that it holds takes the place of another message, and each
+end of the worker counts against the copy (`x-delivery-limit`). For these, Celery has RabbitMQ keep what is due later,
+if a topic exchange leads to the queue; so do we, unless the queue goes with its worker, or the broker is to drop the
+message for its age.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from amqp import AccessRefused
+from amqp import AccessRefused, NotFound
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock._celery import consumed_queues, queues_reached
+from celery_singleton_lock._celery import consumed_queues, delayed_way, queues_reached
 from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
-from celery_singleton_lock.task.original import DELAYED, Copy, Original
-from celery_singleton_lock.task.rabbitmq import DELAYS, Connection, NoDelayQueue, is_bound
+from celery_singleton_lock.task.original import Copy, Original
+from celery_singleton_lock.task.rabbitmq import Connection, is_bound
 
 logger = get_logger(__name__)
 
 #: Connections to RabbitMQ for copies, in one process.
 MAX_CONNECTIONS = 4
 
-#: Seconds until we try again after the user was not allowed to declare queues.
+#: Seconds until we try again after RabbitMQ has not kept a message that is due later.
 _REFUSED_FOR = 600.0
 
 
@@ -71,7 +71,9 @@ class Publisher:
         copy_due_in = partial(self._copy, original, header, expires)
         if not self._speaks_amqp:
             self._put(original, copy_due_in(delay))
-        elif not (delay > 0 and self._may_keep(original) and self._is_kept(original, copy_due_in(0.0), delay)):
+            return
+        way = self._delayed_way(original, delay) if delay > 0 else None
+        if way is None or not self._is_kept(original, copy_due_in(0.0), way):
             self._to_queue(original, copy_due_in(delay))
 
     def delivery_limit(self, queue: str) -> float:
@@ -88,25 +90,6 @@ class Publisher:
             except Exception as error:  # noqa: BLE001 - py-amqp has many
                 logger.debug("RabbitMQ does not tell its version: %r", error)
         return float(limit) if is_whole(limit, 0, MAX_LIMIT) else math.inf
-
-    def prepare(self) -> str | None:
-        """Declare the queues that messages wait in, when a worker starts; the reason if RabbitMQ refuses.
-
-        RabbitMQ loses a quorum queue and its messages if the server is killed within half a second after the queue was
-        declared (seen: 3.10): a queue in use should be older than that.
-        """
-        if not (self._speaks_amqp and self._has_quorum_queues):
-            return None
-        try:
-            with closing(Connection(self._app)) as connection:
-                for seconds in DELAYS:
-                    connection.exchange_for(seconds)
-        except NoDelayQueue as error:
-            self._do_without(error)
-            return str(error)
-        except Exception as error:  # noqa: BLE001 - py-amqp has many; they are declared when needed
-            logger.debug("could not prepare queues for messages to wait in: %r", error)
-        return None
 
     def refusal(self) -> str | None:
         """Why RabbitMQ refuses copies that are sent by the name of their queue; None if it does not, as far as is
@@ -128,30 +111,27 @@ class Publisher:
             (queue.queue_arguments or {}).get("x-queue-type") == "quorum" for queue in self._app.amqp.queues.values()
         )
 
-    def _may_keep(self, original: Original) -> bool:
-        """Whether RabbitMQ is to keep copies of this message until they are due."""
-        return self._has_quorum_queues and original.lasts and not original.may_expire and clock.now() >= self._eta_until
+    def _delayed_way(self, original: Original, delay: float) -> tuple[str, str] | None:
+        """The exchange and the routing key with which RabbitMQ keeps a copy until it is due, and then passes it on to
+        its queue alone; None if it does not do that.
+        """
+        if not self._has_quorum_queues or not original.lasts or original.may_expire or clock.now() < self._eta_until:
+            return None
+        way = delayed_way(math.ceil(delay), original.routing_key)
+        leads = way is not None and self._leads_to(original.queue, original.exchange, way[1], delayed=True)
+        return way if leads else None
 
-    def _is_kept(self, original: Original, copy: Copy, delay: float) -> bool:
-        """Have RabbitMQ keep a copy until it is due; False if it has no queue for that."""
+    def _is_kept(self, original: Original, copy: Copy, way: tuple[str, str]) -> bool:
+        """Have RabbitMQ keep a copy until it is due; False if no worker has set that up, or it does not answer."""
         try:
-            self._confirmed(copy, "", self._queue_of(original), delay)
-        except NoDelayQueue as error:
-            self._do_without(error)
+            self._confirmed(copy, *way, self._app.amqp.queues[original.queue])
+        except (AccessRefused, NotFound, TimeoutError) as error:
+            self._eta_until = clock.now() + _REFUSED_FOR
+            logger.warning(
+                "RabbitMQ does not keep messages that are due later: %s; workers hold those that are put back", error
+            )
             return False
-        except TimeoutError as error:
-            self._do_without(error)  # Other queues may well answer.
-            raise
         return True
-
-    def _do_without(self, error: Exception) -> None:
-        self._eta_until = clock.now() + _REFUSED_FOR
-        logger.warning(
-            "RabbitMQ does not provide the queues %s.*: %s; workers hold the messages that are put back "
-            "until they are due",
-            DELAYED,
-            error,
-        )
 
     def _to_queue(self, original: Original, copy: Copy) -> None:
         """Send by the name of the queue, or, if this user may not do that, the way that the message came."""
@@ -167,12 +147,12 @@ class Publisher:
                 self._is_refused = True
         self._confirmed(copy, original.exchange, original.routing_key)
 
-    def _leads_to(self, queue: str, exchange: str, routing_key: str) -> bool:
+    def _leads_to(self, queue: str, exchange: str, routing_key: str, *, delayed: bool = False) -> bool:
         """Whether an exchange leads to this queue, and, as far as the app knows, to no other: otherwise copies would
         multiply.
         """
         queues = self._app.amqp.queues.items()
-        return {name for name, its in queues if is_bound(its, exchange, routing_key)} == {queue}
+        return {name for name, its in queues if is_bound(its, exchange, routing_key, delayed=delayed)} == {queue}
 
     @property
     def _app(self) -> Any:
@@ -188,21 +168,21 @@ class Publisher:
 
     def _copy(self, original: Original, header: dict[str, Any], expires: bool, delay: float) -> Copy:
         eta = datetime.fromtimestamp(clock.wall() + delay, timezone.utc).isoformat() if delay > 0 else None
-        return original.copy(header, expires=expires, eta=eta, accept=self._app.conf.accept_content)
+        return original.copy(header, expires=expires, eta=eta)
 
-    def _confirmed(self, copy: Copy, exchange: str, routing_key: str, delay: float | None = None) -> None:
+    def _confirmed(self, copy: Copy, exchange: str, routing_key: str, delayed: Any = None) -> None:
         with self._places:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                return self._send_on(Connection(self._app), copy, exchange, routing_key, delay)
+                return self._send_on(Connection(self._app), copy, exchange, routing_key, delayed)
             try:
-                return self._send_on(connection, copy, exchange, routing_key, delay)
-            except (NoDelayQueue, AccessRefused):
+                return self._send_on(connection, copy, exchange, routing_key, delayed)
+            except (AccessRefused, NotFound):
                 raise
             except Exception as error:  # noqa: BLE001 - py-amqp has many
                 logger.debug("the connection to the broker broke since the last copy: %r", error)
-            return self._send_on(Connection(self._app), copy, exchange, routing_key, delay)
+            return self._send_on(Connection(self._app), copy, exchange, routing_key, delayed)
 
     def _send_on(self, connection: Connection, copy: Copy, *way: Any) -> None:
         try:

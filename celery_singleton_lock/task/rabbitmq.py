@@ -1,11 +1,5 @@
-"""RabbitMQ confirms each copy once it is safe, whatever the app's own setting is, and keeps those that are due later.
-
-It reports a queue that does not exist. In an app with quorum queues, a copy that is due later waits in the broker: an
-exchange leads to a queue without consumers, whose messages expire after the wait and go on by their routing key, the
-name of their queue. All tasks share nine of these (1, 2, 4 … 256 s): quorum queues, which keep a message until it has
-arrived. (Classic queues do not: of 2,266 messages, 1,850 were lost when the broker was killed while they were handed
-on.) If 32 messages cannot arrive, since their queue was deleted or is full, they hold up all others. The queues of
-Celery's own delayed delivery have the same fault, serve topic exchanges only, and count whole seconds.
+"""A connection on which RabbitMQ confirms each copy once it is safe, and reports a queue that does not exist, whatever
+the app's own settings are; and where an exchange leads.
 """
 
 from __future__ import annotations
@@ -14,33 +8,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from amqp import AccessRefused, ChannelError, IrrecoverableChannelError, IrrecoverableConnectionError
+from amqp import AccessRefused, ChannelError
 
+from celery_singleton_lock._celery import lead_delayed_to
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.task.original import DELAYED, Copy
+from celery_singleton_lock.task.original import Copy
 
 #: Seconds that RabbitMQ may take for each answer.
 TIMEOUT = 30.0
 
-#: The longest time that copies wait in RabbitMQ, for each of these queues, in seconds.
-DELAYS = tuple(2**power for power in range(9))
-
-#: Since this version, RabbitMQ's quorum queues let messages expire, and keep them until they have arrived elsewhere.
-_HANDS_ON = (3, 10)
-
 #: Since this version, a quorum queue without a limit of its own has this one.
 _LIMITS, _DELIVERY_LIMIT = (4, 0), 20
-
-
-class NoDelayQueue(Exception):
-    """The broker does not have, or does not give this user, a queue to wait in."""
 
 
 class Connection:
     """A connection to RabbitMQ on which it confirms each message."""
 
     def __init__(self, app: Any) -> None:
-        self._declared: set[int] = set()
+        self._bound: set[str] = set()
         self._kombu = app.connection_for_write()
         self._kombu.transport_options["confirm_publish"] = True
         try:
@@ -54,16 +39,16 @@ class Connection:
             self.close()
             raise
 
-    def send(self, copy: Copy, exchange: str, routing_key: str, delay: float | None) -> None:
+    def send(self, copy: Copy, exchange: str, routing_key: str, delayed: Any = None) -> None:
         """Send a copy to the broker, and wait until the broker confirms it.
 
-        With `delay` it waits that long in the broker first; then `routing_key` is the name of its queue.
+        If it is `delayed`, on its way to that queue, the way is made first: without it, the copy would never arrive.
         """
+        if delayed is not None and delayed.name not in self._bound:
+            lead_delayed_to(delayed, self._kombu)
+            self._bound.add(delayed.name)
         if copy.properties.get("user_id") != self._kombu.userid:
             copy.properties.pop("user_id", None)  # RabbitMQ refuses a message of another user.
-        if delay is not None:
-            exchange = self.exchange_for(delay)
-            copy.properties["expiration"] = str(max(int(delay * 1000), 1))
         self._publish(self._channel.prepare_message(*copy), exchange, routing_key)
 
     def try_to_send(self) -> None:
@@ -84,24 +69,6 @@ class Connection:
         """How often a quorum queue takes a message back, unless it was declared otherwise."""
         return _DELIVERY_LIMIT if self._version >= _LIMITS else None
 
-    def exchange_for(self, delay: float) -> str:
-        """The exchange of the queue in which messages wait for at most `delay`, declared if need be.
-
-        Raises:
-            NoDelayQueue: there is none.
-        """
-        seconds = next((one for one in DELAYS if one >= delay), DELAYS[-1])
-        name = f"{DELAYED}.{seconds}"
-        if seconds not in self._declared:
-            if self._version < _HANDS_ON:
-                raise NoDelayQueue(f"it takes RabbitMQ {'.'.join(map(str, _HANDS_ON))} or newer")
-            try:
-                self._declare(name, seconds)
-            except (IrrecoverableChannelError, IrrecoverableConnectionError) as error:
-                raise NoDelayQueue(str(error)) from error
-            self._declared.add(seconds)
-        return name
-
     @property
     def _version(self) -> tuple[int, ...]:
         """The version of RabbitMQ; empty for another server."""
@@ -120,29 +87,20 @@ class Connection:
         with suppress(Exception):
             self._kombu.collect()
 
-    def _declare(self, name: str, seconds: int) -> None:
-        arguments = {
-            "x-queue-type": "quorum",
-            "x-message-ttl": seconds * 1000,
-            "x-dead-letter-exchange": "",
-            "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",
-        }
-        self._channel.exchange_declare(name, "fanout", durable=True, auto_delete=False)
-        self._channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
-        self._channel.queue_bind(name, name)
 
-
-def is_bound(queue: Any, exchange: str, routing_key: str) -> bool:
-    """Whether an app's queue gets the messages of a direct or a topic exchange that have this routing key."""
+def is_bound(queue: Any, exchange: str, routing_key: str, *, delayed: bool = False) -> bool:
+    """Whether an app's queue gets the messages of a direct or a topic exchange that have this routing key; with
+    `delayed`, after RabbitMQ has kept them for Celery, which then binds topic exchanges alone (see `delayed_way`).
+    """
     bindings = (it for it in (queue, *(queue.bindings or ())) if it.exchange)
-    return any(it.exchange.name == exchange and _matches(it, routing_key) for it in bindings)
+    return any(it.exchange.name == exchange and _matches(it, routing_key, delayed) for it in bindings)
 
 
-def _matches(binding: Any, routing_key: str) -> bool:
+def _matches(binding: Any, routing_key: str, delayed: bool) -> bool:
     if binding.exchange.type == "topic":
-        return _has_words((binding.routing_key or "").split("."), routing_key.split("."))
-    return bool(binding.exchange.type == "direct" and binding.routing_key == routing_key)
+        pattern = (binding.routing_key or "").split(".")
+        return _has_words(["#", *pattern] if delayed else pattern, routing_key.split("."))
+    return bool(binding.exchange.type == "direct" and not delayed and binding.routing_key == routing_key)
 
 
 def _has_words(pattern: Sequence[str], words: Sequence[str]) -> bool:

@@ -264,7 +264,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, known: dict[str, Any]) -
     if (original := delivery.original_of(request)) is not None:
         Publisher.of(task.app).send(original, made, expires=expires, delay=delay)
         return
-    # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.
+    # Made anew, as for a retry: nobody has kept it (a request class of the user's own, see `audit`, or protocol 1).
     copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)
     if not expires:
         copy.set(expires=None)

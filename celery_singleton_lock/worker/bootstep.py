@@ -39,7 +39,6 @@ from celery_singleton_lock.runtime import Runtime, write_all
 from celery_singleton_lock.shared_flag import SharedFlag
 from celery_singleton_lock.stores import check_servers
 from celery_singleton_lock.task import key_report, requeue
-from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of, worker_of
@@ -166,7 +165,7 @@ class LockStep(bootsteps.StartStopStep):
             logger.warning("singleton lock: %s", finding)
 
     def start(self, parent: Any) -> None:
-        """Free the locks that an earlier life left behind, and prepare the broker; the start waits for neither."""
+        """Free the locks that an earlier life left behind; the start does not wait for that."""
         runtime = Runtime.of(parent.app)
         if runtime.settings.enabled:
             worker_of[parent.app] = parent
@@ -175,8 +174,6 @@ class LockStep(bootsteps.StartStopStep):
                 children.start()
             arguments = (runtime, parent.hostname)
             threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
-            prepare = Publisher.of(parent.app).prepare
-            threading.Thread(target=prepare, name="singleton-lock-queues", daemon=True).start()
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """The worker's loop begins, at first and after each loss of the broker."""

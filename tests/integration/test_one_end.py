@@ -13,7 +13,6 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.task import redelivery
 from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
-from tests.recording import overlaps
 from tests.redis_server import RedisServer
 
 #: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
@@ -90,21 +89,6 @@ class TestIdThatIsUsedAgain:
         # `get` may find the published result of the first task, which this client has not read yet.
         until(lambda: shop.app.backend.get_task_meta("x", cache=False)["result"] == "REPORT")
         assert len(shop.record.runs("report")) == 2
-
-
-class TestProtocolOne:
-    """Its messages do not say how often a task was replaced."""
-
-    @pytest.mark.parametrize("how", ["replace", "replace by itself"])
-    def test_replacement_under_the_same_lock_runs(
-        self, redis_server: RedisServer, shop_on: Callable[..., Shop], how: str
-    ) -> None:
-        shop = shop_on(redis_server, task_protocol=1)
-        shop.start("one")
-        assert shop.send("ending", "report", how).get(timeout=LIMIT) == "report"
-        runs = shop.record.runs("report")
-        assert len(runs) == 2
-        assert overlaps(runs) == []
 
 
 def test_lock_is_not_kept_for_a_retry_with_other_arguments(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis.doctor import diagnose
@@ -32,6 +32,9 @@ KINDS = [("classic", "direct"), ("quorum", "direct"), ("quorum", "topic"), ("cla
 
 #: Types that the quick tests leave out.
 LATER = KINDS[1:2] + KINDS[3:]
+
+#: What Celery, from 5.5 on, has RabbitMQ keep messages with that are due later.
+CELERYS = "kombu.transport.native_delayed_delivery"
 
 
 @pytest.fixture
@@ -111,8 +114,9 @@ def _put_back(worker: Worker, identity: str) -> int:
 
 @pytest.mark.slow
 def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callable[..., Shop], queue: str) -> None:
-    """If the worker held them until they are due, they would fill its prefetch."""
-    shop = shop_with("quorum", "direct")
+    """If the worker held them until they are due, as behind a direct exchange, they would fill its prefetch."""
+    pytest.importorskip(CELERYS)
+    shop = shop_with("quorum", "topic")
     shop.start("one", arguments=("-Q", queue))
     shop.send("exclusive", "report", LIMIT, queue=queue)
     shop.record.wait_for(starts=1)
@@ -121,73 +125,14 @@ def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callab
     assert shop.send("echo", "hello", queue=queue).get(timeout=LIMIT / 2) == "hello"
 
 
-#: Has a refused message wait for its time, and not in line.
-_COUNTED = {"on_conflict": "retry", "conflict_retries": 10_000}
-
-
-#: Tries after which such a message waits for seconds.
-_SOME_TRIES = 4
-
-
-def _have_tried(results: list[Any], worker: Worker) -> bool:
-    return all(worker.log.count(f"{result.id}] put back") >= _SOME_TRIES for result in results)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["deleted", "full"])
-def test_copies_for_a_queue_that_takes_none_hold_up_no_others(
-    rabbitmq: RabbitMQ, shop_with: Callable[..., Shop], queue: str, way: str
-) -> None:
-    """Of messages that wait in one place, RabbitMQ delivers 32 at once, until their queues take them."""
-    if way == "full":
-        limit = '{"max-length": 100, "overflow": "reject-publish"}'
-        rabbitmq.control("set_policy", queue, f"^{queue}$", limit, "--apply-to", "queues")
-    shop = shop_with("classic", "direct")
-    (theirs,) = shop.start("theirs", arguments=("-Q", queue))
-    (ours,) = shop.start("ours", arguments=("-Q", f"{queue}-mirror"))
-    shop.send("exclusive", "report", LIMIT, queue=f"{queue}-mirror")
-    shop.record.wait_for(starts=1)
-    stuck = [shop.send("exclusive", "report", queue=queue, singleton_lock=_COUNTED) for _ in range(100)]
-    until(lambda: _have_tried(stuck, theirs))
-    theirs.kill()
-    with shop.app.connection_for_write() as connection:
-        if way == "deleted":
-            connection.default_channel.queue_delete(queue)
-        else:
-            for _ in range(101):
-                shop.app.amqp.Producer(connection).publish("full", routing_key=queue)
-    results = [shop.send("exclusive", "report", queue=f"{queue}-mirror", singleton_lock=_COUNTED) for _ in range(10)]
-    until(lambda: _have_tried(results, ours))
-    shop.record.let_end("report")
-    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 10
-
-
-@pytest.mark.slow
-def test_policy_that_deletes_unused_queues_deletes_no_copies(
-    rabbitmq: RabbitMQ, shop_with: Callable[..., Shop], queue: str
-) -> None:
-    shop = shop_with("classic", "direct")
-    (worker,) = shop.start("one", arguments=("-Q", queue))
-    shop.send("exclusive", "report", LIMIT, queue=queue)
-    shop.record.wait_for(starts=1)
-    rabbitmq.control("set_policy", queue, ".*", '{"expires": 1000}', "--apply-to", "queues")
-    try:
-        results = [shop.send("exclusive", "report", queue=queue, singleton_lock=_COUNTED) for _ in range(4)]
-        until(lambda: _have_tried(results, worker))
-        shop.record.let_end("report")
-        assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 4
-    finally:
-        rabbitmq.control("clear_policy", queue)
-
-
-@pytest.mark.slow
-def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
+def test_user_for_whom_celery_cannot_set_up_delays_is_served_as_on_other_brokers(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
     rabbitmq.control("add_user", queue, "secret")
-    rabbitmq.control("set_permissions", queue, "^(?!singleton_lock).*", ".*", ".*")
+    rabbitmq.control("set_permissions", queue, "^(?!celery_delayed).*", "^(?!celery_delayed).*", ".*")
     url = rabbitmq.url.replace("guest:guest", f"{queue}:secret")
-    queues = copies.queues(queue, queue_type="quorum")
+    queues = copies.queues(queue, exchange_type="topic", queue_type="quorum")
     shop = shop_on(redis_server, broker_url=url, task_queues=queues, task_default_queue=queue, singleton_lock_ttl=60.0)
     shop.start("one")
     shop.send("exclusive", "report", LIMIT)
@@ -197,10 +142,8 @@ def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
     shop.record.let_end("report")
     assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
     (worker,) = shop.workers
-    assert "does not provide the queues singleton_lock.delay.*" in worker.log
+    assert worker.log.count("RabbitMQ does not keep messages that are due later") == 1
     assert "cannot be put back" not in worker.log
-    (finding,) = (one for one in diagnose(shop.app, timeout=1.0).findings if one.subject == "broker")
-    assert "RabbitMQ does not provide the queues singleton_lock.delay.*" in finding.text
 
 
 @pytest.mark.slow
@@ -319,12 +262,15 @@ def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
 @pytest.mark.slow
 def test_messages_that_wait_in_the_broker_survive_its_death(rabbitmq: RabbitMQ, queue: str) -> None:
     """It is killed while many messages wait, and while many that have waited are on their way."""
+    delays = pytest.importorskip(CELERYS)
     app = Celery("sender", broker=rabbitmq.url, set_as_current=False)
-    app.conf.task_queues = [Queue(queue, queue_arguments={"x-queue-type": "quorum"})]
+    reports = Exchange("reports", type="topic")
+    declared = Queue(queue, reports, routing_key=queue, queue_arguments={"x-queue-type": "quorum"})
+    app.conf.task_queues = [declared]
     with app.connection_for_write() as connection:
-        app.conf.task_queues[0](connection.channel()).declare()
+        declared(connection.channel()).declare()
+        delays.declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
     publisher = Publisher.of(app)
-    publisher.prepare()
     clock.sleep(2.0)  # RabbitMQ does not report when its new quorum queues are written to disk.
     for number in range(500):
         publisher.send(_message(queue, number), {"put_back": {}}, expires=True, delay=0.1 + number % 10 / 5)
@@ -345,4 +291,4 @@ def test_messages_that_wait_in_the_broker_survive_its_death(rabbitmq: RabbitMQ, 
 def _message(queue: str, number: int) -> Original:
     headers = {"task": "any", "id": str(number)}
     properties = {"delivery_mode": 2, "correlation_id": str(number)}
-    return Original(properties, b"[[], {}, {}]", "application/json", "utf-8", headers, "", queue, queue, True)
+    return Original(properties, b"[[], {}, {}]", "application/json", "utf-8", headers, "reports", queue, queue, True)

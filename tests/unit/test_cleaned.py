@@ -86,12 +86,12 @@ def test_digits_in_redis_are_a_number_or_nothing(content: bytes) -> None:
 
 
 class TestHolder:
-    @given(st.lists(anything, min_size=9, max_size=11) | anything)
-    @example([1e999] * 9)
-    @example([{}] * 9)
+    @given(st.lists(anything, min_size=9, max_size=12) | anything)
+    @example([1e999] * 10)
+    @example([{}] * 10)
     def test_any_json_is_a_holder_or_none(self, content: object) -> None:
         holder = Holder.loads(json.dumps(content))
-        assert (holder is None) == (not isinstance(content, list) or len(content) < 9)
+        assert (holder is None) == (not isinstance(content, list) or len(content) <= FENCE)
         if holder is not None:
             assert all(
                 is_clean(text) for text in (holder.task_id or "", holder.node or "", holder.process, holder.sending)
@@ -123,7 +123,7 @@ NOW = 10.0
 
 
 class TestEntry:
-    @given(st.sampled_from(["run", "skip", "free", "stand-by"]), st.lists(anything, min_size=7, max_size=20))
+    @given(st.sampled_from(["run", "skip", "free", "stand-by"]), st.lists(anything, min_size=17, max_size=20))
     def test_any_json_is_an_entry_that_can_be_shown(self, kind: str, rest: list[object]) -> None:
         entry = Entry.loads(json.dumps([kind, *rest]), NOW)
         assert entry is not None
@@ -150,6 +150,7 @@ class TestEntry:
     def test_no_html_gets_into_the_page(self) -> None:
         evil = "<script>alert(1)</script>\"'>"
         fields = ["run", evil, f"p:1:{{{evil}:0}}", evil, evil, 1, 5.0, 6.0, 0.0, evil, 1, 1, 1, evil, evil, 0.0, evil]
+        fields.append(evil)
         entry = Entry.loads(json.dumps(fields), NOW)
         assert entry is not None
         assert "<script>alert" not in page("Locks", [entry], Window(0.0, 10.0))
@@ -161,10 +162,6 @@ class TestEntry:
     def test_kind_of_a_later_version_is_ignored(self) -> None:
         entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
         assert Entry.loads(json.dumps(["paused", *json.loads(entry.dumps(NOW))[1:]]), NOW) is None
-
-    def test_entry_of_an_earlier_version_has_defaults(self) -> None:
-        entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
-        assert Entry.loads(json.dumps(["run", "t", "k", "id", "node", 1, 8.0, 7.0]), NOW) == entry
 
     def test_each_field_is_read_from_its_place(self) -> None:
         fields = ["run", "t", "k", "id", "node", 7, 6.0, 5.0, 0.5, "SUCCESS", 3, 2, 4, "other", "there", 1.0, "nightly"]

@@ -516,6 +516,12 @@ class TestSettings:
         with pytest.raises(InvalidOption, match=f"{name}; did you mean 'singleton_lock_beat_ttl'"):
             settings(**{name: 30})
 
+    def test_message_protocol_1_is_refused(self) -> None:
+        with pytest.raises(InvalidOption, match=r"setting task_protocol is 1.* or set it to 2"):
+            settings(task_protocol=1)
+        assert "task_protocol" in str([*problems(app(task_protocol=1))])
+        assert not settings(task_protocol=1, singleton_lock_enabled=False).enabled
+
     def test_unknown_setting_is_refused_with_a_hint(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_tll; did you mean 'singleton_lock_ttl'"):
             settings(singleton_lock_tll=3)

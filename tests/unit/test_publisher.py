@@ -47,6 +47,14 @@ def test_other_exchanges_lead_nowhere_as_far_as_is_known() -> None:
     assert not is_bound(Queue("one"), "", "one")
 
 
+def test_delayed_message_comes_by_topic_exchanges_alone_and_whatever_is_before_its_key() -> None:
+    """Celery binds them so, and RabbitMQ keeps the delay in the routing key."""
+    assert is_bound(Queue("one", TOPIC, routing_key="a.*"), "topic", "0.1.a.b", delayed=True)
+    assert not is_bound(Queue("one", TOPIC, routing_key="a.*"), "topic", "0.1.a.b")
+    assert not is_bound(Queue("one", TOPIC, routing_key="a.*"), "topic", "0.1.a", delayed=True)
+    assert not is_bound(Queue("one", DIRECT, routing_key="0.1.a"), "direct", "0.1.a", delayed=True)
+
+
 def test_message_is_not_sent_to_an_exchange_that_leads_to_several_queues(app: Celery) -> None:
     app.conf.task_queues = [Queue("one", TOPIC, routing_key="a.*"), Queue("two", TOPIC, routing_key="#.b")]
     leads_to = Publisher.of(app)._leads_to

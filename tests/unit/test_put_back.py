@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from json import dumps
 from typing import Any
 
 import pytest
@@ -46,10 +47,10 @@ class TestCopy:
 
     def test_what_belongs_to_one_delivery_stays_behind(self, bench: Bench) -> None:
         task = bench.task(on_conflict="retry")
-        ours = {"queue": "singleton_lock.delay.4", "reason": "expired", "count": 1}
+        ours = {"queue": "celery_delayed_2", "reason": "expired", "count": 1}
         theirs = {"queue": "failed", "reason": "rejected", "count": 2}
         gone = {"CC": ["another queue"], "x-delivery-count": 1, "redelivered": True}
-        gone |= {f"x-first-death-{name}": "singleton_lock.delay.4" for name in ("queue", "reason", "exchange")}
+        gone |= {f"x-first-death-{name}": "celery_delayed_2" for name in ("queue", "reason", "exchange")}
         message = bench.send(task).but(**gone, **{"x-death": [ours, theirs], "x-last-death-queue": "failed"})
         of_sqs = {"MessageDeduplicationId": "x", "DelaySeconds": 3}
         copy = refused(bench, replace(message, properties={**message.properties, **of_sqs}))
@@ -57,13 +58,18 @@ class TestCopy:
         assert not {*gone} & {*copy.headers}
         assert not {*of_sqs} & {*copy.properties}
 
-    def test_retry_of_its_task_goes_the_way_that_the_message_first_went(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("delayed", [False, True])
+    def test_retry_of_its_task_goes_the_way_that_the_message_first_went(self, bench: Bench, delayed: bool) -> None:
         reports = Exchange("reports", type="topic")
         bench.app.conf.task_queues = [Queue(bench.app.main, bindings=[binding(reports, routing_key="report.#")])]
         task = bench.task(lambda: task.retry(countdown=0), on_conflict="retry")
         message = bench.send(task, exchange=reports, routing_key="report.daily")
         copy = refused(bench, refused(bench, message))
         assert copy.route != message.route
+        if delayed:  # As it comes after RabbitMQ has kept it for Celery.
+            copy = replace(
+                copy, route={"exchange": "celery_delayed_delivery", "routing_key": "0." * 28 + "report.daily"}
+            )
         bench.deliver(copy)
         assert bench.put_back().route == message.route == {"exchange": "reports", "routing_key": "report.daily"}
 
@@ -100,6 +106,20 @@ class TestCopy:
         assert "expiration" not in copy.properties
         assert bench.deliver(copy) == "ran"
         assert bench.runs == [message.id]
+
+    def test_message_of_protocol_1_that_another_program_sends_is_made_anew(self, bench: Bench) -> None:
+        """It has its times in its body."""
+        task = bench.task(on_conflict="retry")
+        made: Any = bench.app.amqp.task_protocols[1]("the id", task.name)
+        content = ("application/json", "utf-8")
+        message = Sent("the id", dumps(made.body).encode(), made.headers, made.properties, content)
+        with hold_lock(task):
+            assert bench.deliver(message) == "PENDING"
+        copy = bench.put_back()
+        assert (copy.id, copy.headers["task"]) == ("the id", task.name)
+        assert copy.headers["eta"] is not None
+        assert bench.deliver(copy) == "ran"
+        assert bench.runs == ["the id"]
 
     def test_sender_cannot_forge_what_is_put_back(self, bench: Bench) -> None:
         task = bench.task(on_conflict="retry")

@@ -40,7 +40,7 @@ PUT_BACK = {
     "routing_key": "celery",
 }
 STEP = {"task": "fuzz.job", "args": [], "kwargs": {}, "options": {"task_id": "next"}, "subtask_type": None}
-DEATH = [{"queue": "singleton_lock.delay.4", "exchange": "", "reason": "expired", "count": 1}, {"queue": "theirs"}]
+DEATH = [{"queue": "celery_delayed_2", "exchange": "", "reason": "expired", "count": 1}, {"queue": "theirs"}]
 
 #: Headers that a message may have, each with a valid value.
 HEADERS: Mapping[str, Any] = {
@@ -64,11 +64,11 @@ HEADERS: Mapping[str, Any] = {
     "hostname": "h",
     "delivery_info": {"is_eager": True, "singleton_owner": "0" * 32},
     "x-death": DEATH,
-    "x-first-death-queue": "singleton_lock.delay.4",
+    "x-first-death-queue": "celery_delayed_2",
     "singleton_lock": {
         "id": "id",
         "sent": "0" * 32,
-        "replaced": [1, "f" * 32],
+        "replaced": "f" * 32,
         "call": CALL,
         "put_back": PUT_BACK,
         "due": "2026-01-01T00:00:00+00:00",

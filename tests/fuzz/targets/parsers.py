@@ -20,8 +20,8 @@ from celery_singleton_lock.task import outcome
 from celery_singleton_lock.task.key_report import Report
 from tests.fuzz.choices import Case, Choices
 
-HOLDER = ["91c086f90ac1559cf322eff72d4f12ab", "72e6e973-b65f", 0, "w1@host", 18193, 1795344209.8, 0, "h/18193/27", 30.0]
-ENTRY = ["run", "t", "p:1:{t:0}", "id", "n", 7, 5.0, 6.0, 0.5, "SUCCESS", 3, 2, 4, "other", "there", 1.0, "nightly"]
+HOLDER = ["91c086f90ac1559cf322eff72d4f12ab", "72e6e973-b65f", 0, "w1@host", 18193, 1795344209.8, 0, "h/1/2", 30.0, 5]
+ENTRY = ["run", "t", "p:1:{t:0}", "id", "n", 7, 5.0, 6.0, 0.5, "SUCCESS", 3, 2, 4, "other", "there", 1.0, "tick", "n=7"]
 RECORD = ["SUCCESS", 3600.0, True, False]
 VALUE = {"a": [1, {"b": None}], "c": 1.5}
 ERROR = ["builtins", "ValueError", ["a", 1], {"x": 1}]
