@@ -235,7 +235,7 @@ def _error_of(module: str, name: str, args: list[Any], attributes: dict[str, Any
     built_in: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     error: Exception = built_in.__new__(kind, *args)
     built_in.__init__(error, *args)
-    vars(error).update(attributes)
+    error.__dict__.update(attributes)
     return error
 
 

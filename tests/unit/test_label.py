@@ -99,4 +99,4 @@ def test_setting_keeps_labels_out_of_the_store() -> None:
 
 def test_entry_keeps_its_label() -> None:
     entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0, label="tenant=7")
-    assert Entry.loads(entry.dumps()) == entry
+    assert Entry.loads(entry.dumps(9.0), 9.0) == entry
