@@ -53,7 +53,7 @@ def packed(command: Command) -> bytes:
 
     hiredis (3.5) crashes the process if a signal handler raises while it formats a number, so it gets no numbers.
     """
-    parts: Any = tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
+    parts: Any = tuple([part if type(part) in (str, bytes) else str(part) for part in command])
     packed: bytes = hiredis.pack_command(parts)
     return packed
 
