@@ -212,7 +212,7 @@ def test_worker_that_is_shut_down_leaves_its_copies_to_another(shop: Shop) -> No
 def test_on_rabbitmq(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], tmp_path: Path, kind: str
 ) -> None:
-    """With quorum queues, copies that a worker holds would take the places of others: RabbitMQ keeps them instead."""
+    """With quorum queues, each copy that a worker holds takes the place of another message: they begin in turns."""
     shop = shop_on(
         redis_server,
         broker_url=rabbitmq.url,
