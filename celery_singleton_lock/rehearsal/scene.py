@@ -27,9 +27,6 @@ from celery_singleton_lock.rehearsal import witness
 from celery_singleton_lock.rehearsal.witness import Line
 from celery_singleton_lock.runtime import Runtime
 
-#: Seconds between two looks at what has happened.
-LOOK_EVERY = 0.05
-
 #: The seconds that a worker has to end by itself.
 ENDS_IN = 60.0
 
@@ -175,8 +172,7 @@ class Scene:
             self._workers.append(self._worker(queue))
         ends = [worker.poll for worker in self._workers]
         self.until(lambda: len(self.seen("ready")) == len(ends) or any(end() is not None for end in ends))
-        if len(self.seen("ready")) < len(ends):
-            raise self._failed("the workers did not start")
+        self._need(len(self.seen("ready")) == len(ends), "the workers did not start")
 
     def begin(self) -> Line:
         """Call the task on the first worker; returns the beginning of its run.
@@ -185,8 +181,8 @@ class Scene:
             RehearsalFailed: it does not run.
         """
         task_id = self.send(0)
-        if not self.until(lambda: self.seen("began", task_id)):
-            raise self._failed(f"the task did not run within {self.play.patience:g} s")
+        ran = self.until(lambda: self.seen("began", task_id))
+        self._need(ran, f"the task did not run within {self.play.patience:g} s")
         return self.seen("began", task_id)[-1]
 
     def send(self, worker: int) -> str:
@@ -223,7 +219,7 @@ class Scene:
         while not true():
             if clock.now() > deadline:
                 return False
-            clock.sleep(LOOK_EVERY)
+            clock.sleep(witness.LOOK_EVERY)
         return True
 
     def expect(self, is_so: object, otherwise: str) -> None:
@@ -261,11 +257,11 @@ class Scene:
     def judge(self) -> None:
         """Let everything end, and check what must hold after every fault."""
         self.let_end()
-        if self.until(lambda: not self.unended()):
-            self.expect(self.until(lambda: not self.holders(), self.play.options.ttl + 5.0), "a lock was left held")
-        else:
-            lost = f"{len(self.unended())} of {len(self.sent)} calls reached no end within {self.play.patience:g} s"
-            self.outcome.broken.append(lost)
+        ended = self.until(lambda: not self.unended())
+        lost = f"{len(self.unended())} of {len(self.sent)}"
+        self.expect(ended, f"{lost} calls reached no end within {self.play.patience:g} s")
+        free = not ended or self.until(lambda: not self.holders(), self.play.options.ttl + 5.0)
+        self.expect(free, "a lock was left held")
         lines, limit = witness.read(self.directory), self.play.options.limit
         self.outcome.runs = len(self.seen("began"))
         self.outcome.overlaps = witness.overlaps(lines, limit)
@@ -290,7 +286,7 @@ class Scene:
             self._forget()
 
     def _keep(self, headers: Any, body: Any, properties: Any, **_: Any) -> None:
-        self._messages[headers["id"]] = dict(headers), body, dict(properties)
+        self._messages[properties["correlation_id"]] = dict(headers), body, dict(properties)
 
     def _worker(self, queue: str) -> subprocess.Popen[bytes]:
         play, settings = self.play, self.play.runtime.settings
@@ -314,8 +310,9 @@ class Scene:
                 start_new_session=True,
             )
 
-    def _failed(self, why: str) -> RehearsalFailed:
-        return RehearsalFailed(why, (self.directory / "log").read_text(errors="replace")[-4000:])
+    def _need(self, is_so: bool, otherwise: str) -> None:
+        if not is_so:
+            raise RehearsalFailed(otherwise, (self.directory / "log").read_text(errors="replace")[-4000:])
 
     def _forget(self) -> None:
         """Leave nothing on the broker, nor in the result backend."""

@@ -14,8 +14,7 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,8 +35,8 @@ VARIABLE = "SINGLETON_LOCK_REHEARSAL"
 #: The names of the history, and of a file that keeps runs going as long as it exists.
 HISTORY, HOLD = "history", "hold"
 
-#: Seconds between two checks whether a run may end, and whether the rehearsal still exists.
-LOOK_EVERY, LOOK_FOR_PARENT_EVERY = 0.02, 1.0
+#: Seconds between two looks at what has happened or may happen, and whether the rehearsal still exists.
+LOOK_EVERY, LOOK_FOR_PARENT_EVERY = 0.05, 1.0
 
 
 class Line(NamedTuple):
@@ -96,23 +95,18 @@ def fences_grow(lines: Iterable[Line]) -> bool:
     return all(one.fence < later.fence for one, later in combinations(began, 2) if one.key == later.key)
 
 
-@dataclass(frozen=True)
 class Witness:
     """Writes down what happens in this worker, from its start.
 
-    Attributes:
+    Args:
         directory: the directory of the history.
         task: the task's name.
         conf: settings of the rehearsal that replace the app's.
         parent: the process that started the worker; the worker ends with it.
     """
 
-    directory: str
-    task: str
-    conf: dict[str, Any]
-    parent: int
-
-    def watch(self) -> None:
+    def __init__(self, directory: str, task: str, conf: Mapping[str, Any], parent: int) -> None:
+        self._directory, self._task, self._conf, self._parent = directory, task, conf, parent
         for receive, event in (
             (self._set_up, worker_init),
             (self._ready, worker_ready),
@@ -126,8 +120,8 @@ class Witness:
 
     def _set_up(self, sender: Any, **_: Any) -> None:
         """Set up the task before the pool exists, so that its processes inherit all this."""
-        sender.app.conf.update(self.conf)
-        task = sender.app.tasks[self.task]
+        sender.app.conf.update(self._conf)
+        task = sender.app.tasks[self._task]
         policy = raw_attribute(task, "on_conflict") or sender.app.conf.get("singleton_lock_on_conflict")
         if policy == REPLACE:  # Each run must be seen to its end.
             task.on_conflict = "rerun"
@@ -141,7 +135,7 @@ class Witness:
                 return run(*args, **kwargs)
             request.is_watched = True
             about = {"task_id": request.id, "retries": request.retries, "run": secrets.token_hex(4)}
-            write(self.directory, "began", **about, key=task.lock.key, fence=task.lock.fence)
+            write(self._directory, "began", **about, key=task.lock.key, fence=task.lock.fence)
             how = ""
             try:
                 value = run(*args, **kwargs)
@@ -153,29 +147,29 @@ class Witness:
                 how = "asked for a retry itself" if isinstance(error, Retry) else "failed with its own error"
                 raise
             finally:
-                write(self.directory, "ended", **about, how=how)
+                write(self._directory, "ended", **about, how=how)
             return value
 
         return watched
 
     def _go_on(self) -> None:
         """Keep the run going until it may end, so that the fault happens during the run."""
-        while Path(self.directory, HOLD).exists():
+        while Path(self._directory, HOLD).exists():
             clock.sleep(LOOK_EVERY)
 
     def _ready(self, sender: Any, **_: Any) -> None:
-        write(self.directory, "ready")
+        write(self._directory, "ready")
         sender.timer.call_repeatedly(LOOK_FOR_PARENT_EVERY, self._end_without_parent)
 
     def _end_without_parent(self) -> None:
-        if os.getppid() != self.parent:
-            Path(self.directory, HOLD).unlink(missing_ok=True)
+        if os.getppid() != self._parent:
+            Path(self._directory, HOLD).unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _happened(self, what: str, sender: Any, task_id: str = "", policy: str = "", **_: Any) -> None:
-        if sender.name == self.task and (what != "refused" or policy in REFUSALS):
-            write(self.directory, what, task_id=task_id or sender.request.id)
+        if sender.name == self._task and (what != "refused" or policy in REFUSALS):
+            write(self._directory, what, task_id=task_id or sender.request.id)
 
 
 if VARIABLE in os.environ:
-    Witness(**json.loads(os.environ[VARIABLE])).watch()
+    Witness(**json.loads(os.environ[VARIABLE]))
