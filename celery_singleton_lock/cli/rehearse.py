@@ -6,20 +6,21 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.cli import command, layout, target
+from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.diagnosis.audit import pool_name
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.options.task import check_accepted, check_call, options_for
-from celery_singleton_lock.rehearsal.faults import FAULTS, Fault, Outcome, rehearse
-from celery_singleton_lock.rehearsal.scene import Play, RehearsalFailed
+from celery_singleton_lock.rehearsal.faults import FAULTS, perform
+from celery_singleton_lock.rehearsal.scene import NO_LIMIT, Outcome, Play, RehearsalFailed
 from celery_singleton_lock.runtime import Runtime
 
-_COLUMNS = ("FAULT", "RUNS", "OVERLAPS", "RECOVERY", "")
+_ROW = "{:<15}{:<6}{:<10}{:<10}{}"
 _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), None: ("left out", "yellow")}
 
 
@@ -28,7 +29,7 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
     "--fault",
     "names",
     multiple=True,
-    type=click.Choice([fault.name for fault in FAULTS]),
+    type=click.Choice(list(FAULTS)),
     help="Only this fault; can be repeated.",
 )
 @command.option(
@@ -55,21 +56,25 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
 
     The exit status is 1 if a promise was not kept, otherwise 0.
     """
-    faults = [fault for fault in FAULTS if fault.name in (given["names"] or [it.name for it in FAULTS])]
+    names = [name for name in FAULTS if name in given["names"] or not given["names"]]
     with command.runtime_of(ctx) as runtime:
         play = _play(ctx, runtime, words, given)
         if not given["yes"]:
-            click.confirm(_question(play, faults), abort=True, err=True)
+            runs = play.calls + 2 * (len(names) - 1)
+            effort = f"Run {play.task.name} about {runs} times, with all its effects"
+            click.confirm(
+                cleaned.line(f"{effort}, on separate workers, which are killed meanwhile?"), abort=True, err=True
+            )
         signal.signal(signal.SIGTERM, _end)  # So that its workers end with it.
+        if not given["as_json"]:
+            click.echo(_ROW.format("FAULT", "RUNS", "OVERLAPS", "RECOVERY", "").rstrip())
         try:
-            outcomes = _outcomes(play, faults, given["as_json"])
+            kept = [_shown(perform(play, name), given["as_json"]) for name in names]
         except RehearsalFailed as error:
             for line in error.log.splitlines():
                 command.say(f"    {line}", err=True)
             raise
-    if not given["as_json"]:
-        _show(outcomes)
-    if any(outcome.kept is False for outcome in outcomes):
+    if False in kept:
         ctx.exit(1)
 
 
@@ -88,12 +93,12 @@ def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dic
         raise click.ClickException("workers cannot be killed with their processes on this platform")
     call = None if given["ttl"] is None else {"ttl": given["ttl"]}
     check_accepted(check_call(call, task.name), settings.accept, task)
+    limited = [it for it in ("time_limit", "soft_time_limit") if getattr(task, it, None) or app.conf.get(f"task_{it}")]
+    more: Any = {**dict.fromkeys(limited, NO_LIMIT), **({"singleton_lock": call} if call else {})}
     name = ctx.find_root().params.get("app")
     return Play(
         task=task,
-        args=args,
-        kwargs=kwargs,
-        call=call,
+        send=partial(task.apply_async, args, kwargs, **more),
         options=options_for(task, settings, call),
         runtime=runtime,
         celery=("-A", name) if isinstance(name, str) else (),
@@ -102,36 +107,15 @@ def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dic
     )
 
 
-def _question(play: Play, faults: Sequence[Fault]) -> str:
-    runs = play.calls + 2 * (len(faults) - 1)
-    return cleaned.line(
-        f"Run {play.task.name} about {runs} times, with all its effects, on separate workers, which are "
-        "killed meanwhile?"
-    )
-
-
-def _outcomes(play: Play, faults: Sequence[Fault], as_json: bool) -> list[Outcome]:
-    outcomes = []
-    for fault, outcome in zip(faults, rehearse(play, faults), strict=True):
-        outcomes.append(outcome)
-        if as_json:
-            command.say_json(asdict(outcome))
-        else:
-            command.say(f"{fault.name}: {_VERDICTS[outcome.kept][0]}", err=True)
-    return outcomes
-
-
-def _show(outcomes: Sequence[Outcome]) -> None:
-    head, *rows = layout.aligned([_COLUMNS, *map(_cells, outcomes)])
-    click.echo("  ".join(head).rstrip())
-    for outcome, (*cells, verdict) in zip(outcomes, rows, strict=True):
-        click.echo("  ".join([*cells, click.style(verdict.rstrip(), fg=_VERDICTS[outcome.kept][1])]))
-        for text in (outcome.words, *outcome.broken, *outcome.notes):
-            command.say(f"    {text}")
-
-
-def _cells(outcome: Outcome) -> tuple[str, ...]:
-    if outcome.kept is None:
-        return outcome.fault, "-", "-", "-", _VERDICTS[None][0]
+def _shown(outcome: Outcome, as_json: bool) -> bool | None:
+    """Print an outcome; returns whether all promises were kept."""
+    if as_json:
+        command.say_json(asdict(outcome))
+        return outcome.kept
+    verdict, color = _VERDICTS[outcome.kept]
     recovery = "-" if outcome.recovery is None else f"{outcome.recovery:.1f} s"
-    return outcome.fault, str(outcome.runs), str(outcome.overlaps), recovery, _VERDICTS[outcome.kept][0]
+    counts = ("-", "-") if outcome.kept is None else (outcome.runs, outcome.overlaps)
+    click.echo(_ROW.format(outcome.fault, *counts, recovery, click.style(verdict, fg=color)))
+    for text in (outcome.words, *outcome.broken, *outcome.notes):
+        command.say(f"    {text}")
+    return outcome.kept

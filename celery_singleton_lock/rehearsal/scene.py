@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
-import secrets
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from celery import uuid
 from celery.signals import before_task_publish
@@ -17,46 +22,44 @@ from celery.signals import before_task_publish
 from celery_singleton_lock import clock
 from celery_singleton_lock._celery import keeps_results
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.options.task import Options
-from celery_singleton_lock.rehearsal import history
-from celery_singleton_lock.rehearsal.history import RAISED, RETRIED, Line, Run
-from celery_singleton_lock.rehearsal.proxy import Detour
-from celery_singleton_lock.rehearsal.witness import VARIABLE, Orders
-from celery_singleton_lock.rehearsal.worker import Worker
+from celery_singleton_lock.rehearsal import witness
+from celery_singleton_lock.rehearsal.witness import Line
 from celery_singleton_lock.runtime import Runtime
 
-#: Seconds between two looks at what has happened.
-LOOK_EVERY = 0.05
+#: The seconds that a worker has to end by itself.
+ENDS_IN = 60.0
+
+#: The most simultaneous calls to fill a lock that several may hold.
+MOST_CALLS = 8
+
 
 #: The time limit for a task that has a time limit, since its runs last until the fault is over.
 NO_LIMIT = 86_400
 
-#: The most simultaneous calls to fill a lock that several may hold.
-MOST_CALLS = 8
+_LOOPBACK = "127.0.0.1"
 
 
 class RehearsalFailed(SingletonLockError):
     """A fault could not be tried: the workers did not start, or the task did not run.
 
     Attributes:
-        log: the last output of a worker.
+        log: the last output of the workers.
     """
 
-    def __init__(self, why: str, workers: Sequence[Worker]) -> None:
-        super().__init__(f"{why}; the last output of a worker is above")
-        self.log = next((worker for worker in workers if worker.has_ended), workers[0]).last_words
+    def __init__(self, why: str, log: str) -> None:
+        super().__init__(f"{why}; the last output of the workers is above")
+        self.log = log
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Play:
     """What is rehearsed.
 
     Attributes:
         task: the user's task.
-        args, kwargs: the arguments of the calls.
-        call: the lock options of the calls.
-        options: the resulting options.
+        send: sends a call of it, with the task's id and queue.
+        options: the lock options of the calls.
         runtime: the app's locks.
         celery: the options of `celery` that name the app.
         pool: the pool of the workers.
@@ -64,9 +67,7 @@ class Play:
     """
 
     task: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    call: Mapping[str, Any] | None
+    send: Callable[..., Any]
     options: Options
     runtime: Runtime
     celery: Sequence[str]
@@ -78,109 +79,139 @@ class Play:
         """How many calls it takes until one of them finds the lock held."""
         return min(self.options.limit + 1, MOST_CALLS)
 
-    @property
-    def longest(self) -> float:
-        """The longest time in seconds that a fault lasts, with all that follows."""
-        return 3 * self.options.ttl + 3 * self.patience
+
+@dataclass
+class Outcome:
+    """The outcome of a fault.
+
+    Attributes:
+        fault: the name of the fault.
+        words: what was done, in words.
+        kept: whether all promises were kept; None if the fault was left out.
+        runs, overlaps: how often the task's body ran, and how often it overlapped another run.
+        recovery: seconds until the lock was free, or the task ran again; None if nothing had to recover.
+        broken: the promises that were not kept.
+        notes: what the options make impossible, and other remarks.
+    """
+
+    fault: str
+    words: str
+    kept: bool | None = None
+    runs: int = 0
+    overlaps: int = 0
+    recovery: float | None = None
+    broken: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-class Message(NamedTuple):
-    """Everything needed to send a message again."""
+class Detour:
+    """The lock servers of an app behind proxies that can hold back what both sides say, as long as this process lives.
 
-    headers: Mapping[str, Any]
-    body: Any
-    properties: Mapping[str, Any]
+    Args:
+        urls: the URLs of the servers, which all fall silent together; without any, there is nothing in between.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        #: Cleared while the servers are silent.
+        self.speaks = threading.Event()
+        self.speaks.set()
+        #: The settings of those who go this way.
+        self.conf = {"singleton_lock_backend": ";".join(map(self._routed, urls))} if urls else {}
+
+    def _routed(self, url: str) -> str:
+        place, listener = urlsplit(url), socket.create_server((_LOOPBACK, 0))
+        _start(self._accept, listener, (place.hostname or "localhost", place.port or 6379))
+        login, at, _ = place.netloc.rpartition("@")
+        return urlunsplit(place._replace(netloc=f"{login}{at}{_LOOPBACK}:{listener.getsockname()[1]}"))
+
+    def _accept(self, listener: socket.socket, target: tuple[str, int]) -> None:
+        while True:
+            client, server = listener.accept()[0], socket.create_connection(target)
+            _start(self._forward, client, server)
+            _start(self._forward, server, client)
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                self.speaks.wait()
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
 
 
-@dataclass(eq=False)
 class Scene:
     """One fault's workers and messages.
 
     Attributes:
         play: what is rehearsed.
-        orders: the orders for the workers.
+        outcome: what is found out.
+        directory: the directory of the workers' history and output; its name is in the names of queues and locks.
         detour: the proxy between the lock server and the workers.
-        workers: the two workers.
+        queues: the queues of the workers.
         sent: the ids of the messages that must reach an end.
-        cut: when runs were killed, by name.
-        broken: the promises that were broken, in words.
-        notes: other remarks.
-        recovery: seconds from the fault until the lock was free, or the task ran again.
-        messages: the messages as they were sent, by id.
     """
 
-    play: Play
-    orders: Orders
-    detour: Detour
-    workers: list[Worker] = field(default_factory=list)
-    sent: list[str] = field(default_factory=list)
-    cut: dict[str, float] = field(default_factory=dict)
-    broken: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    recovery: float | None = None
-    messages: dict[str, Message] = field(default_factory=dict)
+    def __init__(self, play: Play, outcome: Outcome, directory: Path, *, cut_off: bool) -> None:
+        self.play, self.outcome, self.directory = play, outcome, directory
+        self.detour = Detour(play.runtime.settings.backend.urls if cut_off else ())
+        self.queues = [f"{directory.name}-{number}" for number in range(2)]
+        self.sent: list[str] = []
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._messages: dict[str, tuple[Any, Any, Any]] = {}
+        before_task_publish.connect(self._keep)
 
-    @property
-    def lines(self) -> list[Line]:
-        return history.read(self.orders.history)
+    def start(self) -> None:
+        """Start the workers.
 
-    @property
-    def runs(self) -> list[Run]:
-        return history.runs(self.lines)
+        Raises:
+            RehearsalFailed: a worker does not start.
+        """
+        for name in (witness.HISTORY, witness.HOLD):
+            (self.directory / name).touch()
+        for queue in self.queues:
+            self._workers.append(self._worker(queue))
+        ends = [worker.poll for worker in self._workers]
+        self.until(lambda: len(self.seen("ready")) == len(ends) or any(end() is not None for end in ends))
+        self._need(len(self.seen("ready")) == len(ends), "the workers did not start")
+
+    def begin(self) -> Line:
+        """Call the task on the first worker; returns the beginning of its run.
+
+        Raises:
+            RehearsalFailed: it does not run.
+        """
+        task_id = self.send(0)
+        ran = self.until(lambda: self.seen("began", task_id))
+        self._need(ran, f"the task did not run within {self.play.patience:g} s")
+        return self.seen("began", task_id)[-1]
 
     def send(self, worker: int) -> str:
         """Call the task on this worker; returns the id of the message."""
-        task, play = self.play.task, self.play
-        limits = {name: NO_LIMIT for name in ("time_limit", "soft_time_limit") if _is_limited(task, name)}
-        given: dict[str, Any] = {"queue": self.workers[worker].queue, **limits}
-        if play.call:
-            given["singleton_lock"] = dict(play.call)
-        with self._keeping_message(task_id := uuid()):
-            task.apply_async(list(play.args), dict(play.kwargs), task_id=task_id, **given)
+        task_id = uuid()
+        self.play.send(task_id=task_id, queue=self.queues[worker])
         self.sent.append(task_id)
         return task_id
 
     def send_again(self, task_id: str) -> None:
         """Deliver a message again, as brokers do, to the second worker."""
-        message = self.messages[task_id]
+        headers, body, properties = self._messages[task_id]
         app = self.play.task.app
+        queue = app.amqp.queues[self.queues[1]]
         with app.producer_or_acquire() as producer:
-            queue = app.amqp.queues[self.workers[1].queue]
             producer.publish(
-                message.body,
+                body,
                 exchange=queue.exchange,
                 routing_key=queue.routing_key,
                 serializer=self.play.task.serializer or app.conf.task_serializer,
-                headers=dict(message.headers),
+                headers=headers,
                 declare=[queue],
-                **message.properties,
+                **properties,
             )
 
-    def begun(self, task_id: str) -> Run:
-        """The run of a message, as soon as it has begun.
-
-        Raises:
-            RehearsalFailed: it does not begin.
-        """
-        if not self.until(lambda: self.of(task_id)):
-            raise RehearsalFailed(f"the task did not run within {self.play.patience:g} s", self.workers)
-        return self.of(task_id)[-1]
-
-    def of(self, task_id: str) -> list[Run]:
-        return [run for run in self.runs if run.began.task_id == task_id]
-
-    def has_run_to_its_end(self, run: Run) -> bool:
-        return any(it.began.run == run.began.run and it.ended for it in self.runs)
-
-    def met(self, task_id: str) -> int:
-        """How many copies of a message have come to a worker, including requeued copies."""
-        return sum(line.what == "met" and line.task_id == task_id for line in self.lines)
-
-    def holders(self) -> set[int]:
-        """The processes that hold a lock; without locks that are kept on purpose while no task runs."""
-        keys = {run.began.key for run in self.runs if run.began.key}
-        held = [lock for key in keys for lock in self.play.runtime.store.held(key, limit=self.play.options.limit)]
-        return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
+    def seen(self, what: str, task_id: str = "") -> list[Line]:
+        """What has happened so far, of a message or of all."""
+        lines = witness.read(self.directory)
+        return [line for line in lines if line.what == what and task_id in ("", line.task_id)]
 
     def until(self, true: Callable[[], object], seconds: float | None = None) -> bool:
         """Wait until `true` returns a true value; whether it did."""
@@ -188,131 +219,115 @@ class Scene:
         while not true():
             if clock.now() > deadline:
                 return False
-            clock.sleep(LOOK_EVERY)
+            clock.sleep(witness.LOOK_EVERY)
         return True
 
     def expect(self, is_so: object, otherwise: str) -> None:
         """Check a promise; `otherwise` says what happened if it was broken."""
         if not is_so:
-            self.broken.append(otherwise)
+            self.outcome.broken.append(otherwise)
 
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+    def lose(self, run: Line, why: str) -> None:
+        """Do not expect the message of this run to reach an end: its options, or Celery's, allow that."""
+        self.sent.remove(run.task_id)
+        self.outcome.notes.append(why)
+
+    def holders(self) -> set[int]:
+        """The processes that hold a lock; without locks that are kept on purpose while no task runs."""
+        store, limit = self.play.runtime.store, self.play.options.limit
+        held = [lock for key in {run.key for run in self.seen("began")} for lock in store.held(key, limit=limit)]
+        return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
+
+    def unended(self) -> list[str]:
+        """The messages that neither ran to an end, nor were refused for good, nor failed."""
+        ends = ("ended", "succeeded", "failed", "refused")
+        return [task_id for task_id in self.sent if not any(self.seen(what, task_id) for what in ends)]
 
     def let_end(self) -> float:
         """Let runs end from now on; returns the current time."""
-        self.orders.end.touch()
+        (self.directory / witness.HOLD).unlink(missing_ok=True)
         return clock.now()
 
-    def excuse(self, task_id: str) -> None:
-        """Do not expect this message to reach an end: its options, or Celery's, allow that."""
-        self.sent.remove(task_id)
+    def kill_worker(self, number: int) -> None:
+        """Kill a worker and its children."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._workers[number].pid, signal.SIGKILL)
+        self._workers[number].wait()
 
-    def close(self) -> None:
+    def judge(self) -> None:
         """Let everything end, and check what must hold after every fault."""
         self.let_end()
-        if self.until(lambda: all(map(self.has_ended, self.sent))):
-            self.expect(self.until(lambda: not self.holders(), self.play.options.ttl + 5.0), "a lock was left held")
-        else:
-            lost = sum(not self.has_ended(task_id) for task_id in self.sent)
-            self.broken.append(f"{lost} of {len(self.sent)} calls reached no end within {self.play.patience:g} s")
-        self.expect(not self.overlaps, f"{self.overlaps} overlaps")
-        self.expect(
-            history.fences_grow(self.runs) or self.play.options.limit > 1, "a later run had a lower fencing token"
-        )
-        for how, words in ((RAISED, "failed with its own error"), (RETRIED, "asked for a retry itself")):
-            if any(run.ended and run.ended.about == how for run in self.runs):
-                self.note(f"the task {words}")
+        ended = self.until(lambda: not self.unended())
+        lost = f"{len(self.unended())} of {len(self.sent)}"
+        self.expect(ended, f"{lost} calls reached no end within {self.play.patience:g} s")
+        free = not ended or self.until(lambda: not self.holders(), self.play.options.ttl + 5.0)
+        self.expect(free, "a lock was left held")
+        lines, limit = witness.read(self.directory), self.play.options.limit
+        self.outcome.runs = len(self.seen("began"))
+        self.outcome.overlaps = witness.overlaps(lines, limit)
+        self.expect(not self.outcome.overlaps, f"{self.outcome.overlaps} overlaps")
+        self.expect(witness.fences_grow(lines) or limit > 1, "a later run had a lower fencing token")
+        self.outcome.notes += [f"the task {how}" for how in sorted({line.how for line in lines if line.how})]
+        self.outcome.kept = not self.outcome.broken
 
-    @property
-    def overlaps(self) -> int:
-        return history.overlaps(self.runs, self.play.options.limit, self.cut)
-
-    def has_ended(self, task_id: str) -> bool:
-        """Whether a message ran to an end, was refused for good, or failed."""
-        return any(
-            line.what in ("ended", "failed", "succeeded") or (line.what == "refused" and line.about in REFUSALS)
-            for line in self.lines
-            if line.task_id == task_id
-        )
-
-    @contextmanager
-    def _keeping_message(self, task_id: str) -> Iterator[None]:
-        def keep(headers: Any, body: Any, properties: Any, **_: Any) -> None:
-            self.messages[task_id] = Message(dict(headers), body, dict(properties))
-
-        before_task_publish.connect(keep)
+    def end(self) -> None:
+        """End both workers at once, so that they return the messages that they hold; leave nothing of them."""
+        self.let_end()
+        self.detour.speaks.set()
         try:
-            yield
+            for worker in self._workers:
+                worker.terminate()
+            for worker in self._workers:
+                with suppress(subprocess.TimeoutExpired):
+                    worker.wait(ENDS_IN)
         finally:
-            before_task_publish.disconnect(keep)
+            for number in range(len(self._workers)):
+                self.kill_worker(number)
+            self._forget()
+
+    def _keep(self, headers: Any, body: Any, properties: Any, **_: Any) -> None:
+        self._messages[properties["correlation_id"]] = dict(headers), body, dict(properties)
+
+    def _worker(self, queue: str) -> subprocess.Popen[bytes]:
+        play, settings = self.play, self.play.runtime.settings
+        conf = {
+            **self.detour.conf,
+            "singleton_lock_prefix": f"{settings.prefix[:60]}:{self.directory.name}",
+            "singleton_lock_journal": 0,  # A journal would be kept for a month.
+        }
+        orders = {"directory": str(self.directory), "task": play.task.name, "conf": conf, "parent": os.getpid()}
+        slots = 1 if play.pool == "solo" else play.calls
+        command = [sys.executable, "-m", "celery", *play.celery, "worker", "-n", f"{queue}@rehearsal", "-Q", queue]
+        command += ["-P", play.pool, "-c", str(slots), "-I", witness.__name__, "-l", "INFO"]
+        command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
+        with (self.directory / "log").open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, witness.VARIABLE: json.dumps(orders)},
+                start_new_session=True,
+            )
+
+    def _need(self, is_so: bool, otherwise: str) -> None:
+        if not is_so:
+            raise RehearsalFailed(otherwise, (self.directory / "log").read_text(errors="replace")[-4000:])
+
+    def _forget(self) -> None:
+        """Leave nothing on the broker, nor in the result backend."""
+        task = self.play.task
+        if keeps_results(task.backend):
+            for task_id in self._messages:
+                task.AsyncResult(task_id).forget()
+        with task.app.connection_for_write() as connection:
+            for name in self.queues:
+                queue = task.app.amqp.queues[name](connection.default_channel)
+                queue.declare()  # kombu's virtual brokers delete only bindings that this channel knows.
+                queue.delete()
+                if queue.exchange.name == queue.name:
+                    queue.exchange.delete()
 
 
-@contextmanager
-def scene(play: Play, *, cut_off: bool) -> Iterator[Scene]:
-    """Two workers that are ready; nothing is left of them afterwards.
-
-    Args:
-        play: what is rehearsed.
-        cut_off: whether the workers reach the lock server through a proxy.
-
-    Raises:
-        RehearsalFailed: a worker does not start.
-    """
-    name = f"rehearsal-{secrets.token_hex(4)}"
-    with ExitStack() as exits:
-        directory = exits.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-"))
-        detour = exits.enter_context(Detour(play.runtime.settings.backend.urls if cut_off else ()))
-        prefix = f"{play.runtime.settings.prefix[:60]}:{name}"
-        orders = Orders(directory, play.task.name, prefix, detour.backend, play.longest, os.getpid())
-        made = Scene(play, orders, detour)
-        exits.callback(_forget, play, made)
-        for number in range(2):
-            made.workers.append(exits.enter_context(_worker(play, orders, f"{name}-{number}")))
-        exits.callback(_dismiss, made)
-        _wait_until_ready(made)
-        yield made
-
-
-def _worker(play: Play, orders: Orders, name: str) -> Worker:
-    slots = 1 if play.pool == "solo" else play.calls
-    log = Path(orders.directory, f"{name}.log")
-    options = (play.celery, ("-P", play.pool, "-c", str(slots)))
-    return Worker(name, options=options, environment={VARIABLE: orders.dumps()}, log=log)
-
-
-def _wait_until_ready(made: Scene) -> None:
-    def ready() -> bool:
-        return sum(line.what == "ready" for line in made.lines) == len(made.workers)
-
-    made.until(lambda: ready() or any(worker.has_ended for worker in made.workers))
-    if not ready():
-        raise RehearsalFailed("the workers did not start", made.workers)
-
-
-def _dismiss(made: Scene) -> None:
-    """Shut down both workers at once, so that they return the messages that they hold to the broker."""
-    made.let_end()
-    made.detour.speak()
-    for worker in made.workers:
-        worker.shut_down()
-
-
-def _forget(play: Play, made: Scene) -> None:
-    """Leave nothing on the broker, nor in the result backend."""
-    app = play.task.app
-    if keeps_results(play.task.backend):
-        for task_id in made.messages:
-            play.task.AsyncResult(task_id).forget()
-    with app.connection_for_write() as connection:
-        for worker in made.workers:
-            queue = app.amqp.queues[worker.queue](connection.default_channel)
-            queue.declare()  # kombu's virtual brokers delete only bindings that this channel knows.
-            queue.delete()
-            if queue.exchange.name == queue.name:
-                queue.exchange.delete()
-
-
-def _is_limited(task: Any, name: str) -> bool:
-    return bool(getattr(task, name, None) or task.app.conf.get(f"task_{name}"))
+def _start(target: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=target, args=args, name="rehearsal-proxy", daemon=True).start()

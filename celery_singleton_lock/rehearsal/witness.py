@@ -1,7 +1,10 @@
-"""The rehearsal's part in its workers: notes when the task's body begins and ends, and keeps it going for a fault.
+"""The rehearsal's part in its workers: writes down what happens to the task, and keeps its runs going for a fault.
 
 The worker imports this module (`celery worker --include`), with its orders in the environment. The user's code stays as
 it is: the task's `run` is wrapped only in this process, within its lock.
+
+The history is a file to which every process appends lines. They are about the body of the task, not about its lock: the
+lock is not a witness in its own case.
 """
 
 from __future__ import annotations
@@ -11,147 +14,162 @@ import json
 import os
 import secrets
 import signal
-import threading
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.exceptions import Retry
 from celery.signals import task_failure, task_prerun, task_success, worker_init, worker_ready
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.options.rules import REPLACE
 from celery_singleton_lock.options.task import raw_attribute
-from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Line, append
 from celery_singleton_lock.signals import lock_conflict
 
 #: The environment variable with the orders, as JSON: a command line would show the lock server's password to everybody.
 VARIABLE = "SINGLETON_LOCK_REHEARSAL"
 
-#: Seconds between two checks whether a run may end, and whether the rehearsal still exists.
-LOOK_EVERY, LOOK_FOR_PARENT_EVERY = 0.02, 1.0
+#: The names of the history, and of a file that keeps runs going as long as it exists.
+HISTORY, HOLD = "history", "hold"
+
+#: Seconds between two looks at what has happened or may happen, and whether the rehearsal still exists.
+LOOK_EVERY, LOOK_FOR_PARENT_EVERY = 0.05, 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """The orders for a worker of a rehearsal.
+class Line(NamedTuple):
+    """One line of the history.
 
     Attributes:
-        directory: the directory of the history; it gets a file `end` as soon as runs may end.
-        task: the task's name.
-        prefix: the prefix of the locks' keys.
-        backend: where the locks are; None: where the app has them.
-        longest: the longest time in seconds for which a run is kept going.
-        parent: the process that started the worker; the worker ends with it.
+        what: a worker is `ready`; a message `met` a process; it was `refused` for good; its body `began`, and `ended`,
+            or was `killed`; it `failed` for good, or `succeeded`.
+        at: when, on this host's steady clock.
+        pid: where it happened.
+        task_id, retries: the message, and its attempt.
+        run: a name of the run, the same in its two lines.
+        how: how a body ended, in words, if it raised an exception of its own.
+        key, fence: the key and fence of a run's lock.
     """
 
-    directory: str
-    task: str
-    prefix: str
-    backend: str | None
-    longest: float
-    parent: int
-
-    @property
-    def history(self) -> Path:
-        return Path(self.directory, "history")
-
-    @property
-    def end(self) -> Path:
-        """The file that lets runs end."""
-        return Path(self.directory, "end")
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
+    what: str
+    at: float
+    pid: int
+    task_id: str = ""
+    retries: int = 0
+    run: str = ""
+    how: str = ""
+    key: str = ""
+    fence: int = 0
 
 
-def is_to_stop_others(task: Any) -> bool:
-    """Whether a call of the task stops a running one. In a rehearsal it must not: each run must be seen to its end."""
-    policy = raw_attribute(task, "on_conflict") or task.app.conf.get("singleton_lock_on_conflict")
-    return isinstance(policy, str) and policy == REPLACE
+def write(directory: str | Path, what: str, **more: Any) -> None:
+    """Add a line to the history, with one system call, so that lines of several processes do not mix."""
+    line = Line(what, clock.now(), os.getpid(), **more)
+    with Path(directory, HISTORY).open("a") as history:
+        history.write(json.dumps(line) + "\n")
+
+
+def read(directory: str | Path) -> list[Line]:
+    """The complete lines so far, in the order in which they happened."""
+    whole, _, _ = Path(directory, HISTORY).read_text().rpartition("\n")
+    return sorted((Line(*json.loads(text)) for text in whole.splitlines()), key=lambda line: line.at)
+
+
+def overlaps(lines: Iterable[Line], limit: int) -> int:
+    """How many runs began while as many as the limit of the lock allows, or more, were running."""
+    found, running = 0, set[str]()
+    for line in lines:
+        if line.what == "began":
+            found += len(running) >= limit
+            running.add(line.run)
+        elif line.what in ("ended", "killed"):
+            running.discard(line.run)
+    return found
+
+
+def fences_grow(lines: Iterable[Line]) -> bool:
+    """Whether, of any two runs under one lock, the later has the higher fencing token."""
+    began = [line for line in lines if line.what == "began"]
+    return all(one.fence < later.fence for one, later in combinations(began, 2) if one.key == later.key)
 
 
 class Witness:
-    """Notes what happens in this worker, from its start."""
+    """Writes down what happens in this worker, from its start.
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-        self._running = threading.local()
-        worker_init.connect(self._begin)
-        worker_ready.connect(self._ready)
-        for what, event in (
-            ("met", task_prerun),
-            ("failed", task_failure),
-            ("succeeded", task_success),  # Also without a run: as the task that it had joined.
-            ("refused", lock_conflict),
+    Args:
+        directory: the directory of the history.
+        task: the task's name.
+        conf: settings of the rehearsal that replace the app's.
+        parent: the process that started the worker; the worker ends with it.
+    """
+
+    def __init__(self, directory: str, task: str, conf: Mapping[str, Any], parent: int) -> None:
+        self._directory, self._task, self._conf, self._parent = directory, task, conf, parent
+        for receive, event in (
+            (self._set_up, worker_init),
+            (self._ready, worker_ready),
+            (functools.partial(self._happened, "met"), task_prerun),
+            (functools.partial(self._happened, "refused"), lock_conflict),
+            (functools.partial(self._happened, "failed"), task_failure),
+            # Also without a run: as the task that it had joined.
+            (functools.partial(self._happened, "succeeded"), task_success),
         ):
-            event.connect(functools.partial(self._happened, what), weak=False)
+            event.connect(receive, weak=False)
 
-    def _begin(self, sender: Any, **_: Any) -> None:
+    def _set_up(self, sender: Any, **_: Any) -> None:
         """Set up the task before the pool exists, so that its processes inherit all this."""
-        conf = sender.app.conf
-        conf.singleton_lock_prefix = self._orders.prefix
-        conf.singleton_lock_journal = 0  # A journal would be kept for a month.
-        if self._orders.backend is not None:
-            conf.singleton_lock_backend = self._orders.backend
-        task = sender.app.tasks[self._orders.task]
-        if is_to_stop_others(task):
+        sender.app.conf.update(self._conf)
+        task = sender.app.tasks[self._task]
+        policy = raw_attribute(task, "on_conflict") or sender.app.conf.get("singleton_lock_on_conflict")
+        if policy == REPLACE:  # Each run must be seen to its end.
             task.on_conflict = "rerun"
         task.run = self._watched(task, task.run)
 
     def _watched(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if task.request.called_directly or getattr(self._running, "now", False):
+            request = task.request
+            if request.called_directly or request.get("is_watched"):
                 return run(*args, **kwargs)
-            self._running.now = True
-            about = (task.request.id, task.request.retries, secrets.token_hex(4))
-            self._note("began", *about, key=task.lock.key, fence=task.lock.fence)
-            how = STOPPED
+            request.is_watched = True
+            about = {"task_id": request.id, "retries": request.retries, "run": secrets.token_hex(4)}
+            write(self._directory, "began", **about, key=task.lock.key, fence=task.lock.fence)
+            how = ""
             try:
                 value = run(*args, **kwargs)
                 self._go_on()
-                how = DONE
             except LockLost:
                 raise
             except Exception as error:
                 self._go_on()
-                how = RETRIED if isinstance(error, Retry) else RAISED
+                how = "asked for a retry itself" if isinstance(error, Retry) else "failed with its own error"
                 raise
             finally:
-                self._note("ended", *about, about=how)
-                self._running.now = False
+                write(self._directory, "ended", **about, how=how)
             return value
 
         return watched
 
     def _go_on(self) -> None:
         """Keep the run going until it may end, so that the fault happens during the run."""
-        deadline = clock.now() + self._orders.longest
-        while not self._orders.end.exists() and clock.now() < deadline:
+        while Path(self._directory, HOLD).exists():
             clock.sleep(LOOK_EVERY)
 
     def _ready(self, sender: Any, **_: Any) -> None:
-        self._note("ready")
+        write(self._directory, "ready")
         sender.timer.call_repeatedly(LOOK_FOR_PARENT_EVERY, self._end_without_parent)
 
     def _end_without_parent(self) -> None:
-        if os.getppid() != self._orders.parent:
-            with suppress(FileNotFoundError):
-                self._orders.end.touch()
+        if os.getppid() != self._parent:
+            Path(self._directory, HOLD).unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _happened(self, what: str, sender: Any, task_id: str | None = None, policy: str = "", **_: Any) -> None:
-        if sender.name == self._orders.task:
-            self._note(what, task_id or sender.request.id, about=policy)
-
-    def _note(self, what: str, *message: Any, **more: Any) -> None:
-        append(self._orders.history, Line(what, clock.now(), os.getpid(), *message, **more))
+    def _happened(self, what: str, sender: Any, task_id: str = "", policy: str = "", **_: Any) -> None:
+        if sender.name == self._task and (what != "refused" or policy in REFUSALS):
+            write(self._directory, what, task_id=task_id or sender.request.id)
 
 
 if VARIABLE in os.environ:
-    #: Kept here, because signals refer to receivers weakly.
-    witness = Witness(Orders(**json.loads(os.environ[VARIABLE])))
+    Witness(**json.loads(os.environ[VARIABLE]))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ from redis import Redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_singleton_lock.backend import Backend
-from celery_singleton_lock.rehearsal.faults import FAULTS
-from celery_singleton_lock.rehearsal.proxy import Detour, can_be_rerouted
+from celery_singleton_lock.rehearsal.faults import FAULTS, can_be_rerouted
+from celery_singleton_lock.rehearsal.scene import Detour
 from tests.integration.conftest import Shop, is_alive, until
 from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, of_shop, program
 from tests.patience import LIMIT
 from tests.programs import ROOT
 from tests.redis_server import RedisServer
 
-ALL = [fault.name for fault in FAULTS]
+ALL = list(FAULTS)
 
 
 def rehearsal(*options: str, task: str) -> list[str]:
@@ -175,22 +174,20 @@ class TestBeforeAnythingRuns:
 
 class TestDetour:
     def test_silent_server_answers_late(self, redis_server: RedisServer) -> None:
-        with Detour([redis_server.url_of(2)]) as detour, Redis.from_url(detour.backend, socket_timeout=0.2) as client:
+        detour = Detour([redis_server.url_of(2)])
+        with Redis.from_url(detour.conf["singleton_lock_backend"], socket_timeout=0.2) as client:
             assert client.ping()
-            detour.fall_silent()
+            detour.speaks.clear()
             with pytest.raises(RedisTimeoutError):
                 client.ping()
-            detour.speak()
+            detour.speaks.set()
             assert client.ping()
 
     def test_url_keeps_all_but_its_place(self) -> None:
-        with closing(socket.create_server(("127.0.0.1", 0))) as server:
-            port = server.getsockname()[1]
-            with Detour([f"redis://me:p%40ss@127.0.0.1:{port}/3?protocol=3"]) as detour:
-                assert detour.backend is not None
-                before, _, after = detour.backend.partition("@127.0.0.1:")
-                assert (before, after.partition("/")[2]) == ("redis://me:p%40ss", "3?protocol=3")
-                assert after.partition("/")[0] != str(port)
+        detour = Detour(["redis://me:p%40ss@127.0.0.1:1/3?protocol=3"])
+        before, _, after = detour.conf["singleton_lock_backend"].partition("@127.0.0.1:")
+        assert (before, after.partition("/")[2]) == ("redis://me:p%40ss", "3?protocol=3")
+        assert after.partition("/")[0] != "1"
 
     @pytest.mark.parametrize(
         ("url", "possible"),
@@ -204,5 +201,5 @@ class TestDetour:
         ],
     )
     def test_only_where_a_proxy_is_possible(self, url: str, possible: bool) -> None:
-        assert can_be_rerouted(Backend.parse(url), False) is possible
-        assert not can_be_rerouted(Backend.parse(url), True)
+        assert can_be_rerouted(Backend.parse(url), ["socket_timeout"]) is possible
+        assert not can_be_rerouted(Backend.parse(url), ["ssl_ca_certs"])
