@@ -71,9 +71,8 @@ def act(app: Any, action: str, wanted: Wanted, who: str) -> Outcome:
         lock = _seen(runtime, wanted)
         outcome = _CHANGED if lock is None else ACTIONS[action](app, runtime, lock)
     except LockUnavailable as error:
-        lock, outcome = None, Outcome(False, f"The lock server does not answer: {cleaned.line(str(error))}.")
-    title = cleaned.key(wanted.key) if lock is None else str(lock)
-    logger.warning("%s: %s asked the page to %s: %s", title, cleaned.line(who), action, outcome.text)
+        outcome = Outcome(False, f"The lock server does not answer: {cleaned.line(str(error))}.")
+    logger.warning("%s: %s asked the page to %s: %s", cleaned.key(wanted.key), cleaned.line(who), action, outcome.text)
     return outcome
 
 
