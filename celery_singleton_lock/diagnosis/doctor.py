@@ -14,8 +14,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
 from celery_singleton_lock.diagnosis.finding import Finding, judged, worst_first
-from celery_singleton_lock.diagnosis.keys import of_keys
-from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers, unusable
+from celery_singleton_lock.diagnosis.servers import in_words, of_keys, of_sentinels, of_servers, unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner

@@ -15,9 +15,8 @@ from click.testing import CliRunner
 
 from celery_singleton_lock.cli import locks
 from celery_singleton_lock.diagnosis.finding import Finding
-from celery_singleton_lock.diagnosis.keys import MAX_NAMED, of_keys
 from celery_singleton_lock.diagnosis.peers import Peer, of_peer
-from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers
+from celery_singleton_lock.diagnosis.servers import MAX_NAMED, in_words, of_keys, of_sentinels, of_servers
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
