@@ -25,7 +25,6 @@ from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app import trace
 from celery.app.control import Control, Inspect
-from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
@@ -369,15 +368,6 @@ def is_stand_in(app: Any) -> bool:
     Touches: celery.Celery.fixups
     """
     return not app.fixups
-
-
-def is_setting(name: str) -> bool:
-    """Whether Celery has a setting of this name.
-
-    Promise: Django's checks call a setting as a project writes it that has a namespace.
-    Touches: celery.app.defaults.SETTING_KEYS
-    """
-    return name in SETTING_KEYS
 
 
 def current_task() -> Any:

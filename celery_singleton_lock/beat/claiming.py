@@ -22,7 +22,7 @@ from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.comparing import Comparing
 from celery_singleton_lock.beat.ticks import Tick
-from celery_singleton_lock.diagnosis.beat import of_others
+from celery_singleton_lock.diagnosis.settings import of_others
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.task import header

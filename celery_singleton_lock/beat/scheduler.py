@@ -28,7 +28,7 @@ from celery_singleton_lock._celery import close_connection, forget_heap, schedul
 from celery_singleton_lock.beat.claiming import Claiming, NotNow, claiming
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.leader import ASK_AFTER, RETRY_AFTER, Leadership
-from celery_singleton_lock.diagnosis.beat import entries_in_settings, of_others
+from celery_singleton_lock.diagnosis.settings import entries_in_settings, of_others
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import key_of_beat

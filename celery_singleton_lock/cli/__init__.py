@@ -29,15 +29,18 @@ def locks() -> None:
     """Look at the locks of exclusive tasks and at the leader of beat; free locks that were left behind."""
 
 
-locks.add_command(listing.list_)
-locks.add_command(show.show)
-locks.add_command(free.release)
-locks.add_command(free.clear)
-locks.add_command(stats.stats)
-locks.add_command(exporter.exporter)
-locks.add_command(timeline.timeline)
-locks.add_command(diagnose.audit)
-locks.add_command(explain.explain)
-locks.add_command(diagnose.doctor)
-locks.add_command(rehearse.rehearsal)
-locks.add_command(web.web)
+for each in (
+    listing.list_,
+    show.show,
+    free.release,
+    free.clear,
+    stats.stats,
+    exporter.exporter,
+    timeline.timeline,
+    diagnose.audit,
+    explain.explain,
+    diagnose.doctor,
+    rehearse.rehearsal,
+    web.web,
+):
+    locks.add_command(each)

@@ -65,14 +65,9 @@ def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]
             raise click.ClickException(IN_MEMORY)
         yield runtime
     except SingletonLockError as error:
-        lines = [without_app(ctx), cleaned.line(str(error)), _remedy(error)]
+        remedy = f"-> {unusable(error.server, error.reason).remedy}" if isinstance(error, LockUnavailable) else ""
+        lines = [without_app(ctx), cleaned.line(str(error)), remedy]
         raise click.ClickException("\n".join(filter(None, lines))) from error
-
-
-def _remedy(error: SingletonLockError) -> str:
-    if not isinstance(error, LockUnavailable):
-        return ""
-    return f"-> {unusable(error.server, error.reason).remedy}"
 
 
 def without_app(ctx: click.Context) -> str:

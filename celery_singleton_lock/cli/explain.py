@@ -30,7 +30,8 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) 
     differs and does not count. The second one may leave out the task, if it is the same.
     """
     with command.runtime_of(ctx, memory=True) as runtime:
-        explanations = [_explained(ctx.obj.app, runtime, words) for words in _of_one_task(ctx.obj.app, _calls(call))]
+        calls = [target.call_of(ctx.obj.app, words) for words in _of_one_task(ctx.obj.app, _calls(call))]
+        explanations = [explained(task, runtime.settings, args, kwargs) for task, args, kwargs in calls]
     for index, explanation in enumerate(explanations):
         locks, unknown = _held(runtime, explanation)
         if as_json:
@@ -62,11 +63,6 @@ def _of_one_task(app: Any, calls: Sequence[Sequence[str]]) -> Sequence[Sequence[
     first, *others = calls
     app.loader.import_default_modules()
     return [first, *(call if target.is_like_a_task(app, call[0]) else [first[0], *call] for call in others)]
-
-
-def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:
-    task, args, kwargs = target.call_of(app, words)
-    return explained(task, runtime.settings, args, kwargs)
 
 
 def _held(runtime: Runtime, explanation: Explanation) -> tuple[list[HeldLock], str]:

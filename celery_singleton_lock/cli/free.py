@@ -6,14 +6,13 @@ lock by then keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from celery_singleton_lock.cli import command, selection, target
 from celery_singleton_lock.cli.layout import locks_table
-from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.diagnosis.held import HeldLock, duration
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.runtime import Runtime
@@ -51,39 +50,36 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
 @command.locks_command(short_help="Free the locks of a task or node.")
 @selection.options
 @_how
-def clear(ctx: click.Context, selection: Selection, **how: Any) -> None:
+def clear(ctx: click.Context, **how: Any) -> None:
     """Free the locks of a task or a node whose holders are gone; leave all others.
 
     The lock that a message has held since it was sent is left, because the message may still come: it ends by itself in
     the time that is shown, or with --force.
     """
-    if not selection:
+    if all(how[name] is None for name in ("task", "node", "older_than")):
         raise click.UsageError("choose the locks: --task NAME, --node NAME ('*' for all), or --older-than SECONDS")
     with command.runtime_of(ctx) as runtime:
-        locks = selection.of(runtime)
-        if not locks:
-            click.echo(selection.none_in_words(), err=True)
-        else:
+        if locks := selection.selected(ctx, runtime, **how):
             ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))
 
 
 def _free_those_left_behind(
-    app: Any, runtime: Runtime, locks: Sequence[HeldLock], *, force: bool, yes: bool, dry_run: bool, **how: Any
+    app: Any,
+    runtime: Runtime,
+    locks: Sequence[HeldLock],
+    *,
+    force: bool,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    **_: Any,
 ) -> int:
-    if not (yes or dry_run):
-        _ask(locks, _question(len(locks), force))
-    return _free(runtime, _judged(app, runtime, locks, force), dry_run=dry_run, as_json=how["as_json"])
-
-
-def _ask(locks: Sequence[HeldLock], question: str) -> None:
-    click.echo(locks_table(locks), err=True)
-    click.confirm(question, abort=True, err=True)
-
-
-def _free(runtime: Runtime, judged: Iterable[tuple[HeldLock, Verdict]], *, dry_run: bool, as_json: bool) -> int:
     """Free the locks that may be freed, and print what happened; returns the exit status: 1 if any is still held."""
+    if not (yes or dry_run):
+        click.echo(locks_table(locks), err=True)
+        click.confirm(_question(len(locks), force), abort=True, err=True)
     left = 0
-    for lock, verdict in judged:
+    for lock, verdict in _judged(app, runtime, locks, force):
         why, is_free, may_be_freed = verdict.value, verdict is Verdict.ENDED, verdict in TO_FREE
         if verdict is Verdict.QUEUED:
             why = f"it ends by itself in {duration(lock.held.remaining)}: {why}"
@@ -97,7 +93,7 @@ def _free(runtime: Runtime, judged: Iterable[tuple[HeldLock, Verdict]], *, dry_r
         if as_json:
             command.say_json({**lock.fields(), "freed": is_free, "why": why})
         else:
-            command.say(f"{'freed' if is_free else 'left '}  {lock.title()}  {lock.holder_in_words()}: {why}")
+            command.say(f"{'freed' if is_free else 'left '}  {lock}  {lock.holder_in_words()}: {why}")
     return 1 if left else 0
 
 
@@ -113,15 +109,12 @@ def _question(count: int, force: bool) -> str:
 
 def _judged(app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool) -> Iterator[tuple[HeldLock, Verdict]]:
     if force:
-        for lock in locks:
-            yield lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED
+        yield from ((lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED) for lock in locks)
         return
-    for lock in (lock for lock in locks if lock.is_queued):
-        yield lock, Verdict.QUEUED
+    yield from ((lock, Verdict.QUEUED) for lock in locks if lock.is_queued)
     others = [lock for lock in locks if not lock.is_queued]
     alive = running(app, others)
-    for lock in alive:
-        yield lock, Verdict.ALIVE
+    yield from ((lock, Verdict.ALIVE) for lock in alive)
     others = [lock for lock in others if lock not in alive]
     seconds = longest_watch(lock.held for lock in others)
     if seconds > 0:

@@ -55,7 +55,7 @@ def _narrow(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
 
 def _cells(lock: HeldLock) -> tuple[str, ...]:
     return (
-        lock.name_and_slot(),
+        lock.name_and_slot,
         lock.holder.label,
         _holder(lock),
         _where(lock),

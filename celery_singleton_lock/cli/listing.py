@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -9,10 +10,8 @@ import click
 from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command, selection
 from celery_singleton_lock.cli.layout import locks_table
-from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.runtime import Runtime
 
 #: Seconds from one list to the next.
 INTERVAL = 2.0
@@ -34,35 +33,33 @@ MIN_INTERVAL = 0.2
     help="Seconds between two lists, with --watch.",
 )
 @command.as_json
-def list_(ctx: click.Context, selection: Selection, watch: bool, interval: float, **how: Any) -> None:
+def list_(ctx: click.Context, keys: bool, watch: bool, interval: float, as_json: bool, **how: Any) -> None:
     """List the locks that are held, sorted by task and key: one line each, in which long texts are cut."""
+
+    def show() -> None:
+        locks = selection.selected(ctx, runtime, **how)
+        if as_json:
+            for lock in locks:
+                command.say_json(lock.fields())
+        elif locks:
+            click.echo(locks_table(locks, keys=keys))
+            if any(lock.is_left_behind for lock in locks):
+                click.echo(f"(gone) {GONE}.", err=True)
+
     with command.runtime_of(ctx) as runtime:
-        if watch:
-            _watch(runtime, selection, interval, **how)
+        if not watch:
+            show()
         else:
-            _list(runtime, selection, **how)
+            _repeat(show, interval, clear=not as_json)
 
 
-def _list(runtime: Runtime, selection: Selection, *, keys: bool, as_json: bool, **_: Any) -> None:
-    locks = selection.of(runtime)
-    if as_json:
-        for lock in locks:
-            command.say_json(lock.fields())
-    elif locks:
-        click.echo(locks_table(locks, keys=keys))
-        if any(lock.is_left_behind for lock in locks):
-            click.echo(f"(gone) {GONE}.", err=True)
-    else:
-        click.echo(selection.none_in_words() if selection else "No lock is held.", err=True)
-
-
-def _watch(runtime: Runtime, selection: Selection, interval: float, *, as_json: bool, **how: Any) -> None:
+def _repeat(show: Callable[[], None], interval: float, *, clear: bool) -> None:
     try:
         while True:
-            if not as_json:
+            if clear:
                 click.clear()
             try:
-                _list(runtime, selection, as_json=as_json, **how)
+                show()
             except LockUnavailable as error:
                 command.say(f"Error: {error}", err=True)  # The server may come back.
             clock.sleep(interval)

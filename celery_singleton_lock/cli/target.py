@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from celery_singleton_lock.cli import arguments
 from celery_singleton_lock.diagnosis.finding import some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.keys.key import VERSION, is_key
@@ -52,7 +52,7 @@ def call_of(app: Any, words: Sequence[str]) -> tuple[SingletonTask, list[Any], d
     """
     name, *rest = words
     task = exclusive_task(app, name)
-    args, kwargs = arguments.parse(rest)
+    args, kwargs = parsed(rest)
     try:
         inspect.signature(task.run).bind(*args, **kwargs)
     except TypeError as error:
@@ -84,3 +84,38 @@ def _known(name: str, exclusive: Sequence[str]) -> str:
     if close := difflib.get_close_matches(name, exclusive, n=3):
         return f"did you mean {' or '.join(close)}?"
     return f"its exclusive tasks are {some(exclusive)}" if exclusive else "the app has no exclusive task"
+
+
+def parsed(words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and the keyword arguments in these words, as an operator writes them in a shell.
+
+    Args:
+        words: each is JSON or, if it is not valid JSON, a text; `name=value` is a keyword argument, whose value is read
+            in the same way. Write a text that would be misread as JSON: `'"7"'`, `'"a=b"'`.
+
+    Raises:
+        UsageError: a keyword argument was given twice.
+    """
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for word in words:
+        name, is_keyword, value = word.partition("=")
+        if not is_keyword or not name.isidentifier():
+            args.append(_value(word))
+        elif name in kwargs:
+            raise click.UsageError(f"the argument {name!r} is given twice")
+        else:
+            kwargs[name] = _value(value)
+    return args, kwargs
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads(word, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return word
+
+
+def _refuse(constant: str) -> NoReturn:
+    """NaN and Infinity are not JSON, but Python's parser accepts them."""
+    raise ValueError(constant)

@@ -5,17 +5,16 @@ This connects to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_singleton_lock.diagnosis import beat, settings, tasks
-from celery_singleton_lock.diagnosis.finding import Finding, judged, merged, worst_first
-from celery_singleton_lock.diagnosis.settings import AppContext
-from celery_singleton_lock.diagnosis.tasks import TaskContext, exclusive_tasks, lock_key_in_words
+from celery_singleton_lock.diagnosis.finding import Finding, merged, worst_first
+from celery_singleton_lock.diagnosis.settings import IN_MEMORY, of_app
+from celery_singleton_lock.diagnosis.tasks import exclusive_tasks, lock_key_in_words, of_task
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import WHILE_EXECUTING
-from celery_singleton_lock.options.task import options_for
+from celery_singleton_lock.options.task import Options, options_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +31,31 @@ class Audited:
         return self.findings[0].severity if self.findings else "ok"
 
 
-def audit_tasks(app: Any, of_app: Settings) -> list[Audited]:
+def audit_tasks(app: Any, settings: Settings) -> list[Audited]:
     """Each exclusive task of an app whose task modules have been imported, with the findings about it."""
     return [
-        Audited(context.subject, _lock(context), worst_first(judged(tasks.RULES, context)))
-        for context in _contexts(app, of_app, None)
+        Audited(task.name, _lock(task, options), worst_first(of_task(task, options, pool)))
+        for task, options, pool in _exclusive(app, settings, None)
     ]
 
 
-def audit_app(
-    app: Any, of_app: Settings, *, leaders: int | None = None, recorded: Collection[str] = ()
-) -> list[Finding]:
-    """Findings about the app as a whole, worst first; `leaders` and `recorded` as for `AppContext`."""
-    return worst_first(judged((*settings.RULES, *beat.RULES), AppContext(app, of_app, leaders, recorded)))
+def audit_app(app: Any, settings: Settings, **of_beat: Any) -> list[Finding]:
+    """Findings about the app as a whole, worst first; `of_beat` as for `of_app`."""
+    return worst_first(of_app(app, settings, **of_beat))
 
 
-def task_warnings(app: Any, of_app: Settings, *, pool: str | None = None) -> list[Finding]:
+def task_warnings(app: Any, settings: Settings, *, pool: str | None = None) -> list[Finding]:
     """The findings about the tasks; one that applies to several tasks comes once.
 
     `pool` is the workers' pool, by its name for `celery worker -P`; None: the pool in the app's settings.
     """
-    return merged(judged(tasks.RULES, *_contexts(app, of_app, pool)))
+    return merged(finding for each in _exclusive(app, settings, pool) for finding in of_task(*each))
 
 
-def warnings_at_start(app: Any, of_app: Settings, *, pool: str) -> list[Finding]:
+def warnings_at_start(app: Any, settings: Settings, *, pool: str) -> list[Finding]:
     """The findings that a worker logs when it starts."""
-    wide = [it for it in judged(settings.AT_START, AppContext(app, of_app)) if it.severity != "note"]
-    return [*worst_first(wide), *task_warnings(app, of_app, pool=pool)]
+    wide = [it for it in audit_app(app, settings) if it.subject != IN_MEMORY]
+    return [*wide, *task_warnings(app, settings, pool=pool)]
 
 
 def pool_name(pool: Any) -> str:
@@ -68,14 +65,13 @@ def pool_name(pool: Any) -> str:
     return {"thread": "threads", "processes": "prefork"}.get(name, name)
 
 
-def _contexts(app: Any, of_app: Settings, pool: str | None) -> Iterator[TaskContext]:
+def _exclusive(app: Any, settings: Settings, pool: str | None) -> Iterator[tuple[Any, Options, str]]:
     pool = pool or pool_name(app.conf.worker_pool)
     for task in exclusive_tasks(app):
-        yield TaskContext(task.name, task, options_for(task, of_app), pool)
+        yield task, options_for(task, settings), pool
 
 
-def _lock(context: TaskContext) -> str:
-    task, options = context.task, context.options
+def _lock(task: Any, options: Options) -> str:
     parts = [
         f"lock_name {task.lock_name}" if task.lock_name else "",
         f"key: {lock_key_in_words(task)}",

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.diagnosis import peers, workers
+from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
-from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged, worst_first
-from celery_singleton_lock.diagnosis.keys import of_keys
-from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers, unusable
+from celery_singleton_lock.diagnosis.finding import Finding, judged, worst_first
+from celery_singleton_lock.diagnosis.servers import in_words, of_keys, of_sentinels, of_servers, unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
-from celery_singleton_lock.diagnosis.workers import WorkerContext
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_beat, key_of_text
@@ -92,29 +89,35 @@ def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtim
     except (*NO_ANSWER, LockUnavailable) as error:
         found.findings.append(unusable(name, words_of(error)))
     found.seen.append(f"{name}: {len(keys)} keys with the prefix {runtime.settings.prefix} were checked")
-    if len(keys) == MAX_KEYS:
-        text = f"it has more than {MAX_KEYS:,} keys under the prefix; only these were checked"
-        found.findings.append(Subject(name).note(text, "a shorter singleton_lock_done_ttl keeps fewer"))
+    text = f"it has more than {MAX_KEYS:,} keys under the prefix; only these were checked"
+    remedy = "a shorter singleton_lock_done_ttl keeps fewer"
+    found.findings += judged(name, (len(keys) == MAX_KEYS, "note", text, remedy))
 
 
-def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
+def _tried_out(store: Store, settings: Settings) -> list[Finding]:
     """Take a lock, renew it and free it, as a task does."""
-    key = key_of_text(settings.prefix, "doctor", new_owner())
+    key, refusal, kept = key_of_text(settings.prefix, "doctor", new_owner()), "", False
     holder = Holder(node=f"doctor@{socket.gethostname()}", pid=os.getpid(), since=clock.wall())
     try:
         lease = store.acquire(LockRequest(key, new_owner(), ttl=settings.defaults["ttl"], holder=holder))
-        kept = isinstance(lease, Lease) and store.renew([lease], timeout=1.0) == [True] and store.free(lease)
+        kept = isinstance(lease, Lease) and store.renew([lease], timeout=1.0) == [True] and bool(store.free(lease))
     except LockUnavailable as error:
-        yield Subject(settings.backend.masked).problem(
-            f"no lock can be taken: {error}",
+        refusal = str(error)
+    return judged(
+        settings.backend.masked,
+        (
+            refusal,
+            "problem",
+            f"no lock can be taken: {refusal}",
             "read the findings about the servers; nodes of a Redlock that are new or came back empty need one lock_ttl",
-        )
-        return
-    if not kept:
-        yield Subject(settings.backend.masked).problem(
+        ),
+        (
+            not (kept or refusal),
+            "problem",
             "a lock was taken and was gone at once",
             "find out what else deletes keys there: eviction, FLUSHALL, a failover",
-        )
+        ),
+    )
 
 
 def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> tuple[int | None, frozenset[str]]:
@@ -131,31 +134,33 @@ def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> tuple[int | N
     return len(leaders), frozenset(recorded)
 
 
-def _rights_on_rabbitmq(app: Any) -> Iterator[Finding]:
+def _rights_on_rabbitmq(app: Any) -> list[Finding]:
     """Whether RabbitMQ takes messages that are put back."""
     if not is_rabbitmq(app.conf):
-        return
-    if (why := Publisher.of(app).refusal()) is not None:
-        yield Subject("broker").warning(
-            f"RabbitMQ takes no messages by the name of their queue ({why}): those that are put back go through the "
-            "exchange that they came by, and only if no other queue gets them from there; others keep their slot",
+        return []
+    refusal = Publisher.of(app).refusal()
+    return judged(
+        "broker",
+        (
+            refusal is not None,
+            "warning",
+            f"RabbitMQ takes no messages by the name of their queue ({refusal}): those that are put back go through "
+            "the exchange that they came by, and only if no other queue gets them from there; others keep their slot",
             "let the workers' user write to amq.default: rabbitmqctl set_permissions -p <vhost> <user> <configure> "
             "'^(<as before>|amq\\.default$)' <read>",
-        )
+        ),
+    )
 
 
 def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:
-    answering: Sequence[peers.Peer] = ()
     try:
         answering = peers.ask(app, timeout=timeout)
-        if not answering:
-            text = f"no worker answered within {timeout:g} s"
-            found.findings.append(Subject("workers").note(text, "start one, or ask again with a longer --timeout"))
     except Exception as error:  # noqa: BLE001 - every transport has its own errors, and some have no remote control
         text = f"workers cannot be asked: {type(error).__name__}: {error}"
-        found.findings.append(Subject("broker").warning(text, "check that the broker can be reached from here"))
-    exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.lock_setup(app)
+        found.findings.append(Finding("warning", "broker", text, "check that the broker can be reached from here"))
+        return
+    nobody, remedy = f"no worker answered within {timeout:g} s", "start one, or ask again with a longer --timeout"
+    found.findings += judged("workers", (not answering, "note", nobody, remedy))
     found.seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in answering]
-    found.findings += judged(
-        workers.RULES, *(WorkerContext(f"worker {peer.node}", peer, exclusive, own) for peer in answering)
-    )
+    exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.lock_setup(app)
+    found.findings += [finding for peer in answering for finding in peers.of_peer(peer, exclusive, own)]

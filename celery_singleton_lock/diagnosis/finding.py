@@ -1,16 +1,19 @@
-"""A finding: how bad it is, what it is about, and what to do. Rules yield them."""
+"""A finding: how bad it is, what it is about, and what to do."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 #: "problem": a promise does not hold, or nothing works. "warning": probably not as intended. "note": good to know.
 Severity = Literal["problem", "warning", "note"]
 
 _ORDER: tuple[Severity, ...] = ("problem", "warning", "note")
+
+#: A rule about a subject: whether it applies, and the severity, the text and the remedy of what is found then.
+Rule = tuple[object, Severity, str, str]
 
 #: How many of several names are written out.
 _NAMED = 3
@@ -33,28 +36,9 @@ class Finding:
         return f"{self.subject}: {self.text}; {self.remedy}"
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """The subject of findings. The context of a rule is a subject, with all that the rule must know about it."""
-
-    subject: str
-
-    def problem(self, text: str, remedy: str) -> Finding:
-        return Finding("problem", self.subject, text, remedy)
-
-    def warning(self, text: str, remedy: str) -> Finding:
-        return Finding("warning", self.subject, text, remedy)
-
-    def note(self, text: str, remedy: str) -> Finding:
-        return Finding("note", self.subject, text, remedy)
-
-
-Context = TypeVar("Context")
-
-
-def judged(rules: Iterable[Callable[[Context], Iterator[Finding]]], *contexts: Context) -> list[Finding]:
-    """The findings of all rules in each context."""
-    return [finding for context in contexts for rule in rules for finding in rule(context)]
+def judged(subject: str, *rules: Rule) -> list[Finding]:
+    """The findings of the rules that apply to a subject."""
+    return [Finding(severity, subject, text, remedy) for applies, severity, text, remedy in rules if applies]
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -101,44 +101,42 @@ class HeldLock:
             "foreign": self.held.holder is None,
         }
 
+    @property
     def name_and_slot(self) -> str:
         """The lock's name, and the slot of a semaphore; the whole key of a value that somebody may want to delete."""
         return (self.key if self.held.holder is None else self.name) + (f" slot {self.slot}" if self.slot else "")
 
-    def title(self) -> str:
-        """The lock that is held, in words."""
-        return with_label(self.name_and_slot(), self.holder.label)
+    def __str__(self) -> str:
+        return with_label(self.name_and_slot, self.holder.label)
 
-    def holder_in_short(self) -> str:
-        """The holder, short enough for a column."""
-        if self.held.holder is None:
-            return "foreign value"
+    @property
+    def who(self) -> str:
+        """The holder, without the place where it runs."""
+        holder = self.held.holder
+        if holder is None:
+            return FOREIGN
+        if holder.task_id is None:
+            return "leader" if self.name.startswith("beat:") else "nobody (kept)"
         if self.is_queued:
-            return f"{self.holder.task_id} ({self.scope})"
-        if self.holder.task_id is not None:
-            return self.holder.task_id if self.holder.pid else f"{self.holder.task_id} (kept)"
-        return "leader" if self.name.startswith("beat:") else "nobody (kept)"
+            return f"message of task {holder.task_id} ({self.scope})"
+        return f"task {holder.task_id}" if holder.pid else f"kept for task {holder.task_id}"
 
     def holder_in_words(self) -> str:
         """The holder, and where it runs."""
-        if self.held.holder is None:
-            return FOREIGN
-        holder, who = self.holder, self.holder_in_short()
         if self.is_queued:
-            return f"message of task {who}, sent from {holder.node} {duration(self.held_for or 0)} ago"
-        if holder.task_id is not None:
-            who = f"task {holder.task_id}" if holder.pid else f"kept for task {holder.task_id}"
-        return who if holder.node is None else f"{who} on {holder.place}"
+            return f"{self.who}, sent from {self.holder.node} {duration(self.held_for or 0)} ago"
+        return self.who if self.holder.node is None else f"{self.who} on {self.holder.place}"
 
     def end_in_words(self) -> str:
         if self.expires_in is None:
             return "never expires"
         if self.is_queued:
-            return f"expires in {duration(self.expires_in)} at the latest"
-        if self.held.holder is None:
-            return f"expires in {duration(self.expires_in)}"
-        renewed = f" unless renewed (ttl {self.ttl:g} s)" if self.ttl else "; nobody renews it"
-        return f"expires in {duration(self.expires_in)}{renewed}"
+            end = " at the latest"
+        elif self.ttl:
+            end = f" unless renewed (ttl {self.ttl:g} s)"
+        else:
+            end = "; nobody renews it" if self.held.holder else ""
+        return f"expires in {duration(self.expires_in)}{end}"
 
 
 def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:

@@ -1,4 +1,4 @@
-"""How the workers of an app lock, as they report through Celery's remote control.
+"""How the workers of an app lock, as they report through Celery's remote control, and rules for that.
 
 Workers import this when they start, so that they know the command; so does the command that asks them.
 """
@@ -15,6 +15,7 @@ from celery.worker.control import inspect_command
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import add_method, ask_each_worker
+from celery_singleton_lock.diagnosis.finding import Finding, judged, some
 from celery_singleton_lock.runtime import Runtime
 
 #: What all workers of an app must have in common: "version", "enabled", "backend", "prefix"; and the app's name, "app".
@@ -116,3 +117,70 @@ def _known(answer: Any) -> LockSetup | None:
     if not isinstance(answer, Mapping) or not answer.keys() >= {*texts, "enabled"}:
         return None
     return {**{name: cleaned.text(answer[name]) for name in texts}, "enabled": answer["enabled"]}
+
+
+def of_peer(it: Peer, exclusive: frozenset[str], own: LockSetup) -> list[Finding]:
+    """Differences from the asking app that could let two tasks run at once.
+
+    Args:
+        it: the worker.
+        exclusive: the names of the app's exclusive tasks.
+        own: how the app locks.
+    """
+    subject, unprotected, same = f"worker {it.node}", sorted(exclusive & it.plain), sorted(exclusive & it.exclusive)
+    found = judged(
+        subject,
+        (
+            unprotected,
+            "problem",
+            f"it runs {', '.join(unprotected)} without a lock: there they are not exclusive tasks",
+            "deploy this app's code to it, and restart it",
+        ),
+        (
+            it.exclusive and it.setup is None,
+            "warning",
+            "it has exclusive tasks but does not report how it locks them: it runs another version of "
+            "celery-singleton-lock, or was too busy to answer",
+            "ask again with a longer --timeout; otherwise deploy one version everywhere",
+        ),
+    )
+    its = it.setup if it.exclusive else None
+    return found if its is None else [*found, *_set_up_otherwise(subject, its, own, same)]
+
+
+def _set_up_otherwise(subject: str, its: LockSetup, own: LockSetup, same: Sequence[str]) -> list[Finding]:
+    return judged(
+        subject,
+        (
+            own["enabled"] and not its["enabled"],
+            "problem",
+            "it runs exclusive tasks without a lock: singleton_lock_enabled is False there",
+            "restart it without --singleton-lock-disable, and without that setting",
+        ),
+        (
+            its["prefix"] != own["prefix"],
+            "problem",
+            f"its locks have the prefix {its['prefix']!r}, those of this app {own['prefix']!r}: they do not "
+            "see each other",
+            "give all workers of this app one singleton_lock_prefix",
+        ),
+        (
+            its["backend"] != own["backend"],
+            "warning",
+            f"it keeps its locks at {its['backend']}, this app at {own['backend']}: unless these are two "
+            "names of one server, they do not exclude each other",
+            "give all workers of this app one singleton_lock_backend",
+        ),
+        (
+            its["version"] != own["version"],
+            "warning",
+            f"it runs celery-singleton-lock {its['version']}, but this is {own['version']}",
+            "deploy one version everywhere",
+        ),
+        (
+            same and its["app"] != own["app"] and its["prefix"] == own["prefix"],
+            "note",
+            f"it runs the app {its['app']!r}, this one is {own['app']!r}: {some(same)} of both have the same locks",
+            "if these are two projects, give each its own singleton_lock_prefix",
+        ),
+    )

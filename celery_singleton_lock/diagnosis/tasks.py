@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from celery.utils.imports import symbol_by_name
 
-from celery_singleton_lock.diagnosis.finding import Finding, Subject
+from celery_singleton_lock.diagnosis.finding import Finding, Rule, judged
 from celery_singleton_lock.errors import LockConflict, LockUnavailable
 from celery_singleton_lock.options.delivery import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
 from celery_singleton_lock.options.rules import UNTIL_AND_WHILE_EXECUTING, WHILE_EXECUTING
@@ -40,112 +40,94 @@ def lock_key_in_words(task: Any) -> str:
     return "all arguments" if lock_key is None else json.dumps(lock_key)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskContext(Subject):
-    """An exclusive task, its options, and the pool of its workers, by its name for `celery worker -P`."""
-
-    task: Any
-    options: Options
-    pool: str
-
-    @property
-    def conf(self) -> Any:
-        return self.task.app.conf
-
-    def limits(self) -> Iterator[float]:
-        """The time limits in seconds that are set, and that the pool supports."""
-        task, conf = self.task, self.conf
-        soft, hard = _LIMITS.get(self.pool, (True, True))
-        if soft and (limit := task.soft_time_limit or conf.task_soft_time_limit):
-            yield limit
-        if hard and (limit := task.time_limit or conf.task_time_limit):
-            yield limit
-
-
-def _reject_of_acknowledged(it: TaskContext) -> Iterator[Finding]:
-    if it.options.on_conflict == "reject" and not it.task.acks_late:
-        yield it.warning(
+def of_task(task: Any, options: Options, pool: str) -> list[Finding]:
+    """Findings about an exclusive task with these options, in a pool of that name for `celery worker -P`."""
+    return judged(
+        task.name,
+        (
+            options.on_conflict == "reject" and not task.acks_late,
+            "warning",
             "on_conflict is 'reject' without acks_late: the message is acknowledged before the lock is "
             "requested, so no dead-letter queue gets it",
             "set acks_late=True, or on_conflict='raise'",
-        )
+        ),
+        *_of_autoretry(task, options),
+        *_of_waiting(task, options, pool),
+        (
+            not getattr(symbol_by_name(task.Request), "looks_after_its_lock", False),
+            "problem",
+            f"its Request is {task.Request}, which is not a SingletonRequest: on prefork nobody frees the "
+            "lock of a child that is killed, nor renews it for a busy one",
+            "derive that class from celery_singleton_lock.SingletonRequest",
+        ),
+        *_of_sending_without_a_scope(task, options),
+        (
+            options.scope == UNTIL_AND_WHILE_EXECUTING and options.on_conflict == "skip",
+            "warning",
+            f"lock_scope={UNTIL_AND_WHILE_EXECUTING!r} lets one message wait behind a running one, and "
+            "on_conflict='skip' drops it if a worker takes it before that run has ended",
+            "set on_conflict='retry', the default of this scope",
+        ),
+    )
 
 
-def _autoretry_of_lock_errors(it: TaskContext) -> Iterator[Finding]:
+def _of_autoretry(task: Any, options: Options) -> Iterator[Rule]:
     for error, option, instead in (
         (LockConflict, "on_conflict", "on_conflict='retry', with lock_conflict_retries for a bound"),
         (LockUnavailable, "on_unavailable", "on_unavailable='retry'"),
     ):
-        if error in tuple(getattr(it.task, "autoretry_for", None) or ()):
-            yield it.warning(
-                f"autoretry_for has {error.__name__}, which is raised before the body: Celery's autoretry does not "
-                f"see it (here {option} is {getattr(it.options, option)!r})",
-                f"set {instead}",
-            )
-
-
-def _waiting_beyond_the_brokers_patience(it: TaskContext) -> Iterator[Finding]:
-    if not it.task.acks_late:
-        return
-    visibility = visibility_timeout(it.conf)
-    if visibility is not None and it.options.wait >= visibility:
-        yield it.warning(
-            f"lock_wait {it.options.wait:g} s is not below the broker's visibility timeout of {visibility:g} s: a "
-            "message that waits for its lock is delivered again meanwhile",
-            _WAIT_IN_THE_QUEUE,
-        )
-    if is_rabbitmq(it.conf) and it.options.wait >= CONSUMER_TIMEOUT:
-        yield it.warning(
-            f"lock_wait {it.options.wait:g} s is not below the consumer_timeout of RabbitMQ ({CONSUMER_TIMEOUT:g} s by "
-            "default), which closes the connection of a worker that keeps a message unacknowledged for longer",
-            _WAIT_IN_THE_QUEUE,
+        yield (
+            error in tuple(getattr(task, "autoretry_for", None) or ()),
+            "warning",
+            f"autoretry_for has {error.__name__}, which is raised before the body: Celery's autoretry does not "
+            f"see it (here {option} is {getattr(options, option)!r})",
+            f"set {instead}",
         )
 
 
-def _waiting_beyond_a_limit(it: TaskContext) -> Iterator[Finding]:
-    limit = min(it.limits(), default=None)
-    if limit is not None and it.options.wait >= limit:
-        yield it.warning(
-            f"lock_wait {it.options.wait:g} s is not below the time limit of {limit:g} s, which counts the "
-            "wait, too: the task is stopped while it still waits",
-            "lower lock_wait, or raise the time limit",
+def _of_waiting(task: Any, options: Options, pool: str) -> Iterator[Rule]:
+    """A wait for the lock that the broker or a time limit ends."""
+    conf, wait = task.app.conf, f"lock_wait {options.wait:g} s is not below"
+    visibility = (visibility_timeout(conf) if task.acks_late else None) or math.inf
+    patience = CONSUMER_TIMEOUT if task.acks_late and is_rabbitmq(conf) else math.inf
+    limit = min(_limits(task, pool), default=math.inf)
+    yield (
+        options.wait >= visibility,
+        "warning",
+        f"{wait} the broker's visibility timeout of {visibility:g} s: a message that waits for its lock is delivered "
+        "again meanwhile",
+        _WAIT_IN_THE_QUEUE,
+    )
+    yield (
+        options.wait >= patience,
+        "warning",
+        f"{wait} the consumer_timeout of RabbitMQ ({patience:g} s by default), which closes the connection of a worker "
+        "that keeps a message unacknowledged for longer",
+        _WAIT_IN_THE_QUEUE,
+    )
+    yield (
+        options.wait >= limit,
+        "warning",
+        f"{wait} the time limit of {limit:g} s, which counts the wait, too: the task is stopped while it still waits",
+        "lower lock_wait, or raise the time limit",
+    )
+
+
+def _limits(task: Any, pool: str) -> list[float]:
+    """The time limits in seconds that are set, and that the pool supports."""
+    soft, hard = _LIMITS.get(pool, (True, True))
+    limits = (
+        soft and (task.soft_time_limit or task.app.conf.task_soft_time_limit),
+        hard and (task.time_limit or task.app.conf.task_time_limit),
+    )
+    return [limit for limit in limits if limit]
+
+
+def _of_sending_without_a_scope(task: Any, options: Options) -> Iterator[Rule]:
+    for name in ("on_duplicate", "lock_queue_ttl", "on_send_unavailable"):
+        yield (
+            options.scope == WHILE_EXECUTING and raw_attribute(task, name) is not None,
+            "warning",
+            f"{name} does nothing with lock_scope={WHILE_EXECUTING!r}: no lock is taken when a message is sent",
+            "set lock_scope='until_executed', or another scope that begins when a message is sent",
         )
-
-
-def _foreign_request(it: TaskContext) -> Iterator[Finding]:
-    if not getattr(symbol_by_name(it.task.Request), "looks_after_its_lock", False):
-        yield it.problem(
-            f"its Request is {it.task.Request}, which is not a SingletonRequest: on prefork nobody frees the "
-            "lock of a child that is killed, nor renews it for a busy one",
-            "derive that class from celery_singleton_lock.SingletonRequest",
-        )
-
-
-def _of_sending_without_a_scope(it: TaskContext) -> Iterator[Finding]:
-    if it.options.scope == WHILE_EXECUTING:
-        for name in ("on_duplicate", "lock_queue_ttl", "on_send_unavailable"):
-            if raw_attribute(it.task, name) is not None:
-                yield it.warning(
-                    f"{name} does nothing with lock_scope={WHILE_EXECUTING!r}: no lock is taken when a message is sent",
-                    "set lock_scope='until_executed', or another scope that begins when a message is sent",
-                )
-
-
-def _copies_that_wait_and_are_skipped(it: TaskContext) -> Iterator[Finding]:
-    if it.options.scope == UNTIL_AND_WHILE_EXECUTING and it.options.on_conflict == "skip":
-        yield it.warning(
-            f"lock_scope={UNTIL_AND_WHILE_EXECUTING!r} lets one message wait behind a running one, and "
-            "on_conflict='skip' drops it if a worker takes it before that run has ended",
-            "set on_conflict='retry', the default of this scope",
-        )
-
-
-RULES = (
-    _reject_of_acknowledged,
-    _autoretry_of_lock_errors,
-    _waiting_beyond_the_brokers_patience,
-    _waiting_beyond_a_limit,
-    _foreign_request,
-    _of_sending_without_a_scope,
-    _copies_that_wait_and_are_skipped,
-)

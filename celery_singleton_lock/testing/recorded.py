@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, Literal
 
 from celery.utils import uuid
-from celery.utils.dispatch import Signal
 
-from celery_singleton_lock import (
-    clock,
-    process_identity,
-    runtime,
-    signals,
-)
+from celery_singleton_lock import clock, process_identity, runtime, signals
 from celery_singleton_lock.errors import FOREIGN
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import without_queue
@@ -171,7 +166,7 @@ class RecordedLocks:
             )
         return "\n  ".join(["what happened:", *map(str, self.events)])
 
-    def _record(self, what: Any, sender: Any, details: Mapping[str, Any]) -> None:
+    def _record(self, what: Any, sender: Any, **details: Any) -> None:
         told, request, is_duplicate = what in _TOLD_BY_EXECUTION, sender.request, what == "duplicate"
         met = details.get("conflict") or details.get("duplicate")
         event = LockEvent(
@@ -195,11 +190,16 @@ def memory_locks() -> Iterator[RecordedLocks]:
     read again, so you can change them for one test. Other processes, such as those of a prefork worker, do not see
     these locks.
     """
-    with ExitStack() as exits:
-        locks = RecordedLocks(exits.enter_context(runtime.in_memory()))
+    with runtime.in_memory() as store:
+        locks = RecordedLocks(store)
+        records = {what: partial(locks._record, what) for what in _SIGNALS}
         for what, signal in _SIGNALS.items():
-            exits.enter_context(_recording(locks, what, signal))
-        yield locks
+            signal.connect(records[what], weak=False)
+        try:
+            yield locks
+        finally:
+            for what, signal in _SIGNALS.items():
+                signal.disconnect(records[what])
 
 
 @contextmanager
@@ -226,18 +226,6 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     finally:
         locks.heartbeat.stop(lease)
         locks.store.free(lease)
-
-
-@contextmanager
-def _recording(locks: RecordedLocks, what: str, signal: Signal) -> Iterator[None]:
-    def record(sender: Any = None, **details: Any) -> None:
-        locks._record(what, sender, details)
-
-    signal.connect(record, weak=False)
-    try:
-        yield
-    finally:
-        signal.disconnect(record)
 
 
 def _key(task: Any, args: Any, kwargs: Any) -> str:

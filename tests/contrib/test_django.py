@@ -51,7 +51,7 @@ def test_each_setting_is_read_under_the_namespace(setting: str) -> None:
     wrong = object()
     ((number, message),) = told(app_of(**REDIS, **{f"CELERY_{setting.upper()}": wrong}))
     assert number == "E001"
-    assert message.startswith(f"setting CELERY_{setting.upper()} is ")
+    assert message.startswith(f"setting {setting} is ")
     assert "; allowed: " in message
 
 
@@ -82,9 +82,7 @@ def test_values_reach_the_settings_and_the_tasks() -> None:
 def test_misspelt_setting_comes_with_the_right_name() -> None:
     ((number, message),) = told(app_of(**REDIS, CELERY_SINGLETON_LOCK_TTTL=30))
     assert number == "E001"
-    assert message.startswith(
-        "there is no setting CELERY_SINGLETON_LOCK_TTTL; did you mean 'CELERY_SINGLETON_LOCK_TTL'?"
-    )
+    assert message.startswith("there is no setting singleton_lock_tttl; did you mean 'singleton_lock_ttl'?")
 
 
 def test_all_errors_are_reported_at_once() -> None:
@@ -96,16 +94,16 @@ def test_message_is_the_same_as_the_workers() -> None:
     app = app_of(**REDIS, CELERY_SINGLETON_LOCK_TTL=0)
     with pytest.raises(InvalidOption) as raised:
         Settings.from_app(app)
-    assert told(app) == [("E001", str(raised.value).replace("singleton_lock_ttl", "CELERY_SINGLETON_LOCK_TTL"))]
+    assert told(app) == [("E001", str(raised.value))]
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"CELERY_BROKER_URL": "amqp://localhost"}, "CELERY_SINGLETON_LOCK_BACKEND is not set"),
+        ({"CELERY_BROKER_URL": "amqp://localhost"}, "singleton_lock_backend is not set"),
         ({"CELERY_SINGLETON_LOCK_BACKEND": "http://localhost"}, "allowed: a URL that begins with"),
         ({**REDIS, "CELERY_SINGLETON_LOCK_TRANSPORT_OPTIONS": {"sokket_timeout": 1}}, "sokket_timeout"),
-        ({**REDIS, "CELERY_SINGLETON_LOCK_BEAT_SCHEDULER": "shop.nowhere:Scheduler"}, "BEAT_SCHEDULER is 'shop.nowh"),
+        ({**REDIS, "CELERY_SINGLETON_LOCK_BEAT_SCHEDULER": "shop.nowhere:Scheduler"}, "beat_scheduler is 'shop.nowh"),
     ],
 )
 def test_errors_that_only_show_in_use_are_reported(settings: dict[str, Any], words: str) -> None:
@@ -166,7 +164,7 @@ class TestProduction:
 
     def test_other_warnings_of_the_audit_are_repeated(self, told_in_production: Any) -> None:
         app = app_of(**REDIS, CELERY_SINGELTON_LOCK_TTL=5)
-        assert told_in_production(app) == {"W007": "Write CELERY_SINGLETON_LOCK_TTL, if that is what you mean."}
+        assert told_in_production(app) == {"W007": "Write singleton_lock_ttl, if that is what you mean."}
 
     def test_wrong_option_of_a_task_is_reported(self, told_in_production: Any) -> None:
         app = app_of(**REDIS)

@@ -19,9 +19,7 @@ from celery_singleton_lock import SingletonTask, cleaned
 from celery_singleton_lock.cli.layout import locks_table
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.diagnosis import peers
-from celery_singleton_lock.diagnosis.finding import judged
 from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys.key import key_of_text
@@ -316,7 +314,7 @@ class TestOthers:
         own = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
         setup = peers._known(told)
         peer = peers.Peer("n", frozenset({"t"}), frozenset(), setup)
-        for finding in judged(RULES, WorkerContext(f"worker {peer.node}", peer, frozenset({"t"}), own)):
+        for finding in peers.of_peer(peer, frozenset({"t"}), own):
             assert len(finding.text) < 2000
             assert cleaned.printable(finding.text).isprintable()
 

@@ -435,7 +435,7 @@ NEEDED = (
 )
 
 #: What is the same in each process, and takes thousands of statements to make, in which nothing can happen.
-TABLES = ("_changes", "_steps")
+TABLES = ("_steps",)
 
 
 def is_loaded(

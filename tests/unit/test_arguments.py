@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from celery_singleton_lock.cli.arguments import parse
+from celery_singleton_lock.cli.target import parsed
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ from celery_singleton_lock.cli.arguments import parse
     ],
 )
 def test_word_is_json_or_a_text(word: str, value: Any) -> None:
-    assert parse([word]) == ([value], {})
+    assert parsed([word]) == ([value], {})
 
 
 def test_name_and_value_are_a_keyword_argument() -> None:
-    assert parse(["1", "full=true", "month=march", "empty=", "url=a=b"]) == (
+    assert parsed(["1", "full=true", "month=march", "empty=", "url=a=b"]) == (
         [1],
         {"full": True, "month": "march", "empty": "", "url": "a=b"},
     )
@@ -31,4 +31,4 @@ def test_name_and_value_are_a_keyword_argument() -> None:
 
 def test_keyword_given_twice_is_refused() -> None:
     with pytest.raises(click.UsageError, match="'full' is given twice"):
-        parse(["full=1", "full=2"])
+        parsed(["full=1", "full=2"])

@@ -636,11 +636,6 @@ class TestApps:
         monkeypatch.setattr(_state, "_tls", SimpleNamespace(current_app=None))
         assert _celery.is_stand_in(_state._get_current_app())
 
-    def test_setting_is_known_by_its_name(self) -> None:
-        assert _celery.is_setting("broker_url")
-        assert _celery.is_setting("task_acks_late")
-        assert not _celery.is_setting("lock_server")
-
 
 extended: list[Celery] = []
 

@@ -15,10 +15,10 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock import cli, clock
-from celery_singleton_lock.cli import arguments
+from celery_singleton_lock.cli import target
 from celery_singleton_lock.cli.explain import _holder
 from celery_singleton_lock.cli.layout import WIDTH, locks_table, refusals_table
-from celery_singleton_lock.cli.selection import Selection
+from celery_singleton_lock.cli.selection import selected
 from celery_singleton_lock.diagnosis.held import HeldLock, duration, in_order, precise
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
@@ -45,9 +45,8 @@ def shown(lock: HeldLock) -> list[str]:
 
 
 def test_holder_is_shown_in_short_and_in_words() -> None:
-    assert lock().holder_in_short() == "some-task"
+    assert lock().who == "task some-task"
     assert lock().holder_in_words() == "task some-task on one@host (pid 42)"
-    assert lock(pid=0).holder_in_short() == "some-task (kept)"
     assert lock(pid=0).holder_in_words() == "kept for task some-task on one@host"
     assert lock("beat:shop", task_id=None).holder_in_words() == "leader on one@host (pid 42)"
     assert lock().end_in_words() == "expires in 20 s unless renewed (ttl 30 s)"
@@ -152,25 +151,23 @@ class TestSelection:
         return SimpleNamespace(store=store, settings=SimpleNamespace(prefix=PREFIX))
 
     @pytest.mark.parametrize(
-        ("selection", "names"),
+        ("task", "node", "older_than", "names"),
         [
-            (Selection(None, None, None), ["shop.bill", "shop.report"]),
-            (Selection(("shop.report",), None, None), ["shop.report"]),
-            (Selection(("shop.*",), None, None), ["shop.bill", "shop.report"]),
-            (Selection(("shop",), None, None), []),
-            (Selection(None, "two@host", None), ["shop.bill"]),
-            (Selection(None, None, 50.0), ["shop.report"]),
-            (Selection(("shop.*",), "one@*", 200.0), []),
+            (None, None, None, ["shop.bill", "shop.report"]),
+            ("shop.report", None, None, ["shop.report"]),
+            ("shop.*", None, None, ["shop.bill", "shop.report"]),
+            ("shop", None, None, []),
+            (None, "two@host", None, ["shop.bill"]),
+            (None, None, 50.0, ["shop.report"]),
+            ("shop.*", "one@*", 200.0, []),
         ],
     )
     def test_selection_has_locks_that_match_all_criteria(
-        self, runtime: Any, selection: Selection, names: list[str]
+        self, runtime: Any, app: Celery, task: str | None, node: str | None, older_than: float | None, names: list[str]
     ) -> None:
-        assert sorted(lock.name for lock in selection.of(runtime)) == names
-
-    def test_empty_selection_is_false(self) -> None:
-        assert not Selection(None, None, None)
-        assert Selection(None, None, 0.0)
+        context: Any = SimpleNamespace(obj=SimpleNamespace(app=app))
+        found = selected(context, runtime, task=task, node=node, older_than=older_than)
+        assert [lock.name for lock in found] == names
 
 
 def test_kept_lock_is_shown_without_a_ttl() -> None:
@@ -192,7 +189,7 @@ def test_lock_that_never_expires_is_explained_as_valid_json() -> None:
 
 def test_too_deeply_nested_argument_is_a_text() -> None:
     deep = "[" * 100_000
-    assert arguments.parse([deep, f"a={deep}"]) == ([deep], {"a": deep})
+    assert target.parsed([deep, f"a={deep}"]) == ([deep], {"a": deep})
 
 
 @pytest.mark.parametrize("words", [["timeline", "--minutes", "nan"], ["list", "--older-than", "nan"]], ids=" ".join)

@@ -14,16 +14,14 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.diagnosis.finding import Finding, judged
-from celery_singleton_lock.diagnosis.keys import MAX_NAMED, of_keys
-from celery_singleton_lock.diagnosis.peers import Peer
-from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers
-from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
+from celery_singleton_lock.diagnosis.finding import Finding
+from celery_singleton_lock.diagnosis.peers import Peer, of_peer
+from celery_singleton_lock.diagnosis.servers import MAX_NAMED, in_words, of_keys, of_sentinels, of_servers
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis.probe import _EXTRAS, Key, Probe, SentinelProbe, _commands_on
+from celery_singleton_lock.stores.redis.probe import Key, Probe, SentinelProbe, _commands_on
 
 #: Commands about the server or a connection, which the doctor gives itself.
 OF_THE_SERVER = {"CLUSTER", "SENTINEL"}
@@ -106,7 +104,7 @@ def test_missing_rights_are_named_with_the_command_that_gives_them() -> None:
 
 
 def test_failed_checks_are_reported() -> None:
-    (finding,) = found(Probe("a:6379/0", refused_extras=["TIME"]))
+    (finding,) = found(Probe("a:6379/0"))
     assert (finding.severity, "could not be checked" in finding.text) == ("note", True)
 
 
@@ -133,7 +131,7 @@ def test_each_command_on_keys_is_tried() -> None:
     assert len(used) > 10
     modules = [module.read_text() for module in folder.parent.rglob("*.py")]
     used |= {name for text in modules for name in re.findall(r"\(\"([A-Z]{3,})\", ", text)} - OF_THE_SERVER
-    assert used <= {command[0] for command in (*_commands_on("key"), *_EXTRAS)} | {"SET"}
+    assert used <= {command[0] for command in _commands_on("key")} | {"SET", "TIME"}
 
 
 class TestClocks:
@@ -228,14 +226,14 @@ class TestWorkers:
     def _found(self, *, plain: str = "", **its: Any) -> list[Finding]:
         setup = None if its.get("setup", 1) is None else {**self.OWN, **its}
         peer = Peer("one@host", frozenset({"bill"}), frozenset(plain.split()), setup)
-        return judged(RULES, WorkerContext(f"worker {peer.node}", peer, frozenset({"bill", "refund"}), self.OWN))
+        return of_peer(peer, frozenset({"bill", "refund"}), self.OWN)
 
     def test_worker_that_locks_the_same_way_gives_no_finding(self) -> None:
         assert self._found(plain="mail") == []
 
     def test_worker_with_other_tasks_gives_no_finding(self) -> None:
         mails = Peer("mails@host", frozenset(), frozenset({"mail"}), None)
-        assert judged(RULES, WorkerContext(f"worker {mails.node}", mails, frozenset({"bill"}), self.OWN)) == []
+        assert of_peer(mails, frozenset({"bill"}), self.OWN) == []
 
     @pytest.mark.parametrize(
         ("its", "severity", "words"),
@@ -256,7 +254,7 @@ class TestWorkers:
 
     def test_worker_without_the_extension_is_a_problem(self) -> None:
         bare = Peer("old@host", frozenset(), frozenset({"bill", "mail"}), None)
-        (finding,) = judged(RULES, WorkerContext(f"worker {bare.node}", bare, frozenset({"bill"}), self.OWN))
+        (finding,) = of_peer(bare, frozenset({"bill"}), self.OWN)
         assert (finding.severity, "runs bill without a lock" in finding.text) == ("problem", True)
 
 

@@ -1,33 +1,24 @@
 """Django's checks: `manage.py check` says what is wrong with the locks. No server is asked.
 
 A worker refuses to start with anything that is an error here. `check --deploy` applies the rules of `diagnosis` to each
-app, for settings that are fine in development and wrong in production. Settings have the names here that they have in a
-project with `namespace="CELERY"`.
+app, for settings that are fine in development and wrong in production. Settings have the names here that they have in
+Celery; in a project with `namespace="CELERY"`, `CELERY_` stands before them.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Info, Warning
+from django.core.checks import CheckMessage, Error, Warning
 from django.utils.module_loading import autodiscover_modules
 
-from celery_singleton_lock._celery import active_apps, is_setting, is_stand_in
+from celery_singleton_lock._celery import active_apps, is_stand_in
 from celery_singleton_lock.beat import ExclusiveScheduler
 from celery_singleton_lock.diagnosis.audit import task_warnings
-from celery_singleton_lock.diagnosis.beat import RULES as BEAT_RULES
-from celery_singleton_lock.diagnosis.finding import Finding
-from celery_singleton_lock.diagnosis.settings import (
-    RULES,
-    AppContext,
-    forgotten_too_soon,
-    kept_in_memory,
-    switched_off,
-)
+from celery_singleton_lock.diagnosis.settings import IN_MEMORY, of_app
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings, problems
@@ -37,16 +28,9 @@ from celery_singleton_lock.stores import open_store
 #: How similar a name must be to the setting that was probably meant: `get_close_matches` counts from 0 to 1.
 ALIKE = 0.85
 
-#: The rules whose findings can be silenced one by one; the findings of all other rules share one number.
-_NUMBERS: Mapping[Callable[[AppContext], Iterator[Finding]], str] = {
-    kept_in_memory: "W003",
-    forgotten_too_soon: "W005",
-    switched_off: "W006",
-}
+#: The numbers of the findings that can be silenced one by one, by their subjects; all others share one.
+_NUMBERS = {IN_MEMORY: "W003", "singleton_lock_done_ttl": "W005", "singleton_lock_enabled": "W006"}
 _OTHERS = "W007"
-
-#: Text that may be the name of a setting.
-_SETTING = re.compile(r"\b[a-z]+_\w+")
 
 
 def check_settings(*_: Any, **__: Any) -> list[CheckMessage]:
@@ -84,14 +68,13 @@ def of_production(app: Any) -> Iterator[CheckMessage]:
         yield _message(Error, app, "E002", str(error))
         return
     try:
-        of_app = Settings.from_app(app)
+        locks = Settings.from_app(app)
     except InvalidOption:
         return  # `of_settings` reports it.
-    for rule in (*RULES, *BEAT_RULES):
-        for finding in rule(AppContext(app, of_app)):
-            yield _found(app, _NUMBERS.get(rule, _OTHERS), finding)
-    for finding in task_warnings(app, of_app):
-        yield _found(app, _OTHERS, finding)
+    for finding in (*of_app(app, locks), *task_warnings(app, locks)):
+        hint = f"{finding.remedy[:1].upper()}{finding.remedy[1:]}."
+        number = _NUMBERS.get(finding.subject, _OTHERS)
+        yield _message(Warning, app, number, f"{finding.subject}: {finding.text}", hint)
 
 
 def _only_seen_in_use(app: Any) -> Iterator[InvalidOption]:
@@ -116,7 +99,9 @@ def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
         elif name.startswith(namespace) and not bare.startswith("singleton_lock_"):
             meant = next(iter(difflib.get_close_matches(bare, SETTINGS, n=1, cutoff=ALIKE)), None)
         if meant is not None:
-            yield _message(Warning, app, "W002", f"nothing reads the setting {name}", f"Rename it to {meant}.")
+            yield _message(
+                Warning, app, "W002", f"nothing reads the setting {name}", f"Rename it to {namespace}{meant.upper()}."
+            )
 
 
 def _apps() -> list[Any]:
@@ -124,20 +109,7 @@ def _apps() -> list[Any]:
     return sorted((app for app in active_apps() if not is_stand_in(app)), key=_name)
 
 
-def _found(app: Any, number: str, finding: Finding) -> CheckMessage:
-    hint = f"{finding.remedy[:1].upper()}{finding.remedy[1:]}."
-    level = Info if finding.severity == "note" else Warning
-    return _message(level, app, number, f"{finding.subject}: {finding.text}", hint)
-
-
 def _message(level: Any, app: Any, number: str, text: str, hint: str | None = None) -> CheckMessage:
-    """A message for Django, with the settings' names in Django."""
-
-    def in_django(name: re.Match[str]) -> str:
-        known = is_setting(name[0]) or name[0].startswith("singleton_lock_")
-        return f"{_namespace(app)}{name[0].upper()}" if known else name[0]
-
-    text, hint = re.sub(_SETTING, in_django, text), hint and re.sub(_SETTING, in_django, hint)
     return level(text, hint=hint, obj=_name(app), id=f"celery_singleton_lock.{number}")
 
 

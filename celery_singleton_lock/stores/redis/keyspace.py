@@ -6,7 +6,7 @@ All keys of one lock, and those of one schedule of beat, are in one hash slot of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 from redis.crc import key_slot
@@ -18,9 +18,6 @@ SHARED_PREFIX = "singleton_lock:1:"
 
 #: The first hash tag; others differ from it in some of the lower four bits of their letters.
 _FIRST_TAG = 0x40404040  # @@@@
-
-#: Bits of half a slot number.
-_HALF = 7
 
 
 def run_key(key: str, slot: int = 0) -> str:
@@ -159,25 +156,11 @@ def _slot_of(key: str) -> int:
 
 def _tag_of_slot(slot: int) -> str:
     """A text of four letters that is in this slot of a cluster."""
-    high, low = _changes()
-    # See `_steps`: the changes for both halves of a slot number add up to those for the whole.
-    return (_FIRST_TAG ^ high[slot >> _HALF] ^ low[slot % (1 << _HALF)]).to_bytes(4, "big").decode()
-
-
-@lru_cache(maxsize=1)
-def _changes() -> tuple[Sequence[int], Sequence[int]]:
-    """How the bits of the first tag change for each upper half of a slot number, and for each lower half."""
-    first, halves = key_slot(_FIRST_TAG.to_bytes(4, "big")), range(1 << _HALF)
-    return [_change(half << _HALF ^ first) for half in halves], [_change(half) for half in halves]
-
-
-def _change(left: int) -> int:
-    """The bits of a tag to change, so that its slot moves by `left`."""
-    changed = 0
+    tag, left = _FIRST_TAG, slot ^ key_slot(_FIRST_TAG.to_bytes(4, "big"))
     for highest, (moves, bits) in _steps().items():
         if left >> highest & 1:
-            changed, left = changed ^ bits, left ^ moves
-    return changed
+            tag, left = tag ^ bits, left ^ moves
+    return tag.to_bytes(4, "big").decode()
 
 
 @lru_cache(maxsize=1)

@@ -49,7 +49,6 @@ class Probe:
         ahead: seconds by which its clock is ahead of this host's.
         uncertain: seconds by which `ahead` may be wrong: half of a round trip.
         refused: commands that the locks need, and that its user may not run on their keys.
-        refused_extras: the same, for commands that some features need: TIME, WAIT.
         cluster: what CLUSTER INFO says, for a node of a cluster.
     """
 
@@ -59,7 +58,6 @@ class Probe:
     ahead: float | None = None
     uncertain: float = 0.0
     refused: Sequence[str] = ()
-    refused_extras: Sequence[str] = ()
     cluster: Mapping[str, str] | None = None
 
     @property
@@ -163,7 +161,6 @@ class Servers:
                 ahead=ahead,
                 uncertain=uncertain,
                 refused=refused,
-                refused_extras=_refused_of(server, _EXTRAS),
                 cluster=_fields_of(server, "CLUSTER", "INFO") if self._cluster else None,
             )
         except (RedisError, OSError) as error:
@@ -227,10 +224,6 @@ def _commands_on(key: str) -> list[Command]:
         ("SCRIPT", "LOAD", "return 1"),
         ("DEL", key),
     ]
-
-
-#: What some features need: times of fencing tokens.
-_EXTRAS: Sequence[Command] = (("TIME",),)
 
 
 def _refused_of(server: Server, commands: Sequence[Command]) -> list[str]:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis import peers
-from celery_singleton_lock.diagnosis.finding import judged
-from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal import counts
 from celery_singleton_lock.journal.timeline import Window, page
@@ -91,7 +89,7 @@ def _counts(choices: Choices) -> None:
 def _peer(choices: Choices) -> None:
     known = peers._known(choices.mutated(STANDING))
     peer = peers.Peer("n", frozenset({"t"}), frozenset(), known)
-    for finding in judged(RULES, WorkerContext("worker n", peer, frozenset({"t"}), STANDING)):
+    for finding in peers.of_peer(peer, frozenset({"t"}), STANDING):
         assert len(finding.text) < 2000
         assert cleaned.printable(finding.text).isprintable()
 

@@ -9,7 +9,6 @@ Known differences from a real server (`tests/simulation/test_redis_model.py` com
 - Expired keys are deleted when somebody looks at them; a real server does that at any time.
 - cjson is stricter about numbers (`01`, `0x1`), and words its errors differently; a script that raises a table (before
   version 7), or a table without `err` (since then), gets another answer. `bit`, `struct` and `cmsgpack` are missing.
-- WAIT with replicas follows the documentation, and is not compared.
 """
 
 from tests.simulation.redis.cluster import ClusterMap, slot_of

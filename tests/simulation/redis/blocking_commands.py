@@ -1,4 +1,4 @@
-"""Commands that wait."""
+"""A command that waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tests.simulation.redis import numbers
-from tests.simulation.redis.registry import all_but_last, command, none
+from tests.simulation.redis.registry import all_but_last, command
 from tests.simulation.redis.replies import CommandError
 from tests.simulation.redis.session import Blocked
 
@@ -23,19 +23,4 @@ def blpop(server: Any, args: list[bytes]) -> Any:
             server.changed(key)
             return [key, element]
     server.block(Blocked(server.ms + math.ceil(seconds * 1000) if seconds else 0, keys=list(dict.fromkeys(keys))))
-    return None
-
-
-@command("WAIT", 3, none, in_scripts=False)
-def wait(server: Any, args: list[bytes]) -> Any:
-    count, milliseconds = (
-        numbers.integer(args[0]),
-        numbers.integer(args[1], "ERR timeout is not an integer or out of range"),
-    )
-    if milliseconds < 0:
-        raise CommandError("ERR timeout is negative")
-    acknowledged = server.replicas_at(server.session.offset)
-    if acknowledged >= count:
-        return acknowledged
-    server.block(Blocked(server.ms + milliseconds if milliseconds else 0, replicas=count))
     return None

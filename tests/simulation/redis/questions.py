@@ -271,7 +271,6 @@ PLAIN = st.one_of(
     _words("SCAN", 0, "COUNT", 1000),
     _words("SCAN", 0, "MATCH", st.sampled_from(["k*", "*run*", f"{PREFIX}:*:run*", "?{?}", "\\k*"]), "COUNT", 1000),
     _words("ASKING"),
-    _words("WAIT", 0, 0),
     _words("SCRIPT", "EXISTS", "0" * 40, lock_commands.ACQUIRE.sha),
     _words("EVALSHA", st.sampled_from(["0" * 40, lock_commands.RENEW.sha, lock_commands.RENEW.sha.upper()]), 0),
     _words("GET"),

@@ -18,7 +18,7 @@ from tests.simulation.redis import (  # noqa: F401 - they make themselves known
 from tests.simulation.redis.cluster import ClusterMap
 from tests.simulation.redis.dataset import Change, Dataset, copied
 from tests.simulation.redis.registry import COMMANDS, Known
-from tests.simulation.redis.replies import WRONG_TYPE, CallError, CommandError, UnknownCommand
+from tests.simulation.redis.replies import NIL_LIST, WRONG_TYPE, CallError, CommandError, UnknownCommand
 from tests.simulation.redis.scripting import lua_of
 from tests.simulation.redis.session import Blocked, Session
 
@@ -37,8 +37,7 @@ class RedisModel:
     Attributes:
         dataset: all keys.
         cluster: what it knows of its cluster.
-        on_write: called with the changes of a command, or of a whole script, and with the offset for WAIT.
-        acknowledged: the offset of each replica; see `replica_has`.
+        on_write: called with the changes of a command, or of a whole script, and with their number.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class RedisModel:
         self.dataset = dataset if dataset is not None else Dataset()
         self.cluster: ClusterMap | None = None
         self.on_write: Callable[[int, Sequence[Change]], None] | None = None
-        self.acknowledged: dict[str, int] = {}
         self.offset = 0
         self.run_id = f"{randint(0, 2**160 - 1):040x}"
         self.lua = lua_of(self.is_seven)
@@ -136,24 +134,9 @@ class RedisModel:
             now = self._tick()
             over = [each for each in self.sessions.values() if each.blocked and 0 < each.blocked.until <= now]
             for session in sorted(over, key=lambda each: (each.blocked.until, each.id)):  # type: ignore[union-attr]
-                blocked = session.blocked
-                assert blocked is not None
-                self._unblock(session, blocked.at_its_end(session))
+                self._unblock(session, NIL_LIST)
 
     # Data from outside
-
-    def replica_has(self, replica: str, offset: int) -> None:
-        """A replica has acknowledged the writes so far; this may end a WAIT."""
-        with self.turn():
-            self._tick()
-            self.acknowledged[replica] = max(offset, self.acknowledged.get(replica, 0))
-            for session in [each for each in self.sessions.values() if each.blocked and each.blocked.replicas]:
-                if session.blocked and (count := self.replicas_at(session.offset)) >= session.blocked.replicas:
-                    self._unblock(session, count)
-
-    def replicas_at(self, offset: int) -> int:
-        """How many replicas have reached this offset."""
-        return sum(each >= offset for each in self.acknowledged.values())
 
     def move_slots(self, cluster: ClusterMap) -> None:
         """The cluster's map has changed: a client blocked on a key that is now elsewhere is sent there."""
@@ -276,7 +259,6 @@ class RedisModel:
         except CommandError as error:
             reply = error
         self._tell()
-        session.offset = self.offset
         if session.blocked is None:
             self.reply(session, reply)
         self._serve()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from tests.simulation.redis.replies import NIL_LIST, UnknownCommand, encoded
+from tests.simulation.redis.replies import UnknownCommand, encoded
 
 if TYPE_CHECKING:
     from tests.simulation.redis.server import RedisModel
@@ -21,16 +21,10 @@ class Blocked:
     Attributes:
         until: on the server's clock in ms; 0: forever.
         keys: lists; it waits for an element in one of them.
-        replicas: how many must acknowledge the client's writes; 0 if it waits for a list.
     """
 
     until: int
-    keys: Sequence[bytes] = ()
-    replicas: int = 0
-
-    def at_its_end(self, session: Session) -> Any:
-        """The answer if nothing has come."""
-        return session.server.replicas_at(session.offset) if self.replicas else NIL_LIST
+    keys: Sequence[bytes]
 
 
 _ONLY_BYTES = frozenset({bytes})
@@ -63,7 +57,6 @@ class Session:
         self.closed = closed
         self.asking = False
         self.blocked: Blocked | None = None
-        self.offset = 0
         self._send = send
         self._reader = hiredis.Reader()
         self._answers: list[bytes] = []
