@@ -65,7 +65,7 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
             click.confirm(
                 cleaned.line(f"{effort}, on separate workers, which are killed meanwhile?"), abort=True, err=True
             )
-        signal.signal(signal.SIGTERM, _end)  # So that its workers end with it.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # So that its workers end with it.
         if not given["as_json"]:
             click.echo(_ROW.format("FAULT", "RUNS", "OVERLAPS", "RECOVERY", "").rstrip())
         try:
@@ -76,10 +76,6 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
             raise
     if False in kept:
         ctx.exit(1)
-
-
-def _end(*_: Any) -> None:
-    raise SystemExit(1)
 
 
 def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dict[str, Any]) -> Play:
