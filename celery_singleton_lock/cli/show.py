@@ -38,17 +38,11 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) ->
     locks = [HeldLock.of(key, held) for held in state.held]
     locks += [HeldLock.of(key_of_queue(key), held) for held in queued]
     done = [ended for record in state.records if (ended := _ended(record)) is not None]
-    command.say_json(_fields(key, locks, state, done)) if as_json else _say_all(key, locks, state, done)
-
-
-def _fields(key: str, locks: Sequence[HeldLock], state: KeyState, done: Sequence[Any]) -> dict[str, Any]:
-    return {
-        "key": key,
-        "held": [lock.fields() for lock in locks],
-        "fence": state.fence,
-        "waiters": state.waiters,
-        "done": done,
-    }
+    if as_json:
+        fields = {"held": [lock.fields() for lock in locks], "fence": state.fence, "waiters": state.waiters}
+        command.say_json({"key": key, **fields, "done": done})
+    else:
+        _say_all(key, locks, state, done)
 
 
 def _say_all(key: str, locks: Sequence[HeldLock], state: KeyState, done: Sequence[Any]) -> None:
