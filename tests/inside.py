@@ -115,17 +115,29 @@ def raise_at_call(number: int, error: Exception) -> list[str]:
     """Raise an error in this thread, once, as the package's function of this number is called, counted from now on:
     there, Python has the handlers of signals called. Until `sys.settrace(None)`; returns where it was raised, then.
     """
-    calls, where = [0], list[str]()
+    return _raise_at("call", number, error)
 
-    def count(frame: FrameType, _event: str, _argument: Any) -> None:
+
+def raise_at_line(number: int, error: BaseException) -> list[str]:
+    """The same before the line of this number: some versions of Python have handlers called between any two."""
+    return _raise_at("line", number, error)
+
+
+def _raise_at(event: str, number: int, error: BaseException) -> list[str]:
+    seen, where = [0], list[str]()
+
+    def count(frame: FrameType, happens: str, _argument: Any) -> Any:
         code = frame.f_code
         is_ours = code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(STORES)
-        if is_ours and not code.co_flags & CO_GENERATOR:  # Which may only be collected as garbage.
-            calls[0] += 1
-            if calls[0] == number:
+        if not is_ours or code.co_flags & CO_GENERATOR:  # Which may only be collected as garbage.
+            return None
+        if happens == event:
+            seen[0] += 1
+            if seen[0] == number:
                 sys.settrace(None)
-                where.append(f"{code.co_filename}: {code.co_name}")
+                where.append(f"{code.co_filename}:{frame.f_lineno}: {code.co_name}")
                 raise error
+        return count if event == "line" else None
 
     sys.settrace(count)
     return where

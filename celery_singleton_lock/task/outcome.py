@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -134,7 +134,7 @@ def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
 
 
 def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
-    content = _as_json(_parts_of(error)) if is_awaited(task, request) else None
+    content = _as_json(error, _parts_of) if is_awaited(task, request) else None
     return Outcome(states.FAILURE, content)
 
 
@@ -206,10 +206,11 @@ def ignores_result(task: TaskLike, request: RequestLike) -> bool:
     return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)
 
 
-def _as_json(value: object) -> bytes | None:
-    """The value, if it is plain JSON: not too long, and equal when it is read again. Never raises."""
+def _as_json(value: Any, plain: Callable[[Any], object] = lambda it: it) -> bytes | None:
+    """What `plain` makes of it, if that is plain JSON: not too long, and equal when it is read again. Never raises."""
     size, parts = 0, []
     try:
+        value = plain(value)
         for part in _JSON.iterencode(value):
             size += len(part)
             if size > MAX_CONTENT:  # However large the value is, the work ends here.
@@ -222,21 +223,28 @@ def _as_json(value: object) -> bytes | None:
 
 
 def _parts_of(error: Exception) -> list[Any]:
-    """An exception as Celery keeps it in JSON, with its attributes."""
+    """An exception's class, arguments and attributes, by which it is made again. An `OSError` has more than `args`."""
     kind = type(error)
-    return [kind.__module__, kind.__qualname__, list(error.args), vars(error)]
+    if any(vars(base).get("__slots__") for base in kind.__mro__):
+        raise TypeError(f"{kind} has attributes that are not in __dict__")
+    _, args, *attributes = _built_in(kind).__reduce__(error)
+    return [kind.__module__, kind.__qualname__, list(args), *attributes]
 
 
-def _error_of(module: str, name: str, args: list[Any], attributes: dict[str, Any]) -> Exception:
+def _error_of(module: str, name: str, args: list[Any], attributes: dict[str, Any] | None = None) -> Exception:
     """The exception again, made without its class's own constructor, which may take other arguments."""
     kind = attrgetter(name)(sys.modules[module])
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         raise TypeError(f"{module}.{name} is not a class of exceptions")
-    built_in: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
-    error: Exception = built_in.__new__(kind, *args)
-    built_in.__init__(error, *args)
-    error.__dict__.update(attributes)
+    error: Exception = _built_in(kind).__new__(kind, *args)
+    _built_in(kind).__init__(error, *args)
+    BaseException.__setstate__(error, attributes)
     return error
+
+
+def _built_in(kind: type[Exception]) -> Any:
+    """The built-in class that a class of exceptions derives from."""
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
 
 
 def _rejects_failed(task: TaskLike) -> bool:

@@ -141,7 +141,12 @@ def send(
         lock = replace(lock, owner=kept.owner, limit=kept.limit, follows=follows)
         result = _send_on(task, before, lock, holder, named, publish)
     else:
-        found, refusal = _take(runtime.store, lock.request(holder))
+        try:
+            found, refusal = _take(runtime.store, lock.request(holder))
+            result = publish(**_with_lock(task, named, lock)) if refusal is None else None
+        except BaseException:  # For the caller, nothing was sent. It may be interrupted, after the lock was granted.
+            runtime.store.abandon(lock.hold())
+            raise
         if found is not None and isinstance(refusal, DuplicateTask):
             if before.is_one:
                 return _publish_without(publish, task, named, refusal)
@@ -151,11 +156,6 @@ def send(
             if _is_raised(refusal, options) and not _follows(before, named):
                 raise refusal
             return _publish_without(publish, task, named, refusal)
-        try:
-            result = publish(**_with_lock(task, named, lock))
-        except BaseException:  # For the caller, nothing was sent.
-            runtime.store.abandon(lock.hold())
-            raise
     if lock.scope != UNTIL_EXPIRED:
         runtime.confirmations.add(lock.confirmed())
     return result
@@ -211,9 +211,6 @@ def _take(store: Store, request: LockRequest) -> tuple[Held | None, DuplicateTas
         found = store.acquire(request)
     except LockUnavailable as error:
         return None, error
-    except BaseException:  # Interrupted, maybe after it was granted.
-        store.abandon(request.hold())
-        raise
     if not isinstance(found, Held):
         return None, None
     if found.holder is None or found.holder.task_id is None:

@@ -161,6 +161,14 @@ class Keyed(Exception):
         super().__init__(reason)
 
 
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 class Around:
     class Inner(ValueError):
         pass
@@ -191,11 +199,12 @@ def test_exception_comes_back_as_it_was(make: Any) -> None:
     assert (again.args, str(again), vars(again)) == (error.args, str(error), vars(error))
 
 
-def test_built_in_exception_with_fields_of_its_own_keeps_them() -> None:
-    error = raised(lambda: os.stat("/nowhere"))
+@pytest.mark.parametrize("make", [lambda: raised(lambda: os.stat("/nowhere")), lambda: ImportError("x", name="n")])
+def test_built_in_exception_with_fields_of_its_own_keeps_them(make: Any) -> None:
+    error = make()
     again = kept_error(error)
-    assert isinstance(again, FileNotFoundError)
-    assert (again.errno, again.strerror) == (2, error.strerror)  # type: ignore[attr-defined]
+    assert again is not None
+    assert (str(again), again.__reduce__()) == (str(error), error.__reduce__())
 
 
 def test_restored_exception_pickles_like_the_original() -> None:
@@ -219,7 +228,15 @@ def with_lock() -> Exception:
 
 @pytest.mark.parametrize(
     "make",
-    [local, with_lock, lambda: Plain((1,)), lambda: Plain(object()), lambda: Plain("x" * 10_000), lambda: Plain(b"x")],
+    [
+        local,
+        with_lock,
+        lambda: Slotted(7),
+        lambda: Plain((1,)),
+        lambda: Plain(object()),
+        lambda: Plain("x" * 10_000),
+        lambda: Plain(b"x"),
+    ],
 )
 def test_other_exception_is_not_kept(make: Any) -> None:
     assert kept_error(make()) is None

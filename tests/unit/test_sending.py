@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -26,7 +28,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, silence
+from tests.inside import at_question, raise_at_line, silence
 from tests.servers import until
 
 QUEUED = ("until_executing", "until_executed", "until_and_while_executing", "until_expired")
@@ -222,6 +224,22 @@ class TestNothingIsSent:
             broken.setattr(bench.app.amqp, "send_task_message", raises(error))
             task.delay()
         assert is_free(task)
+
+    @pytest.mark.parametrize("scope", ["until_executed", "until_expired"])
+    def test_sender_that_is_interrupted_at_any_line_leaves_no_lock(self, bench: Bench, scope: str) -> None:
+        for number in itertools.count(1):
+            task = queued(bench, lock_scope=scope)
+            assert task.name  # Celery makes it now.
+            where = raise_at_line(number, KeyboardInterrupt())
+            try:
+                with suppress(KeyboardInterrupt):
+                    task.delay()
+            finally:
+                sys.settrace(None)
+            if not where:
+                break
+            assert bench.queued() or is_free(task), where
+            bench.queued()
 
     def test_arguments_that_do_not_fit_leave_no_lock(self, bench: Bench) -> None:
         task = queued(bench)
