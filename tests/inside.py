@@ -119,7 +119,9 @@ def raise_at_call(number: int, error: Exception) -> list[str]:
 
 
 def raise_at_line(number: int, error: BaseException) -> list[str]:
-    """The same before the line of this number: some versions of Python have handlers called between any two."""
+    """The same before the line of this number: Python has handlers called as a call returns, too. Not for code with
+    `with`: there, no handler is called between the block's last line and its end, but a line counts.
+    """
     return _raise_at("line", number, error)
 
 
