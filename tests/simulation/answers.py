@@ -292,11 +292,12 @@ class Answers:
         return max(ended, key=lambda it: it[1], default=None)
 
     def _has_died(self, number: int, attempt: int) -> bool:
-        """Whether this attempt has begun, and its process is gone: a message that has joined it runs in its place, even
-        if the attempt is to come again.
+        """Whether the process of this attempt is gone, maybe before its body began: a message that joined it runs in
+        its place, even if the attempt is to come again.
         """
-        body = self._begun.get((number, attempt))
-        return body is not None and not body.process.alive
+        if (body := self._begun.get((number, attempt))) is not None:
+            return not body.process.alive
+        return any((f"m{number}", attempt) in it.had for it in self.run.processes if not it.alive)
 
     def _leads(self, body: Running, request: Any) -> None:
         """Check that a message that runs in its leader's place keeps others from being sent, as its scope says."""

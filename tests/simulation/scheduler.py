@@ -91,6 +91,8 @@ class Process:
     #: Called when it ends in any way: for sockets, pipes and tasks that wait for its end.
     at_end: list[Callable[[], None]] = field(default_factory=list)
     handlers: dict[int, Any] = field(default_factory=dict)
+    #: The ids of the messages that it began with, and which attempts.
+    had: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def runs(self) -> bool:

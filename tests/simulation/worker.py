@@ -433,6 +433,7 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
     """Carry out a job in its process; returns whether the tracer itself failed, and what is reported."""
     name, task_id, request, body, content_type, encoding = loads(job.args, process)
     app = process.package.kept["app"]
+    process.had.add((task_id, request["retries"]))
     simulation().current.delivered = {**request, "given_at": job.given_at}  # type: ignore[union-attr]
     try:
         value = trace_task_ret(name, task_id, request, body, content_type, encoding, app=app)
