@@ -125,7 +125,9 @@ def test_docs_list_every_extra(built: tuple[Path, Path]) -> None:
     metadata = Parser().parsestr(wheel.read(name).decode())
     page = (ROOT / "docs" / "install.md").read_text()
     assert set(metadata.get_all("Provides-Extra", [])) == set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
-    assert f"Python {str(metadata['Requires-Python']).removeprefix('>=')} to" in page
+    oldest, after = (int(re.findall(rf"{sign}3\.(\d+)", str(metadata["Requires-Python"]))[0]) for sign in (">=", "<"))
+    for text in (page, (ROOT / "README.md").read_text()):
+        assert f"Python 3.{oldest} to 3.{after - 1}" in text
 
 
 def test_every_module_that_needs_no_extra_can_be_imported(installed: Path, tmp_path: Path) -> None:
