@@ -207,20 +207,7 @@ class Invariants:
         kind, *what = it
         if kind == "kept" and not what[-1]:
             return float("inf")
-        is_left = kind == "dead" and self._may_be_left(*what[1:])
-        return AT_ONCE[kind] + (self.world.plan.ttl if is_left else 0.0)
-
-    @trouble.excuse
-    def _may_be_left(self, pid: int, owner: str) -> bool:
-        """Whether this hold of a dead child may last for its ttl, as the guarantees say; its owner begins like that.
-
-        The child has given this owner up, or freed its hold, and died before the server answered that: its main process
-        frees what the last delivery has asked for last, and knows nothing before that.
-        """
-        if len(self.world.servers) > 1:
-            return False
-        (dead,) = [process for process in self.run.processes if process.pid == pid]
-        return any(call_owner.startswith(owner) for *_, call_owner in inside.repeated_by(dead))
+        return AT_ONCE[kind]
 
     @trouble.excuse
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
