@@ -98,7 +98,7 @@ def test_check_fails_where_a_worker_would(own_redis: RedisServer, tmp_path: Path
     with pytest.raises(AssertionError) as failed:
         site.manage("check")
     printed = str(failed.value)
-    assert "(celery_singleton_lock.E001) setting CELERY_SINGLETON_LOCK_BEAT_SCHEDULER is 'django_celery_beat" in printed
+    assert "(celery_singleton_lock.E001) setting singleton_lock_beat_scheduler is 'django_celery_beat" in printed
     assert "(celery_singleton_lock.W002) nothing reads the setting SINGLETON_LOCK_PREFIX" in printed
 
 
