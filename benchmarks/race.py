@@ -51,7 +51,8 @@ class Course:
     def make(self) -> Any:
         """Make another holder, as in another process."""
         ports = self.ports or [server.port for server in self.servers]
-        return self.scheme([self.client(port=port) for port in ports], "race", self.ttl)
+        # By its address: the child of a fork waits forever for a name if a thread of its parent was looking one up.
+        return self.scheme([self.client(host="127.0.0.1", port=port) for port in ports], "race", self.ttl)
 
     def held(self) -> Any:
         """Make a holder that has the lock."""

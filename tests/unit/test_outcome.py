@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from celery_singleton_lock import LockConflict, LockLost, ResultLost
 from celery_singleton_lock.task import outcome
 from celery_singleton_lock.task.outcome import MAX_CONTENT, End, Outcome
+from tests.contrib.endings import Keyed, Odd
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.dates(),
@@ -146,21 +147,6 @@ class Plain(Exception):
     pass
 
 
-class Coded(Exception):
-    """Its constructor takes another argument than it passes on: calling it with `args` makes a different exception."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-class Keyed(Exception):
-    """Cannot be made from its `args` at all, nor be unpickled."""
-
-    def __init__(self, *, reason: str) -> None:
-        super().__init__(reason)
-
-
 class Slotted(Exception):
     __slots__ = ("code",)
 
@@ -183,7 +169,7 @@ def raised(body: Any) -> Exception:
 @pytest.mark.parametrize(
     "make",
     [
-        *(lambda: ValueError(), lambda: ValueError("x", 1, None, [2]), lambda: Plain("x"), lambda: Coded(7)),
+        *(lambda: ValueError(), lambda: ValueError("x", 1, None, [2]), lambda: Plain("x"), lambda: Odd(7)),
         *(lambda: Keyed(reason="x"), lambda: Around.Inner("x"), StopIteration, lambda: raised(lambda: 1 / 0)),
         *(lambda: raised(lambda: {}["k"]), lambda: raised(lambda: int("x")), lambda: WorkerLostError("x", 9)),
         *(lambda: LockConflict("k", "t", 1.0), lambda: LockLost("k", "r"), lambda: ResultLost("t", "i", 1)),
