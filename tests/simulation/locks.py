@@ -193,7 +193,7 @@ class LocksChecker:
             except inside.locks(package).NotAcquired:
                 return False
             return True
-        return bool(lock.acquire(token=f"token {use.number}" if "token" in use.ways else None))
+        return bool(lock.acquire())
 
     def _keep(self, turn: Turn) -> None:
         """Hold the lock for its time; in the middle, ask something of the lock."""

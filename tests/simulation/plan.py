@@ -331,7 +331,7 @@ def _locks(seed: int, nodes: int | None) -> Plan:
 
 
 def _ways(rng: random.Random, nodes: int) -> tuple[str, ...]:
-    often = {"with": 0.3, "checks": 0.3, "fixed": 0.15, "reacquire": 0.2, "shared": 0.2, "token": 0.1}
+    often = {"with": 0.3, "checks": 0.3, "fixed": 0.15, "reacquire": 0.2, "shared": 0.2}
     # All locks with one key on a Redlock have the same ttl.
     often["extend"] = 0.2 if nodes == 1 else 0.0
     return tuple(way for way, chance in often.items() if rng.random() < chance)
