@@ -91,8 +91,5 @@ class RecordWriter:
 def _left(record: Record, since: float) -> Record | None:
     """The record to write now, which expires as if it had been written at once; None if it is over: by now, the record
     that it would replace may be that of the same message, sent again.
-
-    Its content is kept for its whole time: others can look only from now on.
     """
-    left = record.after(clock.now() - since)
-    return None if left is None else left._replace(content_for=record.content_for)
+    return record.after(clock.now() - since)

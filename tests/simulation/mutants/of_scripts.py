@@ -42,13 +42,12 @@ MUTANTS = (
     ),
     _end(
         "an end never changes",
-        old="ARGV[6] or '0', ARGV[7] or '0'",
-        new="ARGV[6] or '0', '0'",
+        old="local repeated, reserved, reserved_ms = ARGV[5] or '0', ",
+        new="local repeated, reserved, reserved_ms = '0', ",
     ),
     _free(
         "no lock is kept for a message that never comes",
-        old="(done_of_next == done\n"
-        "    or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside))",
+        old="(done_of_next == done or redis.call('EXISTS', done_of_next) == 0)",
         new="true",
     ),
     _acquire(

@@ -156,7 +156,6 @@ class RedlockStore:
         self._said(hold, commands.free(hold, record=record))
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
-        record = record._replace(content_for=None)  # It may have to be taken back.
         sent: list[Record] = []
         try:
             return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots, sent))

@@ -1,11 +1,11 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
--- Follows end.lua, which has ended the hold and names the KEYS and ARGV, now.lua and ended.lua.
+-- Follows end.lua, which has ended the hold and names the KEYS and ARGV.
 local OWNER_LENGTH = 32
 
--- -> whether a record says that all that follows from its message was sent
+-- -> whether a record says that all that follows from its message was sent; the shortest records are a number (outcome.py)
 local function is_settled(text)
   local readable, fields = pcall(cjson.decode, string.match(text, '^[^\n]*'))
-  return readable and type(fields) == 'table' and fields[4] == true
+  return readable and (type(fields) == 'number' or type(fields) == 'table' and fields[4] == true)
 end
 
 if #KEYS >= FIRST + locks then
@@ -19,9 +19,7 @@ end
 if record_ms ~= '0' then
   -- Even if the lock is no longer held: the message was carried out all the same. Nothing was deleted then, and a lack of
   -- memory is an error here: the call is repeated.
-  if repeated == '1' and known_for(ended, more, name, aside) then
-    record_ms = '0'
-  elseif not redis.call('SET', done, record, 'PX', record_ms, 'NX') then
+  if not redis.call('SET', done, record, 'PX', record_ms, 'NX') then
     local there = redis.pcall('GET', done)
     if type(there) ~= 'string' or string.sub(there, 1, 1) == '?' then
       redis.call('SET', done, record, 'PX', record_ms)
@@ -30,23 +28,17 @@ if record_ms ~= '0' then
       if repeated == '0' or redis.call('PTTL', done) > tonumber(record_ms) then
         redis.call('PEXPIRE', done, record_ms)
       end
-    elseif repeated == '1' or is_settled(there) and not is_settled(record) then
-      -- What is there is newer: this may be the first of several tries, arriving last.
-      record_ms = '0'
-    else
+    elseif repeated == '0' and (is_settled(record) or not is_settled(there)) then
+      -- Otherwise what is there is newer: this may be the first of several tries, arriving last.
       redis.call('SET', done, record, 'PX', record_ms)
     end
-  end
-  if record_ms ~= '0' and ended_ms ~= '0' and not note_end(ended, more, name, tonumber(ended_ms), aside) then
-    redis.pcall('PEXPIRE', done, ended_ms)
   end
 end
 if not ours then
   return NOT_OURS
 end
 -- If the message that it is reserved for has been carried out meanwhile, it does not come again.
-if reserved_ms ~= '0' and (done_of_next == done
-    or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside)) then
+if reserved_ms ~= '0' and (done_of_next == done or redis.call('EXISTS', done_of_next) == 0) then
   redis.call('SET', ours, reserved, 'PX', reserved_ms)
   local left = redis.call('PTTL', in_use)
   if left > 0 and left < tonumber(reserved_ms) then
