@@ -107,11 +107,6 @@ def line_hash(key: str) -> str:
     return str(named("stores.redis.keyspace.line_key")(key))
 
 
-def shared_counter(key: str) -> str:
-    """Where a server counts the fencing tokens of this lock and of others."""
-    return str(named("stores.redis.keyspace.shared_fence_key")(named("stores.redis.keyspace.shared")(key)))
-
-
 def record_key(key: str, message: str) -> str:
     """Where the record of a message is."""
     return str(named("stores.redis.keyspace.done_key")(key, message))
@@ -143,7 +138,7 @@ def waits_without_a_word() -> float:
 
 
 def fence_counter(key: str) -> str:
-    """Where a node of a Redlock counts fencing tokens."""
+    """Where a server counts fencing tokens."""
     return str(named("stores.redis.keyspace.fence_key")(key))
 
 

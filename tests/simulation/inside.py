@@ -416,9 +416,6 @@ NEEDED = (
     *("stores.redis.store", "stores.redis.redlock", "stores.redis.cluster", "stores.redis.address"),
 )
 
-#: What is the same in each process, and takes thousands of statements to make, in which nothing can happen.
-TABLES = ("_steps",)
-
 
 def is_loaded(
     package: Any,
@@ -434,8 +431,6 @@ def is_loaded(
     for name in ("own", "is_over"):
         assign(identity, name, uninterrupted()(attribute(identity, name)))
     assign(module(package, "task.abort"), "is_child_of_a_pool", is_child)
-    for table in TABLES:
-        attribute(module(package, "stores.redis.keyspace"), table)()
 
 
 def all_that_start_anew(package: Any) -> Any:
