@@ -20,12 +20,12 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task.outcome import OF_USE, Outcome
+from celery_singleton_lock.task.outcome import Outcome
 from tests.patience import LIMIT
 
 #: What a store is asked with, and answers.
 __all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Record", "Reservation", "StopOrder", "Store")
-__all__ += ("OF_USE", "Outcome", "new_owner", "open_url")
+__all__ += ("Outcome", "new_owner", "open_url")
 
 #: As much of an owner as all attempts of a Redlock share.
 SHARED = 24

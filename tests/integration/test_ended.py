@@ -51,22 +51,6 @@ def content_found(store: RedisStore) -> bytes:
 
 
 class TestEnds:
-    def test_late_record_of_an_end_changes_nothing(self, store: RedisStore) -> None:
-        """Otherwise it would say that perhaps none of the next tasks were sent."""
-        lease = taken(store, key=KEY, holder=ME)
-        store.free(lease, record=RECORD)
-        store.replace_records([(KEY, RECORD._replace(content=b"settled"))])
-        store._servers.run(lock_commands.free(lease, record=RECORD).again(repeated=True))
-        assert content_found(store) == b"settled"
-
-    @pytest.mark.parametrize("settled", [b'["SUCCESS", 60.0, false, true]\n', b"60"])
-    def test_first_try_that_comes_last_does_not_say_that_less_was_sent(self, store: RedisStore, settled: bytes) -> None:
-        """It waited at the server, and cannot know that it is late."""
-        lease = taken(store, key=KEY, holder=ME)
-        store.remember(KEY, RECORD._replace(content=settled))
-        store.free(lease, record=RECORD._replace(content=b'["SUCCESS", 60.0, false, false]\n'))
-        assert content_found(store) == settled
-
     def test_late_record_does_not_replace_a_newer_one(self, store: RedisStore, client: Redis) -> None:
         """Another worker, which has the message's end since then, may be sending the next tasks."""
         lease = taken(store, key=KEY, holder=ME)

@@ -18,7 +18,6 @@ from redis import Redis
 from celery_singleton_lock import LockUnavailable, clock
 from tests.contract import inside
 from tests.contract.inside import (
-    OF_USE,
     Held,
     Hold,
     Holder,
@@ -520,23 +519,23 @@ class TestRelease:
         until(lambda: is_settled(store))
         assert [record.content for record in store.inspect(KEY).records] == [b"settled"]
 
-    @pytest.mark.parametrize("seconds", [OF_USE, 60 * OF_USE])
+    @pytest.mark.parametrize("state", ["SUCCESS", "FAILURE"])
     def test_first_try_that_comes_last_does_not_unsettle_the_message(
-        self, store: Store, proxy: LateProxy, seconds: float
+        self, store: Store, proxy: LateProxy, state: str
     ) -> None:
         """A first try is not marked as a repetition."""
-        lease, ended = taken(store, holder=ME), Outcome("SUCCESS", b"value")
+        lease, ended = taken(store, holder=ME), Outcome(state, b"value")
         proxy.hold(1)
-        assert store.free(lease, record=ended.record_of(ME, seconds))
-        settled = Outcome("SUCCESS", settled=True).record_of(ME, seconds)
+        assert store.free(lease, record=ended.record_of(ME, 60.0))
+        settled = Outcome(state, settled=True).record_of(ME, 60.0)
         store.replace_records([(KEY, settled)])
         proxy.deliver()
         assert [record.content for record in store.inspect(KEY).records] == [settled.content]
 
     def test_record_of_another_run_replaces_the_first(self, store: Store) -> None:
         """Celery's verdict on a killed child comes last."""
-        store.free(taken(store, holder=ME), record=Outcome("SUCCESS").record_of(ME, OF_USE))
-        failed = Outcome("FAILURE").record_of(ME, OF_USE)
+        store.free(taken(store, holder=ME), record=Outcome("SUCCESS").record_of(ME, 60.0))
+        failed = Outcome("FAILURE").record_of(ME, 60.0)
         store.remember(KEY, failed)
         assert [record.content for record in store.inspect(KEY).records] == [failed.content]
 
@@ -545,8 +544,8 @@ class TestRelease:
     ) -> None:
         """The first one did not reach the server."""
         lease = taken(store, holder=ME)
-        store.remember(KEY, Outcome("FAILURE").record_of(ME, OF_USE))
-        succeeded = Outcome("SUCCESS").record_of(ME, OF_USE)
+        store.remember(KEY, Outcome("FAILURE").record_of(ME, 60.0))
+        succeeded = Outcome("SUCCESS").record_of(ME, 60.0)
 
         def fail_once(*args: Any, **options: Any) -> Any:
             monkeypatch.undo()
