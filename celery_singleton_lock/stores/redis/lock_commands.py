@@ -41,7 +41,7 @@ HAND_OVER_TTL = 1.0
 TAKING = "now", "lock/grant", "lock/answers", "lock/request", "lock/places", "lock/newest"
 ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
 HAND_OVER = Script(*TAKING, "lock/hand_over", "lock/acquire", answers=answers_question)
-FREE, WAKE = Script("lock/end", "lock/free"), Script("lock/wake")
+FREE, WAKE = Script("lock/free"), Script("lock/wake")
 REFUSE = Script("lock/answers", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("lock/answers", "lock/recorded", answers=answers_refusal)
 RENEW = Script("lock/renew", answers=answers_renewal, each=lambda call: len(call.keys))
@@ -76,7 +76,7 @@ class AcquireArgs(NamedTuple):
 
 
 class EndArgs(NamedTuple):
-    """ARGV of `end.lua`."""
+    """ARGV of `free.lua`."""
 
     owner: str
     wake_ms: int

@@ -9,7 +9,6 @@ from tests.simulation.mutants.mutant import Mutant
 _SCRIPTS = "stores/redis/scripts/lock"
 _renew = partial(Mutant, file=f"{_SCRIPTS}/renew.lua")
 _free = partial(Mutant, file=f"{_SCRIPTS}/free.lua")
-_end = partial(Mutant, file=f"{_SCRIPTS}/end.lua")
 _acquire = partial(Mutant, file=f"{_SCRIPTS}/acquire.lua")
 _grant = partial(Mutant, file=f"{_SCRIPTS}/grant.lua")
 _refuse = partial(Mutant, file=f"{_SCRIPTS}/refuse.lua")
@@ -35,12 +34,12 @@ MUTANTS = (
         old="if record_ms ~= '0' then\n  -- Even",
         new="if ours and record_ms ~= '0' then\n  -- Even",
     ),
-    _end(
+    _free(
         "nobody frees another's lock",
         old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
         new="if type(value) == 'string' then",
     ),
-    _end(
+    _free(
         "an end never changes",
         old="local repeated, reserved, reserved_ms = ARGV[5] or '0', ",
         new="local repeated, reserved, reserved_ms = '0', ",
