@@ -76,8 +76,6 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0,
     """
     of_all = request.named(stem(request.owner), [stem(owner) for owner in request.given_up])
     keys, args = lock_commands.question(of_all, request.owner, slots=slots, late=late)
-    # Not a shared counter: fences begin with the client's time, and those of other locks would set the nodes apart.
-    keys[0] = keyspace.fence_key(request.key)
     args = args._replace(
         reserved_as=stem(args.reserved_as),
         holder=request.owner[STEM_LENGTH:] + args.holder,

@@ -74,8 +74,6 @@ class RedlockStore:
         memory: the key that says since when a node remembers; None to trust nodes that came back empty.
     """
 
-    knows_newest = False
-
     def __init__(self, servers: Sequence[Server], server: str, *, memory: str | None) -> None:
         self.server = server
         self._nodes = Nodes(servers, server)
@@ -156,7 +154,6 @@ class RedlockStore:
         self._said(hold, commands.free(hold, record=record))
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
-        record = record._replace(content_for=None)  # It may have to be taken back.
         sent: list[Record] = []
         try:
             return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots, sent))
