@@ -39,6 +39,9 @@ MIN_NODES, MAX_NODES = 3, 9
 
 _SOCKETS = ("redis+socket", "unix")
 
+#: That of another kind of URL; with a login, it may be a user who stands in its place.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+
 #: The part before a host. In it, `/`, `?` and `#` would begin the path, and `;` another URL.
 _LOGIN = r"(?P<login>[^/?#;]*@)?"
 
@@ -153,7 +156,9 @@ def _masked(url: str) -> str | None:
     begins, _, rest = url.partition("://")
     pattern = _OF_SOCKET if begins.lower() in _SOCKETS else _OF_HOST
     found = pattern.fullmatch(rest)
-    if begins.lower() not in SCHEMES or found is None or not is_readable(url):
+    if found is None or not is_readable(url):
+        return None
+    if begins.lower() not in SCHEMES and (found["login"] or not _SCHEME.fullmatch(begins)):
         return None
     login, query = ("**@" if found["login"] else ""), ("?\u2026" if found["query"] else "")
     return f"{begins}://{login}{found['place']}{found['path']}{query}"

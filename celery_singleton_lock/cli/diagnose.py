@@ -39,6 +39,8 @@ def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
         tasks = audit_tasks(app, runtime.settings)
         wide = audit_app(app, runtime.settings)
     if not tasks:
+        if not as_json:
+            _show(wide)  # Plain tasks with options of exclusive ones, say.
         hint = command.without_app(ctx) or f"does app {app.main!r} import the modules of its tasks?"
         raise click.ClickException(f"no task is exclusive: none has SingletonTask as its base; {hint}")
     for task in tasks:

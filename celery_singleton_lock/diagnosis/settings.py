@@ -20,7 +20,7 @@ from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.options.app import Settings, set_names
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
-from celery_singleton_lock.options.rules import NEWEST_POLICIES, SETTINGS, TASK_OPTIONS
+from celery_singleton_lock.options.rules import SETTINGS, TASK_OPTIONS
 from celery_singleton_lock.options.task import options_for, raw_attribute
 from celery_singleton_lock.options.words import misspelled_setting
 from celery_singleton_lock.task.singleton_task import SingletonTask
@@ -49,7 +49,6 @@ def of_app(
         _of_queues(app),
         _without_the_base(app),
         _of_shared_names(app, settings),
-        _newest_on_a_redlock(app, settings),
         _of_beat(app, leaders, recorded),
     )
 
@@ -164,21 +163,6 @@ def _of_one_name(subject: str, tasks: Sequence[Any], settings: Settings) -> list
             "give them one lock_ttl",
         ),
     )
-
-
-def _newest_on_a_redlock(app: Any, settings: Settings) -> Iterator[Finding]:
-    if settings.backend.kind is not Kind.REDLOCK:
-        return
-    for task in exclusive_tasks(app):
-        policy = options_for(task, settings).on_conflict
-        if policy in NEWEST_POLICIES:
-            yield Finding(
-                "problem",
-                task.name,
-                f"on_conflict is {policy!r}, but the locks are on a Redlock, whose nodes would not agree on "
-                "an order: every call fails with InvalidOption",
-                "set on_conflict='retry', or singleton_lock_backend to one server, Sentinels or a cluster",
-            )
 
 
 def _where_they_differ(values: Iterable[tuple[str, str]]) -> str:

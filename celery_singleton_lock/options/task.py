@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import may_be_asked
+from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.misplaced import check_attributes
@@ -79,7 +80,9 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
         setattr(own, _LATEST, latest)
     options = latest[2]
     if call:
-        _check_newest(task.name, options := replace(options, **call))
+        options = replace(options, **call)
+        _check_newest(task.name, options)
+        _check_redlock(task.name, options, settings)
     return options
 
 
@@ -119,12 +122,14 @@ def _options_of(task: Any, settings: Settings) -> Options:
     if options.on_duplicate == "replace":
         _check_replace(task.name, options)
     _check_newest(task.name, options)
+    _check_redlock(task.name, options, settings)
     return options
 
 
-def replaces(options: Options) -> bool:
+def replaces(options: Options, settings: Settings) -> bool:
     """Whether a waiting message can be replaced: it has its lock only while it waits, and nobody shares the lock."""
-    return options.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED) and options.limit == 1
+    is_alone = options.limit == 1 and settings.backend.kind is not Kind.REDLOCK
+    return is_alone and options.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED)
 
 
 def _check_replace(task_name: str, options: Options) -> None:
@@ -188,6 +193,27 @@ def _check_newest(task_name: str, options: Options) -> None:
             f"{where} with on_lock_lost {options.on_lock_lost!r}, so that a run that should stop goes on; "
             "allowed: on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end"
         )
+
+
+def _check_redlock(task_name: str, options: Options, settings: Settings) -> None:
+    """Refuse options for which the nodes of a Redlock would have to agree on more than who holds the lock.
+
+    Raises:
+        InvalidOption: there is such an option.
+    """
+    if settings.backend.kind is not Kind.REDLOCK:
+        return
+    for name, value, is_refused, allowed in (
+        ("lock_limit", options.limit, options.limit > 1, "lock_limit 1"),
+        ("on_duplicate", options.on_duplicate, options.on_duplicate == "replace", "'existing', 'raise' or 'skip'"),
+        ("on_conflict", options.on_conflict, options.on_conflict in NEWEST_POLICIES, "another policy, such as 'retry'"),
+    ):
+        if is_refused:
+            raise InvalidOption(
+                f"option {name} of task {task_name} is {value!r}, which does not work on a Redlock "
+                f"({settings.backend.masked}); allowed there: {allowed}; or set singleton_lock_backend to one "
+                "server, Sentinels or a cluster"
+            )
 
 
 def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowed: Sequence[str]) -> Any:

@@ -76,7 +76,7 @@ class LockRequest:
         in_line: it may have been woken for this (see `wake_ups.py`): if its message has been carried out, or is being
             carried out in another slot, another waiter is woken.
         arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
-            None if the order does not matter. Only for stores with `knows_newest`.
+            None if the order does not matter.
         attempts: for a store on several servers: which of them will not carry out an attempt of this owner any more.
             To ask again for the owner, as a waiter too, pass this request or a `replace` of it.
     """

@@ -19,11 +19,8 @@ class Store(Inspector, Protocol):
     """Keeps locks, shows them, and keeps what beat and the journal write. Safe to share between threads, and to use on
     both sides of a fork.
 
-    Attributes:
-        knows_newest: whether it keeps the order of messages (see `Arrival`).
+    One of several servers keeps neither slots nor an order: there, a request's limit is 1, and its arrival None.
     """
-
-    knows_newest: bool
 
     @property
     def server(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import InvalidOption, LockSuperseded
+from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import Arrival, Held, Superseded, order_of
@@ -30,22 +30,9 @@ KNOWN_FOR = 3600.0
 def arrival_of(execution: Execution) -> Arrival | None:
     """What its request for the lock says of the order; None if it has no place in it: it has another policy, or is not
     a message, or comes too late to run, so that no other is to be stopped for it.
-
-    Raises:
-        InvalidOption: the lock server does not keep the order.
     """
     policy, request = execution.options.on_conflict, execution.request
-    if policy not in NEWEST_POLICIES or request.is_eager or request.id is None:
-        return None
-    store = execution.runtime.store
-    if not store.knows_newest:
-        raise InvalidOption(
-            f"option on_conflict of task {execution.task.name} is {policy!r}, but its lock server, "
-            f"{store.server}, does not know which message is the newest; allowed: locks on one Redis, behind "
-            "Sentinels, on a cluster, or in memory, but not on a Redlock; use another policy, or set "
-            "singleton_lock_backend"
-        )
-    if requeue.comes_too_late(request):
+    if policy not in NEWEST_POLICIES or request.is_eager or request.id is None or requeue.comes_too_late(request):
         return None
     seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
     return Arrival(requeue.arrived(request), seconds, execution.task.name, stops=policy == REPLACE)

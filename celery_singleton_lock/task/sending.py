@@ -306,7 +306,8 @@ class _Duplicate(NamedTuple):
         return False
 
     def _policy(self) -> DuplicatePolicy:
-        allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or replaces(self.options)]
+        can_replace = replaces(self.options, Runtime.of(self.task.app).settings)
+        allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or can_replace]
         policy: DuplicatePolicy = chosen_policy(
             "on_duplicate", self.options.on_duplicate, self.task, self.error, allowed
         )

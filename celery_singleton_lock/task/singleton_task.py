@@ -19,7 +19,7 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 
 from celery_singleton_lock._celery import current_worker_task, forget_task, with_dumped_models
-from celery_singleton_lock.errors import InvalidOption, LockLost
+from celery_singleton_lock.errors import InvalidOption, LockConflict, LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
@@ -125,9 +125,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: How many executions may hold the lock at once (1 to 1000; default 1).
     lock_limit: ClassVar[int | None] = None
 
-    #: Failures that Celery logs without a traceback; the traceback of a lost lock would only show this package. The
-    #: loss is an error in the log anyway.
-    throws: tuple[type[Exception], ...] = (LockLost,)
+    #: Failures that Celery logs without a traceback, which would only show this package. The loss of a lock is an error
+    #: in the log anyway.
+    throws: tuple[type[Exception], ...] = (LockConflict, LockLost)
 
     #: Represents a message in the worker's main process, which looks after the locks of its children.
     Request = "celery_singleton_lock.worker.request:SingletonRequest"

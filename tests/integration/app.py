@@ -29,6 +29,7 @@ from kombu.utils.encoding import ensure_bytes
 
 import tests.integration.ready  # noqa: F401
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released
+from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.options import delivery as options_delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.delivery import original_of
@@ -532,3 +533,19 @@ def slowly_keyed(self: Any, job: str, key_takes: float, seconds: float) -> str:
 def unstably_keyed(self: Any, job: str) -> str:
     """Each call has its own lock: nothing keeps two calls apart."""
     return _work(self, job, 0.05)
+
+
+def unregister_refused() -> None:
+    """Leave out the tasks with which no worker starts on a Redlock."""
+    with suppress(ValueError):  # The worker reports a wrong URL.
+        if Backend.parse(app.conf.get("singleton_lock_backend", "memory://")).kind is Kind.REDLOCK:
+            for refused in [name for name, task in app.tasks.items() if _needs_one_server(task)]:
+                app.tasks.unregister(refused)
+
+
+def _needs_one_server(task: Any) -> bool:
+    found = {getattr(task, name, None) for name in ("lock_limit", "on_conflict", "on_duplicate")}
+    return bool(found & {2, "rerun", "replace"})
+
+
+unregister_refused()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.integration.app import app
+from tests.integration.app import app, unregister_refused
 from tests.integration.queued_tasks import define
 
 __all__ = ["app"]
 
 define(app)
+unregister_refused()

@@ -348,12 +348,3 @@ def test_lock_that_was_taken_for_the_message_ends_with_it(
     until(lambda: not queued(shop))
     following = task.apply_async(("report",))
     assert following.get(timeout=LIMIT) == following.id
-
-
-def test_not_on_a_redlock(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
-    urls = ";".join(redis_server.url_of(number) for number in range(3))
-    shop = shop_on(redis_server, singleton_lock_backend=urls)
-    shop.start("one")
-    with pytest.raises(Exception, match="does not know which message is the newest"):
-        shop.send("replacing", "report").get(timeout=LIMIT)
-    assert shop.record.runs("report") == []

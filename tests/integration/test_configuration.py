@@ -83,6 +83,10 @@ def test_bad_ttl_on_the_command_line_is_refused(tmp_path: Path, ttl: str) -> Non
             {"singleton_lock_on_duplicate": "replace", "singleton_lock_scope": "until_executed"},
             ["on_duplicate of task", "'replace'", "lock_scope 'until_executed'", "allowed: 'until_executing'"],
         ),
+        (
+            {"singleton_lock_backend": "redis://a;redis://b;redis://c", "singleton_lock_limit": 2},
+            ["lock_limit of task", "is 2", "Redlock", "allowed there: lock_limit 1"],
+        ),
     ],
 )
 def test_worker_with_wrong_settings_does_not_start(tmp_path: Path, conf: dict[str, object], words: list[str]) -> None:

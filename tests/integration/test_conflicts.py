@@ -83,6 +83,8 @@ class TestCaller:
         assert caught.value.task_id == holder.id
         assert 0 < caught.value.remaining <= TTL
         assert copy.state == "FAILURE"
+        until(lambda: f"[{copy.id}] raised expected: LockConflict" in shop.log)
+        assert "Traceback" not in shop.log
 
     def test_retry(self, shop: Shop, holder: AsyncResult) -> None:
         copies = [copy_of(shop, "retry") for _ in range(3)]

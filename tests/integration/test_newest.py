@@ -263,12 +263,3 @@ def test_every_key_expires(shop: Shop) -> None:
         assert 3000 < client.ttl(order) <= 3600
     shop.record.let_end("report")
     assert newest.get(timeout=LIMIT) == "report"
-
-
-def test_not_on_a_redlock(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
-    urls = ";".join(redis_server.url_of(number) for number in range(3))
-    shop = shop_on(redis_server, singleton_lock_backend=urls)
-    shop.start("one")
-    with pytest.raises(Exception, match="not on a Redlock"):
-        shop.send("rerunning", "report").get(timeout=LIMIT)
-    assert shop.record.runs("report") == []

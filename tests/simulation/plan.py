@@ -215,8 +215,14 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
     draws |= {"joined": draw_joined, "newest": draw_newest, "follows": draw_follows}
     plan = draws[kind](seed, nodes)
     plan = plan if nodes is not None else perhaps_rare(plan)
+    if plan.nodes > 1:  # A Redlock refuses it.
+        plan = replace(plan, messages=tuple(_with_one_holder(message) for message in plan.messages))
     in_turns = plan.in_turns or random.Random(f"in turns of {seed}").random() < IN_TURNS
     return replace(plan, in_turns=in_turns, shape=plan.shape or kind)
+
+
+def _with_one_holder(message: Message) -> Message:
+    return replace(message, task="shop.again") if message.task == "shop.two" else message
 
 
 def one_of(shapes: Sequence[Shape], plan: Plan, rng: random.Random, by: random.Random | None = None) -> Plan:

@@ -84,10 +84,6 @@ def _add_exclusive(app: Celery, way: Mapping[str, Any]) -> None:
     def deciding(self: Any, key: str, seconds: float) -> str:
         return _work(self, key, seconds)
 
-    @app.task(name="paired", **SURE, **{**way, "lock_name": "pair"}, lock_limit=2, on_conflict="retry")
-    def paired(self: Any, key: str, seconds: float) -> str:
-        return _work(self, key, seconds, limit=2)
-
     @app.task(name="retrying", on_conflict="retry", max_retries=2, **SURE, **way)
     def retrying(self: Any, key: str, seconds: float) -> str:
         _work(self, key, seconds, last=self.request.retries == 1)
@@ -106,7 +102,12 @@ def _add_exclusive(app: Celery, way: Mapping[str, Any]) -> None:
     def joining(self: Any, key: str, seconds: float) -> str:
         return _work(self, key, seconds)
 
-    if ";" not in app.conf.singleton_lock_backend:  # A Redlock knows no order.
+    if ";" not in app.conf.singleton_lock_backend:  # A Redlock refuses these.
+
+        @app.task(name="paired", **SURE, **{**way, "lock_name": "pair"}, lock_limit=2, on_conflict="retry")
+        def paired(self: Any, key: str, seconds: float) -> str:
+            return _work(self, key, seconds, limit=2)
+
         for policy, name in NEWEST.items():
             app.task(name=name, on_conflict=policy, **SURE, **way)(_work)
 

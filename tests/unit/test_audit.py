@@ -269,13 +269,6 @@ class TestSharedName:
         """Each task has its own newest message."""
         assert self._of({"lock_key": [], "on_conflict": "rerun"}, {"lock_key": [], "on_conflict": other}) == []
 
-    def test_only_the_newest_runs_is_a_problem_on_a_redlock(self) -> None:
-        options = {"lock_key": [], "on_conflict": "rerun"}, {"lock_key": [], "on_conflict": "rerun"}
-        found = self._of(*options, singleton_lock_backend="redis://a;redis://b;redis://c")
-        assert [(it.subject, it.severity) for it in found] == [("bill", "problem"), ("refund", "problem")]
-        assert all("not agree on an order" in finding.text for finding in found)
-        assert self._of(*options) == []
-
     def test_different_ttls_are_a_problem_on_a_redlock_only(self) -> None:
         options = {"lock_key": [], "lock_ttl": 60}, {"lock_key": []}
         (finding,) = self._of(*options, singleton_lock_backend="redis://a;redis://b;redis://c")

@@ -99,7 +99,8 @@ def test_nothing_before_the_last_at_sign_is_shown(secret: str) -> None:
         ("redis+socket://:p@/tmp/redis.sock", "redis+socket://**@/tmp/redis.sock"),
         ("sentinel://a:26379;sentinel://b:26379", "sentinel://a:26379;sentinel://b:26379"),
         ("memory://", "memory://"),
-        ("http://h", "\u2026"),
+        ("http://h:8080", "http://h:8080"),
+        ("http://:p@h", "\u2026"),
         ("h:6379", "\u2026"),
     ],
 )

@@ -211,3 +211,14 @@ def test_audit_without_exclusive_tasks_fails() -> None:
     result = CliRunner().invoke(cli.locks, ["audit"], obj=CLIContext(app=app, no_color=True, workdir=None))
     assert result.exit_code == 1
     assert "no task is exclusive: none has SingletonTask as its base; no app was named" in result.output
+
+
+def test_audit_names_plain_tasks_with_options_where_none_is_exclusive() -> None:
+    app = Celery(set_as_current=False, broker="memory://", singleton_lock_backend="memory://")
+
+    @app.task(name="bill", lock_key=["tenant_id"])
+    def bill(tenant_id: int) -> None: ...
+
+    result = CliRunner().invoke(cli.locks, ["audit"], obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert result.exit_code == 1
+    assert "bill: it has lock_key, but it is a plain task, which takes no lock" in result.output

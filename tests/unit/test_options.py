@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery
@@ -19,7 +19,7 @@ from hypothesis import given
 
 from celery_singleton_lock import InvalidOption, SingletonTask, cleaned
 from celery_singleton_lock.options.app import Settings, accepted, problems
-from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, SETTINGS, CallOptions
+from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, OPTIONS, SETTINGS, CallOptions
 from celery_singleton_lock.options.task import (
     MAX_ASKED,
     Options,
@@ -27,6 +27,7 @@ from celery_singleton_lock.options.task import (
     check_call,
     chosen_policy,
     options_for,
+    replaces,
 )
 from tests.unit.test_cleaned import anything
 
@@ -699,6 +700,42 @@ class TestBackend:
         made = settings(singleton_lock_backend="redis://user:s3cret@h:1/2")
         assert "s3cret" not in made.backend.masked
         assert "s3cret" not in repr(made)
+
+
+class TestRedlock:
+    """What its nodes would have to agree on beyond the holder of a lock."""
+
+    CONF: ClassVar[dict[str, Any]] = {"singleton_lock_backend": "redis://:s3cret@a;redis://b;redis://c"}
+
+    @pytest.mark.parametrize(
+        ("given", "allowed"),
+        [
+            ({"lock_limit": 2}, "lock_limit 1"),
+            ({"on_duplicate": "replace", "lock_scope": "until_executing"}, "'existing', 'raise' or 'skip'"),
+            ({"on_conflict": "rerun"}, "another policy"),
+            ({"on_conflict": "replace"}, "another policy"),
+        ],
+    )
+    def test_what_needs_one_server_is_refused(self, given: dict[str, Any], allowed: str) -> None:
+        options(**given)
+        name, value = next(iter(given.items()))
+        with pytest.raises(InvalidOption, match=f"{name} of task shop.bill is {value!r}.* Redlock") as caught:
+            options(conf=self.CONF, **given)
+        assert allowed in str(caught.value)
+        assert "s3cret" not in str(caught.value)
+        of_app = {OPTIONS[it.removeprefix("lock_")].setting: value for it, value in given.items()}
+        with pytest.raises(InvalidOption, match=f"{name} of task shop.bill"):
+            options(conf={**self.CONF, **of_app})
+
+    def test_call_is_refused_as_well(self) -> None:
+        options(call={"on_conflict": "rerun"})
+        with pytest.raises(InvalidOption, match="Redlock"):
+            options(conf=self.CONF, call={"on_conflict": "rerun"})
+
+    def test_callable_cannot_choose_to_replace(self) -> None:
+        chosen = options(on_duplicate=lambda task, duplicate: "replace", lock_scope="until_executing", conf=self.CONF)
+        assert not replaces(chosen, settings(**self.CONF))
+        assert replaces(chosen, settings())
 
 
 def test_type_of_a_calls_options_has_all_options_of_a_call() -> None:

@@ -36,7 +36,6 @@ class MemoryStore:
     """A `Store` in memory; instances do not see each other's locks."""
 
     server = "memory://"
-    knows_newest = True
 
     def __init__(self) -> None:
         self._fences = itertools.count(1)

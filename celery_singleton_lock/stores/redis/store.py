@@ -82,8 +82,6 @@ class RedisStore:
         server: the name of that place, for messages.
     """
 
-    knows_newest = True
-
     def __init__(self, servers: Server | Cluster, server: str) -> None:
         self.server = server
         self._servers = servers

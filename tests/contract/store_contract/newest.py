@@ -1,6 +1,6 @@
 """Messages of a key of which only the newest should run: for stores that know the order in which they came.
 
-Inherit it beside `StoreContract`. A store without `knows_newest` need not promise any of this.
+Inherit it beside `StoreContract`. A Redlock need not promise any of this.
 """
 
 from __future__ import annotations

@@ -74,8 +74,6 @@ class RedlockStore:
         memory: the key that says since when a node remembers; None to trust nodes that came back empty.
     """
 
-    knows_newest = False
-
     def __init__(self, servers: Sequence[Server], server: str, *, memory: str | None) -> None:
         self.server = server
         self._nodes = Nodes(servers, server)
