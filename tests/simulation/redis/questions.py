@@ -129,11 +129,10 @@ LOCK_CALLS = st.one_of(
         lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
     ),
     st.builds(
-        lambda owner, slot, fence, ttl: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence, ttl=ttl),
+        lambda owner, slot, fence: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence),
         OWNERS,
         st.integers(0, 2),
         st.sampled_from([1, 10**17]),
-        TTLS,
     ),
     st.lists(st.tuples(HOLDERS, RECORDS), min_size=1, max_size=3).map(
         lambda pairs: lock_commands.replace_records([(LOCK, _of(holder, record)) for holder, record in pairs])  # type: ignore[misc]
