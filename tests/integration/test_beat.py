@@ -361,7 +361,7 @@ def test_on_a_redlock(own_redis: RedisServer, tmp_path: Path) -> None:
 
 def test_user_with_the_documented_rights_is_enough(own_redis: RedisServer, beats: Studio) -> None:
     with own_redis.client(0) as client:
-        rights = ("~singleton_lock:*", "+@read", "+@write", "+@scripting", "+select")
+        rights = ("~singleton_lock:*", "+@read", "+@write", "+@scripting", "+time", "+select")
         client.execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rights)
     address = own_redis.url_of(2).rpartition("@")[2].removeprefix("redis://")
     beats.conf["singleton_lock_backend"] = f"redis://locks:secret@{address}"

@@ -162,7 +162,7 @@ class TestOneServer:
         assert (finding.severity, "volatile-lru" in finding.text) == ("problem", True)
 
     def test_least_rights_are_enough(self, own_redis: RedisServer) -> None:
-        with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting") as url:
+        with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting", "+time") as url:
             diagnosis = looked_at(url)
         assert serious(diagnosis) == []
         assert any("could not be checked" in finding.text for finding in diagnosis.findings)
@@ -170,7 +170,8 @@ class TestOneServer:
     @pytest.mark.parametrize(
         ("rules", "missing"),
         [
-            (["~singleton_lock:*", "+@read", "+@write"], "EVAL, EVALSHA, SCRIPT"),
+            (["~singleton_lock:*", "+@read", "+@write"], "EVAL, EVALSHA, SCRIPT, TIME"),
+            (["~singleton_lock:*", "+@read", "+@write", "+@scripting"], "TIME"),
             (["~singleton_lock:*", "+@all", "-xadd", "-pexpire"], "PEXPIRE, XADD"),
             (["~other:*", "+@all"], "SET"),
         ],
@@ -179,7 +180,7 @@ class TestOneServer:
         with user(own_redis, *rules) as url:
             first, *_ = serious(looked_at(url))
         assert first.text == f"its user may not run {missing} on singleton_lock:*"
-        assert first.remedy == "ACL SETUSER <its user> ~singleton_lock:* +@read +@write +@scripting"
+        assert first.remedy == "ACL SETUSER <its user> ~singleton_lock:* +@read +@write +@scripting +time"
 
     def test_wrong_password_is_reported_once(self, own_redis: RedisServer) -> None:
         with user(own_redis, "+@all") as url:

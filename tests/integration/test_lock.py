@@ -395,8 +395,8 @@ class TestWaiting:
         lock.release()
         for thread in threads:
             thread.join()
-        left = keyspace.shared_fence_key(keyspace.shared(keyspace.PlainKey(NAME)))
-        until(lambda: {*client.scan_iter()} <= {left.encode()}, "only the counter is kept, for all locks")
+        left = keyspace.fence_key(keyspace.PlainKey(NAME))
+        until(lambda: {*client.scan_iter()} <= {left.encode()}, "only the counter is kept")
         assert client.info("clients")["blocked_clients"] == 0
 
 

@@ -200,14 +200,14 @@ class TestServer:
     ) -> None:
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         first = store.acquire(request)
-        client.delete(inside.shared_counter(KEY))
+        client.delete(inside.fence_counter(KEY))
         again = store.acquire(request)
         assert isinstance(first, Lease)
         assert isinstance(again, Lease)
         assert again.fence == first.fence
 
     def test_fence_is_exact_beyond_the_digits_that_lua_prints(self, store: Store, client: Redis) -> None:
-        client.set(inside.shared_counter(KEY), 2**53 - 10)
+        client.set(inside.fence_counter(KEY), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
 
     def test_waiter_that_leaves_discards_no_wake_up_of_others(self, store: Store, client: Redis) -> None:
@@ -262,6 +262,7 @@ class TestServer:
         client.acl_setuser(
             "locks", enabled=True, passwords=["+secret"], keys=["probe:*"],
             categories=["+@read", "+@write", "+@scripting", "-@dangerous"],
+            commands=["+time"],
         )  # fmt: skip
         store = open_url(f"redis://locks:secret@127.0.0.1:{own_redis.port}/0")
         lease = taken(store)
@@ -344,7 +345,7 @@ class TestForeignValues:
 
     def test_broken_fence_counter_counts_as_lost(self, store: Store, client: Redis) -> None:
         """Other locks share the counter: they must stay available."""
-        counter, fences = inside.shared_counter(KEY), [0]
+        counter, fences = inside.fence_counter(KEY), [0]
         for break_it in (lambda: client.set(counter, "hello"), lambda: client.lpush(counter, "x"), lambda: None):
             client.delete(counter)
             break_it()

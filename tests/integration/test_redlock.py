@@ -400,7 +400,7 @@ class TestReach:
         assert all(server.client().info("clients")["connected_clients"] <= 3 for server in nodes.servers)
 
     def test_minimal_acl_is_enough(self, nodes: Nodes) -> None:
-        rights = ("~singleton_lock:*", "~redlock:*", "+@read", "+@write", "+@scripting")
+        rights = ("~singleton_lock:*", "~redlock:*", "+@read", "+@write", "+@scripting", "+time")
         for server in nodes.servers:
             server.client().execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rights)
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)

@@ -21,12 +21,6 @@ def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict
     return {key: value for key, value in holds if each[key, stem(value)] * 2 > len(servers)}
 
 
-def is_noted(server: Any, name: bytes) -> bool:
-    """Whether a message with this name is among the ended messages whose contents are forgotten."""
-    lists = (value for key, value in server.living_values() if inside.part_of(key) == "ended")
-    return any(name in inside.names_of_ended(value) for value in lists)
-
-
 def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, bytes]]:
     """The keys and values of the holds on a server; locks outside of tasks have these names."""
     return [(key, value) for key, value in server.living_values() if inside.part_of(key) == "run" or key in names]

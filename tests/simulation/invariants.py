@@ -196,7 +196,7 @@ class Invariants:
                 grants = self._grant(run := inside.of_lock(lock))
                 if sessions and run not in held and is_lock and grants * 2 > len(self.world.servers):
                     # Including the fence: another holder may have come in between.
-                    it = lock, sessions[0].id, values.get(inside.shared_fence_key(lock))
+                    it = lock, sessions[0].id, values.get(inside.fence_key(lock))
                     found.add(it)
                     if grants < len(self.world.servers):
                         self._free_on_some.add(("free", *it))
@@ -266,16 +266,14 @@ class Invariants:
 
     def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:
         """Check that most servers know its end and, if `is_settled`, that everything after it was sent."""
-        servers, name, must = self.world.servers, self.world.bodies.ended_names[number], self.run.must
+        servers, must = self.world.servers, self.run.must
         known = [_ends_on(server, task_id) for server in servers]
 
-        def is_there(server: Any, ends: list[inside.Record]) -> bool:
+        def is_there(ends: list[inside.Record]) -> bool:
             succeeded = [end for end in ends if end.state == states.SUCCESS]
-            if is_settled:
-                return holds.is_noted(server, name) and all(end.is_settled for end in succeeded)
-            return holds.is_noted(server, name) or bool(succeeded)
+            return bool(succeeded) and (not is_settled or all(end.is_settled for end in succeeded))
 
-        there = sum(is_there(server, ends) for server, ends in zip(servers, known, strict=True))
+        there = sum(map(is_there, known))
         failed = [ends for ends in known if any(end.state in (states.FAILURE, states.REVOKED) for end in ends)]
         is_right = there * 2 > len(servers) >= len(failed) * 2
         if is_settled:

@@ -37,9 +37,8 @@ LIMITS = st.sampled_from([1, 1, 2, 3])
 RECORDS = st.builds(
     Record,
     st.none(),
-    st.sampled_from([b"", b"done", b"?done", b'["SUCCESS", 1]\r\n\xff']),
+    st.sampled_from([b"", b"done", b"?done", b"60", b'["SUCCESS", 1]\r\n\xff']),
     TTLS,
-    st.sampled_from([None, None, 60.0]),
 )
 REQUESTS = st.builds(
     LockRequest,
@@ -130,11 +129,10 @@ LOCK_CALLS = st.one_of(
         lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
     ),
     st.builds(
-        lambda owner, slot, fence, ttl: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence, ttl=ttl),
+        lambda owner, slot, fence: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence),
         OWNERS,
         st.integers(0, 2),
         st.sampled_from([1, 10**17]),
-        TTLS,
     ),
     st.lists(st.tuples(HOLDERS, RECORDS), min_size=1, max_size=3).map(
         lambda pairs: lock_commands.replace_records([(LOCK, _of(holder, record)) for holder, record in pairs])  # type: ignore[misc]
@@ -195,8 +193,6 @@ FREE_KEYS = {"text": "k{1}", "list": "l{1}", "hash": "h{1}", "scores": "z{1}"}
 OWN_KEYS = [
     *(keyspace.run_key(LOCK, slot) for slot in range(3)),
     keyspace.fence_key(LOCK),
-    keyspace.shared_fence_key(keyspace.shared(LOCK)),
-    *keyspace.ended_keys(keyspace.shared(LOCK), keyspace.ended_name(LOCK, "t0:0.0")),
     keyspace.waiting_key(LOCK),
     keyspace.wake_key(LOCK),
     keyspace.slots_key(LOCK),
