@@ -74,9 +74,8 @@ class Studio:
         """The pids of the beats that other programs see."""
         with self.locks.client(2) as client:
             values = [client.get(key) or "" for key in client.keys("*{beat:*:run")]
-        return sorted(
-            pid for pid in (beat.process.pid for beat in self.beats) if any(f",{pid}," in it for it in values)
-        )
+        pids = [beat.process.pid for beat in self.beats]
+        return [pid for pid in pids if any(f",{pid}," in value for value in values)]
 
     def stall_next(self, seconds: float, moment: str = "before") -> None:
         """Let the next send take that long, before or after the broker has the message."""
