@@ -74,7 +74,7 @@ class BeatsChecker:
         #: The tick of each id; the id of each tick; by entry, the sent ticks and their times.
         self._ticks: dict[str, tuple[str, str]] = {}
         self._ids: dict[tuple[str, str], str] = {}
-        self._sent_at: dict[tuple[str, str], float] = {}
+        self._sent_at: dict[tuple[str, str], tuple[float, Process]] = {}
         self._sent: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         self._not_taken: set[tuple[str, str]] = set()
         # A new node of a Redlock has no vote for one ttl.
@@ -140,7 +140,7 @@ class BeatsChecker:
             must(before == task_id, "{}: its tick of {} is sent as {}, and was as {}", *what)
         other = self._ticks.setdefault(task_id, tick)
         must(other == tick, "{}: {} is its tick of {}, and of {}", entry, task_id, due, other)
-        self._is_sent_once(tick)
+        self._is_sent_once(tick, task.process)
         wall = task.process.host.wall_clock(self.run.now)
         if is_repeated and self._sent[entry] and self._sent[entry][-1][1] == _seconds(due):
             self._sent[entry][-1] = (*self._sent[entry][-1][:2], wall)
@@ -148,11 +148,14 @@ class BeatsChecker:
             self._sent[entry].append((self.run.now, _seconds(due), wall))
             self._follows_on_the_last(entry)
 
-    def _is_sent_once(self, tick: tuple[str, str]) -> None:
-        """Check that a tick is sent again only when, after a fault, the claim may be over under which it was sent."""
-        after = self.run.now - self._sent_at.get(tick, -math.inf)
-        self._sent_at[tick] = self.run.now
-        if not self._may_lose_its_claim():
+    def _is_sent_once(self, tick: tuple[str, str], sender: Process) -> None:
+        """Check that a tick is sent again only when, after a fault, the claim may be over under which it was sent: with
+        its ttl, or because its process has ended.
+        """
+        sent_at, before = self._sent_at.get(tick, (-math.inf, sender))
+        after = self.run.now - sent_at
+        self._sent_at[tick] = self.run.now, sender
+        if before.alive and not self._may_lose_its_claim():
             is_over = after >= (self.plan.ttl / 2 if self.plan.faults else math.inf)
             self.run.must(is_over, "{}: its tick of {} is sent again after {:.3f} s", *tick, after)
 
