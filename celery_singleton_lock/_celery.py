@@ -716,17 +716,6 @@ def forget_heap(scheduler: Scheduler) -> None:
     scheduler._heap = None
 
 
-def next_entry(scheduler: Scheduler) -> ScheduleEntry | None:
-    """The entry that is to be looked at next; None where there is no heap, or nothing in it.
-
-    Promise: as for `put_off`.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
-    """
-    heap = scheduler._heap
-    entry: ScheduleEntry | None = heap[0].entry if heap else None
-    return entry
-
-
 def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:
     """Have `following` take the place of the next entry, in that many seconds.
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import clock
-from celery_singleton_lock._celery import PunctualScheduler, forget_heap, next_entry, put_off
+from celery_singleton_lock._celery import PunctualScheduler, forget_heap, put_off
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.ticks import Tick
@@ -46,21 +45,14 @@ class Claiming(PunctualScheduler):
     _claims: Claims
     _settings: BeatSettings
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        #: Ticks that the broker did not take.
-        self._unsent: dict[str, tuple[ScheduleEntry, Tick]] = {}
-        self._retries_at = 0.0
-        #: The tick that was sent just now, until its entry is back in the heap.
-        self._just_sent: Tick | None = None
-        super().__init__(*args, **kwargs)
+    #: In how many seconds to look again at the entry that was sent just now; None: when Celery says so.
+    _again_in: float | None = None
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Send what the broker did not take before; then do what the wrapped scheduler does."""
-        if self._unsent and clock.now() >= self._retries_at:
-            self._send_unsent()
+        """Do what the wrapped scheduler does; then record what was sent."""
         seconds = super().tick(*args, **kwargs)
         self._claims.settle(more=seconds == 0)
-        return min(seconds, RETRY_AFTER) if self._unsent else seconds
+        return seconds
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """As in the wrapped scheduler, with the last runs that all beats share."""
@@ -74,8 +66,6 @@ class Claiming(PunctualScheduler):
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
         """Whether the entry's tick is due and this beat may send it; and the seconds until this tick or the next."""
-        if entry.name in self._unsent:
-            return False, AGAIN
         tick = self._claims.granted(entry)
         if tick is None:
             is_due, seconds = super().is_due(entry)
@@ -97,21 +87,27 @@ class Claiming(PunctualScheduler):
         if tick is None:
             self._claims.require(entry)
             raise NotNow
-        return self._advance(entry, tick.sets)
+        self._following = self._advance(entry, tick.sets)
+        return self._following
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send an entry's tick, if it is still this beat's."""
         tick = self._claims.granted(entry)
         if tick is None:
             raise NotNow
-        self._send(entry, tick, producer)
-        self._just_sent = tick
+        if self._send(entry, tick, producer):
+            self._again_in = tick.seconds_to_following
+            return
+        logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
+        # A database must not say that it was sent: this beat may end before it is. Celery may have saved that.
+        self._advance(entry, tick.last, runs=-1)
+        self._following.last_run_at = entry.last_run_at
+        self._again_in = RETRY_AFTER
 
     def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
         """For the entry that was sent just now, the seconds that are left until its next tick is due."""
-        sent, self._just_sent = self._just_sent, None
-        following = sent.seconds_to_following if sent is not None and sent.entry == entry.name else None
-        return seconds if following is None else following
+        again_in, self._again_in = self._again_in, None
+        return seconds if again_in is None else again_in
 
     def apply_async(self, entry: ScheduleEntry, *args: Any, **kwargs: Any) -> Any:
         """As in the wrapped scheduler; notes when the broker did not take the message."""
@@ -135,7 +131,8 @@ class Claiming(PunctualScheduler):
             raise NotNow  # It took too long.
         return None
 
-    def _send(self, entry: ScheduleEntry, tick: Tick, producer: Any) -> None:
+    def _send(self, entry: ScheduleEntry, tick: Tick, producer: Any) -> bool:
+        """Send a tick; whether the broker took it."""
         options, self._was_taken = entry.options, True
         task_id = tick.id_for(self._settings.name, self._claims.secret)
         headers = options.get("headers")
@@ -149,41 +146,14 @@ class Claiming(PunctualScheduler):
             finally:
                 entry.options = options
             if self._was_taken:
-                if self._unsent.pop(entry.name, None):
-                    self._advance(entry, tick.sets)
                 self._claims.sent(tick)
-        if not self._was_taken:
-            logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
-            if entry.name not in self._unsent:
-                # A database must not say that it was sent: this beat may end before it is. Celery may have saved that.
-                self._advance(entry, tick.last, runs=-1)
-            self._unsent[entry.name] = entry, tick
-            self._retries_at = clock.now() + RETRY_AFTER
-
-    def _send_unsent(self) -> None:
-        for entry, tick in list(self._unsent.values()):
-            current = self.schedule.get(entry.name)
-            if current is None or current != entry:
-                # It was removed or changed meanwhile, and is due when its new schedule says so.
-                self._claims.sent(tick, 0)
-                del self._unsent[entry.name]
-                continue
-            refused = self._claims.take(tick)
-            if refused is None and self._claims.granted(entry) is not None:
-                self._send(entry, tick, self.producer)
-            elif refused is not None and refused.last is not None:
-                # Another beat has sent it; or, if nodes disagree, an earlier one: then the next may be due now.
-                del self._unsent[entry.name]
-                self._pass_over(current, refused.last)
+        return self._was_taken
 
     def _pass_over(self, entry: ScheduleEntry, last: int) -> tuple[bool, float]:
         """Another beat has sent the tick: treat it as sent here."""
         following = self._advance(entry, last)
-        if next_entry(self) is entry:
-            is_due, seconds = super().is_due(following)
-            put_off(self, following, 0 if is_due else seconds)
-        else:
-            forget_heap(self)
+        is_due, seconds = super().is_due(following)
+        put_off(self, following, 0 if is_due else seconds)
         return False, 0.0
 
     def _skip(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float]:

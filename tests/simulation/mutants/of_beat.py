@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "a tick that the broker did not take is sent again",
         "beat/claiming.py",
-        "            self._unsent[entry.name] = entry, tick\n",
+        "        self._following.last_run_at = entry.last_run_at\n",
         "",
         kind="beats",
     ),
