@@ -12,7 +12,7 @@ import heapq
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -107,6 +107,8 @@ if TYPE_CHECKING:
         _heap: list[Any] | None
 
         def __init__(self, app: Celery, **kwargs: Any) -> None: ...
+        @property
+        def info(self) -> str: ...
         def tick(self, *args: Any, **kwargs: Any) -> float: ...
         def populate_heap(self, *args: Any, **kwargs: Any) -> None: ...
         def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]: ...
@@ -115,10 +117,6 @@ if TYPE_CHECKING:
         def apply_async(
             self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
         ) -> Any: ...
-        def schedules_equal(
-            self, old_schedules: Mapping[str, ScheduleEntry] | None, new_schedules: Mapping[str, ScheduleEntry] | None
-        ) -> bool: ...
-        def sync(self) -> None: ...
         def close(self) -> None: ...
         def _when(self, entry: ScheduleEntry, next_time_to_run: float, *args: Any, **kwargs: Any) -> float: ...
 
@@ -718,35 +716,6 @@ def forget_heap(scheduler: Scheduler) -> None:
     scheduler._heap = None
 
 
-def next_entry(scheduler: Scheduler) -> ScheduleEntry | None:
-    """The entry that is to be looked at next; None where there is no heap, or nothing in it.
-
-    Promise: as for `put_off`; and what was removed or changed is not sent as it was.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
-    """
-    heap = scheduler._heap
-    entry: ScheduleEntry | None = heap[0].entry if heap else None
-    return entry
-
-
-def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> Iterator[ScheduleEntry]:
-    """The entries that are to be looked at by now, as `entry` is, the first ones first; none where there is no heap.
-
-    Looks at no more of them than are asked for.
-
-    Promise: ticks that are due together are claimed in one round trip.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
-    """
-    now, heap = scheduler._when(entry, 0), scheduler._heap or []
-    front = [(heap[0].time, 0)] if heap else []
-    while front and front[0][0] <= now:
-        _, place = heapq.heappop(front)
-        yield heap[place].entry
-        for child in (2 * place + 1, 2 * place + 2):
-            if child < len(heap):
-                heapq.heappush(front, (heap[child].time, child))
-
-
 def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:
     """Have `following` take the place of the next entry, in that many seconds.
 
@@ -755,17 +724,6 @@ def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> N
     """
     heap = scheduler._heap or []
     heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
-
-
-def close_connection(scheduler: Scheduler) -> None:
-    """Close the broker's connection of a scheduler that has made one.
-
-    Promise: a beat that leads no more keeps no connection for each term in which it led.
-    Touches: celery.beat.Scheduler.connection
-    """
-    if (connection := vars(scheduler).pop("connection", None)) is not None:
-        with suppress(Exception):
-            connection.release()
 
 
 def named_schedulers() -> dict[str, str]:
@@ -781,7 +739,7 @@ def named_schedulers() -> dict[str, str]:
 def scheduler_of(service: Any) -> Any:
     """The scheduler of beat's service; None where it has not been made, which asking it would do.
 
-    Promise: `celery worker -B` ends its beat so that another one leads at once.
+    Promise: `celery worker -B` ends its beat so that what it has sent is recorded.
     Touches: celery.beat.Service.scheduler
     """
     return vars(service).get("scheduler")

@@ -67,7 +67,7 @@ def _cells(lock: HeldLock) -> tuple[str, ...]:
 def _holder(lock: HeldLock) -> str:
     if lock.held.holder is None:
         return "foreign"
-    return (lock.holder.task_id or ("leader" if lock.name.startswith("beat:") else "nobody"))[:_ID]
+    return (lock.holder.task_id or ("beat" if lock.is_of_beat else "nobody"))[:_ID]
 
 
 def _where(lock: HeldLock) -> str:

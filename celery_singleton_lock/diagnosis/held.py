@@ -10,7 +10,7 @@ from typing import Any
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.errors import FOREIGN, with_label
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.keys.key import is_of_queue, name_in
+from celery_singleton_lock.keys.key import is_of_queue, name_in, name_of_beat
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.queue_lock import is_by_time
@@ -46,6 +46,11 @@ class HeldLock:
     def is_queued(self) -> bool:
         """Whether it is the lock of a message, taken when that was sent; no task runs under it."""
         return is_of_queue(self.key) and self.held.holder is not None
+
+    @property
+    def is_of_beat(self) -> bool:
+        """Whether it only shows that a beat runs; no task runs under it."""
+        return self.holder.task_id is None and self.name.startswith(name_of_beat(""))
 
     @property
     def is_left_behind(self) -> bool:
@@ -116,7 +121,7 @@ class HeldLock:
         if holder is None:
             return FOREIGN
         if holder.task_id is None:
-            return "leader" if self.name.startswith("beat:") else "nobody (kept)"
+            return "beat" if self.is_of_beat else "nobody (kept)"
         if self.is_queued:
             return f"message of task {holder.task_id} ({self.scope})"
         return f"task {holder.task_id}" if holder.pid else f"kept for task {holder.task_id}"

@@ -49,9 +49,14 @@ def without_queue(key: str) -> str:
     return key.removesuffix(QUEUE)
 
 
+def name_of_beat(name: str) -> str:
+    """The name of the locks by which the beats of a schedule are seen."""
+    return f"beat:{name}"
+
+
 def key_of_beat(prefix: str, name: str) -> str:
-    """The key of the lease of a schedule's leader; the record of what was sent is stored beside it."""
-    return key_of(prefix, f"beat:{name}", b"")
+    """The key beside which the record of what beat has sent is stored."""
+    return key_of(prefix, name_of_beat(name), b"")
 
 
 def name_in(key: str) -> str:

@@ -174,16 +174,20 @@ def _default_prefix(key_prefix: object) -> str:
     return str(SETTINGS["singleton_lock_prefix"].require(prefix, where))
 
 
-#: Waiting for replicas (WAIT) promises nothing on Valkey and Redis 7.2 or newer.
-_INSTEAD_OF_REPLICAS = "set min-replicas-to-write on the server, or use a Redlock or fencing tokens"
+#: What to do instead of a setting that there was.
+_INSTEAD: Mapping[str, str] = {
+    # Waiting for replicas (WAIT) promises nothing on Valkey and Redis 7.2 or newer.
+    "singleton_lock_replicas": "set min-replicas-to-write on the server, or use a Redlock or fencing tokens",
+    "singleton_lock_beat_mode": "remove it: every beat sends the ticks that no other beat has claimed",
+}
 
 
 def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
     for name in set_names(conf):
         if name in SETTINGS or not name.startswith("singleton_lock_"):
             continue
-        if name == "singleton_lock_replicas":
-            yield InvalidOption(f"there is no setting {name}; {_INSTEAD_OF_REPLICAS}")
+        if name in _INSTEAD:
+            yield InvalidOption(f"there is no setting {name}; {_INSTEAD[name]}")
             continue
         on_a_task = name.removeprefix("singleton_")
         hint = f"; set {on_a_task} on the task" if on_a_task in KEY_ATTRIBUTES else did_you_mean(name, sorted(SETTINGS))

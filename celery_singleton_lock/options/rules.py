@@ -257,7 +257,6 @@ BEAT_SETTINGS: Mapping[str, Rule] = {
         lambda value: (isinstance(value, str) and value != "") or isinstance(value, type),
         "a scheduler class, or its name such as 'celery.beat:PersistentScheduler'",
     ),
-    "singleton_lock_beat_mode": one_of("leader", "shared"),
     "singleton_lock_beat_ttl": TTL,
     "singleton_lock_beat_catch_up": _seconds(", or None for no limit"),
     "singleton_lock_beat_name": TEXT,

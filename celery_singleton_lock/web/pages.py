@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.journal.counts import by_task
 from celery_singleton_lock.journal.timeline import Window, lanes, picture, running
 from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
-from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, shown_name, without_queue
+from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, name_of_beat, shown_name, without_queue
 from celery_singleton_lock.web.asked import SORTS, Asked
 from celery_singleton_lock.web.rendering import address
 from celery_singleton_lock.web.schedule import planned
@@ -76,8 +76,7 @@ class Question:
 def overview(question: Question) -> View:
     """The numbers of everything, and what may need attention."""
     snapshot = question.snapshot
-    # Beat's leader holds its lock for as long as it runs, and nobody need do anything about it.
-    held = [lock for lock in snapshot.locks if not lock.is_queued and lock.key != question.watch.beat_key]
+    held = [lock for lock in snapshot.locks if not lock.is_queued and not lock.is_of_beat]
     waiting = {it.key: it.held.waiters for it in snapshot.locks}  # Each holder of a semaphore has the same waiters.
     tiles: Sequence[tuple[int, str, str, Mapping[str, str]]] = (
         (len(held), "held", "locks", {}),
@@ -185,12 +184,10 @@ def refused(question: Question) -> View:
 
 
 def beat(question: Question) -> View:
-    """Which beat leads, and what it sends next."""
+    """Which beats run, and what they send next."""
     watch, snapshot = question.watch, question.snapshot
-    leaders = [it for it in snapshot.locks if it.key == watch.beat_key]
-    return View(
-        "beat.html", "Beat", {"leaders": leaders, "planned": planned(watch.app, snapshot), "name": watch.beat.name}
-    )
+    beats = [it for it in snapshot.locks if it.name == shown_name(name_of_beat(watch.beat.name))]
+    return View("beat.html", "Beat", {"beats": beats, "planned": planned(watch.app, snapshot), "name": watch.beat.name})
 
 
 def doctor(question: Question) -> View:

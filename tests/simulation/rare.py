@@ -117,7 +117,7 @@ def race_for_ticks(plan: Plan, rng: random.Random) -> Plan:
         Fault(round(rng.uniform(0.5, 6.0), 3), rng.choice(kinds), rng.randrange(100), round(rng.uniform(0.0, 2.0), 3))
         for _ in range(rng.randrange(4))
     )
-    plan = replace(plan, nodes=1, workers=rng.choice((2, 3)), mode="shared", entries=entries, latency=latency)
+    plan = replace(plan, nodes=1, workers=rng.choice((2, 3)), entries=entries, latency=latency)
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 

@@ -7,8 +7,6 @@ means is in `celery_singleton_lock/_celery.py`, and in docs/celery-inside.md.
 from __future__ import annotations
 
 import ast
-import copy
-import heapq
 import importlib
 import inspect
 import signal
@@ -880,36 +878,16 @@ class TestWorkers:
 class TestScheduler:
     def test_missing_heap_is_rebuilt(self, scheduler: Scheduler) -> None:
         _celery.forget_heap(scheduler)
-        assert list(_celery.entries_beside(scheduler, scheduler.schedule["first"])) == []
-        assert _celery.next_entry(scheduler) is None
         scheduler.tick()
         assert scheduler._heap is not None
         assert len(scheduler._heap) == 2
-
-    def test_due_entries_come_in_the_order_of_their_times(self, scheduler: Scheduler) -> None:
-        first, second = scheduler.schedule["first"], scheduler.schedule["second"]
-        later = scheduler._when(first, 60)
-        scheduler._heap = [event_t(1.0, 5, second), event_t(later, 5, first)]
-        assert list(_celery.entries_beside(scheduler, first)) == [second]
-        scheduler._heap = [event_t(1.0, 5, second), event_t(2.0, 5, first)]
-        assert list(_celery.entries_beside(scheduler, first)) == [second, first]
-        assert _celery.next_entry(scheduler) is second
-
-    def test_due_ones_of_many_entries_come_in_the_order_of_their_times(self, scheduler: Scheduler) -> None:
-        entry = scheduler.schedule["first"]
-        times = [float((7 * number) % 100) for number in range(100)] + [scheduler._when(entry, 60)] * 50
-        scheduler._heap = [event_t(time, number, copy.copy(entry)) for number, time in enumerate(times)]
-        heapq.heapify(scheduler._heap)
-        time_of = {id(event.entry): event.time for event in scheduler._heap}
-        found = [time_of[id(beside)] for beside in _celery.entries_beside(scheduler, entry)]
-        assert found == [float(number) for number in range(100)]
 
     def test_postponed_entry_lets_the_next_one_be_first(self, scheduler: Scheduler) -> None:
         first, second = scheduler.schedule["first"], scheduler.schedule["second"]
         scheduler._heap = [event_t(1.0, 5, first), event_t(2.0, 5, second)]
         now = scheduler._when(first, 0)
         _celery.put_off(scheduler, first, 60.0)
-        assert _celery.next_entry(scheduler) is second
+        assert scheduler._heap[0].entry is second
         assert [event.time - now for event in scheduler._heap if event.entry is first] == [pytest.approx(60, abs=5)]
 
     def test_entry_that_was_sent_is_looked_at_when_it_is_due(self, app: Celery) -> None:
@@ -946,14 +924,8 @@ class TestScheduler:
         assert inspect.signature(its).parameters["extension_namespace"].default == "celery.beat_schedulers"
         assert {"load_extension_class_names", "symbol_by_name"} <= set(its.__code__.co_names)
 
-    def test_connection_and_scheduler_are_made_on_demand(self, app: Celery, scheduler: Scheduler) -> None:
-        assert isinstance(vars(Scheduler)["connection"], cached_property)
+    def test_scheduler_is_made_on_demand(self, app: Celery, scheduler: Scheduler) -> None:
         assert isinstance(vars(Service)["scheduler"], cached_property)
-        connection = scheduler.connection
-        assert vars(scheduler)["connection"] is connection
-        _celery.close_connection(scheduler)
-        assert "connection" not in vars(scheduler)
-        _celery.close_connection(scheduler)
         service = Service(app, scheduler_cls=Scheduler)
         assert _celery.scheduler_of(service) is None
         assert _celery.scheduler_of(SimpleNamespace(scheduler=scheduler)) is scheduler
