@@ -554,6 +554,48 @@ def test_task_is_not_kept_alive_longer_than_its_app(policy: Any) -> None:
     assert gone() is None
 
 
+NEWEST = ("rerun", "replace")
+OF_ONE_CALL = ("on_conflict", "lock_conflict_retries", "on_lock_lost")
+JOINS: dict[str, Any] = {"on_conflict": "join", "conf": {"result_backend": "redis://localhost:1/1"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"lock_scope": "until_expired"}, "lock_scope of task .* needs lock_queue_ttl"),
+        ({"on_conflict": "join"}, "on_conflict of task .* needs a result backend that workers can read"),
+        (
+            {"on_conflict": "join", "conf": {"result_backend": "rpc://"}},
+            "on_conflict of task .* needs a result backend",
+        ),
+        ({**JOINS, "ignore_result": True}, "on_conflict of task .* needs its results: set ignore_result=False"),
+        ({**JOINS, "conf": {**JOINS["conf"], "singleton_lock_done_ttl": 0}}, "needs singleton_lock_done_ttl above 0"),
+        ({**JOINS, "lock_limit": 2}, "on_conflict of task .* needs lock_limit=1, found 2"),
+        ({"on_duplicate": "replace", "lock_scope": "until_executed"}, "on_duplicate of task .* with lock_scope"),
+        (
+            {"on_duplicate": "replace", "lock_scope": "until_executing", "lock_limit": 2},
+            "on_duplicate of task .* with lock_limit 2; allowed: lock_limit 1",
+        ),
+        *(({"on_conflict": policy, "lock_limit": 2}, "with a limit, use on_conflict='retry'") for policy in NEWEST),
+        *(({"on_conflict": policy, "lock_scope": "until_executing"}, "with lock_scope") for policy in NEWEST),
+        *(({"on_conflict": policy, "lock_conflict_retries": 3}, "with lock_conflict_retries 3") for policy in NEWEST),
+        ({"on_conflict": "replace", "on_lock_lost": "warn"}, "on_conflict of task .* with on_lock_lost 'warn'"),
+    ],
+)
+def test_options_that_cannot_work_together_are_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidOption, match=why):
+        options(**given)
+    if not {"lock_scope", "lock_limit", "on_duplicate"} & {*given}:
+        call = {name.removeprefix("lock_"): value for name, value in given.items() if name in OF_ONE_CALL}
+        rest = {name: value for name, value in given.items() if name not in OF_ONE_CALL}
+        with pytest.raises(InvalidOption, match=why):
+            options(call=call, **rest)
+
+
+def test_nothing_is_joined_in_an_eager_app() -> None:
+    assert options(on_conflict="join", conf={"task_always_eager": True}).on_conflict == "join"
+
+
 class TestSettings:
     @pytest.mark.parametrize("name", ["singleton_lock_beat_timeout", "singleton_lock_beat_lock_timeout"])
     def test_setting_names_of_other_beats_are_known(self, name: str) -> None:
