@@ -212,7 +212,7 @@ class BeatsChecker:
         """Check that it gave up its lease: otherwise nobody would lead until the lease ends."""
         leads = [value for key, value in holds.on_most(self.world.servers).items() if inside.is_of_beat(key)]
         if not trouble.is_there(self.world, but=_ENDS):
-            is_free = all(holds.pid_in(it) != process.pid for it in leads)
+            is_free = all(inside.hold_of(it).pid != process.pid for it in leads)
             self.run.must(is_free, "{} has ended in order, and keeps its lease", process.name)
 
     def _calm_after(self, fault: Fault) -> float:
