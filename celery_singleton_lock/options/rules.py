@@ -219,12 +219,6 @@ DISABLE = "disable"
 ACCEPTABLE = (DISABLE, *CALL_KEYS)
 
 
-def _is_acceptable(value: object) -> bool:
-    if isinstance(value, str):
-        return value in ("all", "none")
-    return isinstance(value, (list, tuple, set, frozenset)) and all(name in ACCEPTABLE for name in value)
-
-
 #: App settings other than the defaults of task options.
 LOCK_SETTINGS: Mapping[str, Rule] = {
     "singleton_lock_backend": Rule(lambda value: isinstance(value, str), "a URL"),
@@ -243,7 +237,11 @@ LOCK_SETTINGS: Mapping[str, Rule] = {
         lambda value: is_whole(value, 0, cleaned.MAX_COUNT), "a whole number, 0 (never) or more"
     ),
     "singleton_lock_accept": Rule(
-        _is_acceptable, f"'all', 'none', or a list of any of {', '.join(map(repr, ACCEPTABLE))}"
+        lambda value: (
+            value in ("all", "none")
+            or (isinstance(value, (list, tuple, set, frozenset)) and all(name in ACCEPTABLE for name in value))
+        ),
+        f"'all', 'none', or a list of any of {', '.join(map(repr, ACCEPTABLE))}",
     ),
 }
 

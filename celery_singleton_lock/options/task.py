@@ -258,10 +258,8 @@ def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[Fal
         InvalidOption: anything else; in the producer before sending, and in the worker for messages of other senders.
     """
     where = f"singleton_lock in a call of {task_name}"
-    if value is None or value is True:
-        return None
-    if value is False:
-        return False
+    if value is None or isinstance(value, bool):
+        return False if value is False else None
     if not isinstance(value, Mapping):
         raise InvalidOption(
             f"{where} is {cleaned.value_shown(value)}, but must be a dictionary, or False to run without a lock"
@@ -292,7 +290,7 @@ def check_accepted(call: Mapping[str, Any] | Literal[False] | None, accept: froz
                 f"{', '.join(it for it in ACCEPTABLE if it in accept) or 'nothing'}: add {name!r} to it, or "
                 "set the option on the task"
             )
-    for name in _BOUNDED:
+    for name in _BOUNDED if call else ():
         asked_for, most = (call or {}).get(name, 0.0), max(MAX_ASKED, _own_seconds(task, OPTIONS[name]))
         if asked_for > most:
             raise InvalidOption(
