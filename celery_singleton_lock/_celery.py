@@ -128,12 +128,12 @@ else:
 class WorkerRequest(ReceivedRequest):
     """A delivery in the worker's main process, which reports more about itself.
 
-    Promise: a message that goes on is not recorded as ended, and so not dropped when it comes again. Since 5.7 Celery
-    sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result was stored before
-    (`_success_was_stored`); what runs as the connection is lost, or as the worker ends, is cancelled. RETRY is not
-    stored over the end of a message that Celery has not read yet (`_announce_cancelled`), since no copy of it runs. A
-    run can be terminated by its id also where copies of it wait in the same worker: Celery knows the newest delivery of
-    an id, and none once that has ended.
+    Since 5.7 Celery sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result
+    was stored before (`_success_was_stored`); it cancels what runs as the connection is lost, or as the worker ends.
+    RETRY is not stored over an end that Celery has not read yet (`_announce_cancelled`), since no copy of it runs. Of
+    several deliveries with one id, Celery knows the newest (`requests`), and none once that has ended.
+
+    Promise: a message that goes on is not recorded as ended; a run is terminated by its id also beside waiting copies.
     Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._success_was_stored,
     celery.worker.request.Request._already_cancelled, celery.worker.request.Request._already_revoked,
     celery.worker.request.Request._announce_cancelled, celery.worker.request.Request._context,
@@ -341,8 +341,7 @@ def has_free_slot(pool: Any) -> bool:
 def extend_every_app(extend: Callable[[Celery], None]) -> None:
     """Call `extend`, a module's function, with each app of the process: those that are, and those that will be.
 
-    Promise: a worker checks its settings and frees what an earlier life left behind, in whatever order a program makes
-    its app and imports us.
+    Promise: in whatever order a program makes its app and imports us, its workers check their settings as they start.
     Touches: celery.Celery.builtin_fixups
     """
     Celery.builtin_fixups.add(f"{extend.__module__}:{extend.__qualname__}")
@@ -380,8 +379,7 @@ def current_task() -> Any:
 def current_worker_task() -> Any:
     """The task that a worker carries out in this thread, the outermost of those that call each other; None elsewhere.
 
-    Promise: what a body sends is a new message, what Celery sends on for it is not: only copies of one message are
-    dropped as copies.
+    Promise: what a body sends is no copy of its own message, and is not dropped as one; a retry is not a new message.
     Touches: celery._state.get_current_worker_task
     """
     return _internal_state.get_current_worker_task()
@@ -463,8 +461,7 @@ def queue_taken_from(message: Any) -> Any:
 def consumed_queues(app: Any) -> Mapping[str, Any]:
     """The queues that a worker of this app takes messages from, by name: those of the settings, or of `-Q`.
 
-    Promise: as for `queue_taken_from`, where the broker does not say it; and the audit finds queues whose messages
-    every worker gets.
+    Promise: as for `queue_taken_from`, on other brokers; and the audit finds queues whose messages every worker gets.
     Touches: celery.app.amqp.Queues.consume_from
     """
     queues: Mapping[str, Any] = app.amqp.queues.consume_from
@@ -650,8 +647,7 @@ class InitialArguments(tuple[Any, ...]):
     """What a pool of processes calls Celery's initializer with in each of them, the app first. billiard pickles this
     for a process that it starts afresh and does not fork; by that, the process gets more.
 
-    Promise: what the main process does for its children it also does for those that are not forked, as on macOS, or
-    with `worker_pool_start_method = "spawn"`.
+    Promise: the main process looks after children that are not forked (`worker_pool_start_method`), too.
     Touches: celery.concurrency.base.BasePool.options, billiard.pool.Worker.initargs, billiard.reduction.DupFd
     """
 

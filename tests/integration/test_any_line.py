@@ -24,7 +24,7 @@ from celery_singleton_lock import DuplicateTask, Lock, SingletonTask, clock, for
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.options.misplaced import check_attributes
+from celery_singleton_lock.options.words import check_attributes
 from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore

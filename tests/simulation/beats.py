@@ -201,7 +201,7 @@ class BeatsChecker:
         """Check that it is not shown as a beat that runs."""
         shown = [value for key, value in holds.on_most(self.world.servers).items() if inside.is_of_beat(key)]
         if not trouble.is_there(self.world, but=_ENDS):
-            is_gone = all(holds.pid_in(it) != process.pid for it in shown)
+            is_gone = all(inside.hold_of(it).pid != process.pid for it in shown)
             self.run.must(is_gone, "{} has ended in order, and is shown as a beat that runs", process.name)
 
     def look(self) -> None:

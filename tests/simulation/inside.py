@@ -211,11 +211,6 @@ def _listed(name: str, value: Any) -> Any:
     return _made(kind, *value)
 
 
-def names_of(kind: Any) -> list[str]:
-    """What is in the places of such a list."""
-    return [*kind.__annotations__]
-
-
 def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
     try:
         return kind(*fields, **named)
