@@ -13,8 +13,9 @@ import click
 
 from celery_singleton_lock.cli import command, selection, target
 from celery_singleton_lock.cli.layout import locks_table
-from celery_singleton_lock.diagnosis.held import HeldLock, duration
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.runtime import Runtime
 
 
