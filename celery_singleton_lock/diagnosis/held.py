@@ -10,6 +10,7 @@ from typing import Any
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.errors import FOREIGN, with_label
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.keys.key import is_of_queue, name_in, name_of_beat
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held
@@ -148,18 +149,3 @@ def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
     """The locks sorted by name, key and slot; each once, though a search may find a lock twice."""
     once = {(lock.name, lock.key, lock.slot): lock for lock in locks}
     return [once[place] for place in sorted(once)]
-
-
-def precise(seconds: float) -> str:
-    """A duration with three digits, in a readable unit."""
-    if seconds >= 1000:
-        return duration(seconds)
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-
-
-def duration(seconds: float) -> str:
-    """A duration in words."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,8 +12,9 @@ from markupsafe import Markup
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.journal.counts import by_task
+from celery_singleton_lock.journal.counts import TIMES, by_task, in_words
 from celery_singleton_lock.journal.timeline import Window, lanes, picture, running
+from celery_singleton_lock.journal.words import seconds
 from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
 from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, name_of_beat, shown_name, without_queue
 from celery_singleton_lock.web.asked import SORTS, Asked
@@ -146,7 +147,9 @@ def task(question: Question) -> View:
     if not (counts or entries or held or name in known):
         return unknown("task", name)
     shown, pages = question.part(entries)
-    context = {"name": name, "counts": [*_in_words(counts)], "lock_names": names, "held": held[:PAGE], "of": len(held)}
+    times = [(f"{of} in all", seconds(counts[of])) for of in TIMES if counts]
+    words = {"counts": [*in_words(counts), *times]}
+    context = {"name": name, **words, "lock_names": names, "held": held[:PAGE], "of": len(held)}
     return View("task.html", name, {**context, "entries": shown, **pages})
 
 
@@ -260,18 +263,6 @@ def _of_task(counts: Mapping[str, Any], held: int) -> tuple[str, Sequence[int | 
         *(counts["superseded"], sum(counts["duplicates"].values()), counts["losses"]),
     )
     return counts["task"], numbers, counts["held"] / ran if ran else None
-
-
-def _in_words(counts: Mapping[str, Any]) -> Iterable[tuple[str, str | float]]:
-    """The counts of a task, by their names, without those that are zero; seconds are a float."""
-    for name, value in counts.items():
-        if isinstance(value, Mapping) and value:
-            parts = ", ".join(f"{label.lower()} {count}" for label, count in sorted(value.items()))
-            yield name.replace("_", " "), f"{sum(value.values())} ({parts})"
-        elif name in ("waited", "held"):
-            yield f"{name} in all", float(value)
-        elif isinstance(value, int) and value:
-            yield name.replace("_", " "), str(value)
 
 
 def _happened(question: Question, wanted: Callable[[Entry], bool]) -> dict[str, list[Entry]]:

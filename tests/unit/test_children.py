@@ -19,7 +19,6 @@ import pytest
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.journal_entry import CRASHED
 from celery_singleton_lock.lease import Hold, Lease
@@ -86,7 +85,7 @@ def store() -> Store:
 
 @pytest.fixture
 def family(store: Store) -> Iterator[Children]:
-    family = Children(store, JournalWriter(None, Alerts(lambda: None, 0)), Heartbeat(store).server_watch)
+    family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).server_watch)
     yield family
     family.close()
 
@@ -246,7 +245,7 @@ def test_lock_of_a_dead_child_is_freed_at_once(store: Store, family: Children, f
 
 def test_freed_lock_is_reported_with_the_run_that_died(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     journal = store.journal("p", size=10)
-    writer, since = JournalWriter(journal, Alerts(lambda: None, 0)), clock.wall() - 30
+    writer, since = JournalWriter(journal, lambda: None, 0), clock.wall() - 30
     holder = Holder("the-id", node="one@web", pid=7, since=since, ttl=600, label="tenant=7")
     children.free(store, RunHold(Delivery(store, ttl=600).hold(), holder, "shop.report"), writer)
     assert (
@@ -263,7 +262,7 @@ def test_freed_lock_is_reported_with_the_run_that_died(store: Store, caplog: pyt
 def test_freed_lock_without_a_known_run_is_no_crash_of_one(store: Store) -> None:
     """It may have been kept for a retry that was revoked."""
     journal = store.journal("p", size=10)
-    writer = JournalWriter(journal, Alerts(lambda: None, 0))
+    writer = JournalWriter(journal, lambda: None, 0)
     children.free(store, Delivery(store, ttl=600).hold(), writer)
     writer.write()
     (entry,) = journal.entries(since=0.0)

@@ -18,9 +18,10 @@ from celery_singleton_lock import cli, clock
 from celery_singleton_lock.cli import target
 from celery_singleton_lock.cli.explain import _holder
 from celery_singleton_lock.cli.layout import WIDTH, locks_table, refusals_table
-from celery_singleton_lock.cli.selection import selected
-from celery_singleton_lock.diagnosis.held import HeldLock, duration, in_order, precise
+from celery_singleton_lock.cli.listing import selected
+from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -124,14 +125,6 @@ def test_refusals_in_a_row_are_those_of_tasks() -> None:
         "shop.sync  tenant_id=7  14",
         "shop.bill               1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.00144, "1.44 ms"), (0.2012, "201 ms"), (1.8, "1.8 s"), (95, "95 s"), (4100, "68 min"), (0.0, "0 ms")],
-)
-def test_precise_duration_is_in_a_readable_unit(seconds: float, text: str) -> None:
-    assert precise(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_crashed_runs_are_counted(app: Celery, client: Client) -> None:
     shown = page(client, "/tasks")
     (crashed,) = (it for it in shown.all("td") if it.attributes["data-label"] == "crashed")
     assert (crashed.text, crashed.attributes["class"]) == ("1", "n bad")
-    assert "2 (crashed 1, success 1)" in [it.text for it in page(client, f"/task?name={TASK}").all("dd")]
+    assert "2 (CRASHED 1, SUCCESS 1)" in [it.text for it in page(client, f"/task?name={TASK}").all("dd")]
 
 
 @pytest.mark.parametrize("address", [f"task?name={TASK}", "lock?key={key}", "id?id=the-id", "refused", "search?q=acme"])
