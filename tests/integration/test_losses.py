@@ -6,6 +6,8 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import celery
 import pytest
@@ -13,13 +15,23 @@ from billiard.exceptions import WorkerLostError
 from redis import Redis
 
 from celery_singleton_lock import LockLost, clock
-from tests.integration.conftest import POOLS, Shop, kill_child, until
+from tests.integration.conftest import LONG, POOLS, Shop, kill_child, until
+from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.redis_server import RedisServer
 
 #: Seconds of the leases in the tests that wait for one to end. Some are renewed by the main process alone.
 TTL = 4.0
+
+
+def pidfds(worker: Worker) -> list[str]:
+    """The processes whose end a worker would notice at once."""
+    found = []
+    for descriptor in Path(f"/proc/{worker.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return [name for name in found if "pidfd" in name]
 
 
 @pytest.fixture
@@ -92,6 +104,19 @@ class TestChildIsKilled:
         for n, result in enumerate(again):
             assert result.get(timeout=LIMIT) == f"job-{n}"
         assert worker.process.poll() is None
+        # It watches the children that have had something to do.
+        until(lambda: len(pidfds(worker)) <= 4, "those that are gone left no descriptor")
+
+    def test_where_nobody_can_watch_processes(self, patient: Shop) -> None:
+        """The main process frees the lock once Celery has noticed."""
+        patient.conf["test_without_pidfds"] = True
+        (worker,) = patient.start("one")
+        patient.send("exclusive", "report", LONG)
+        (run,) = patient.record.wait_for(starts=1)
+        waiter = patient.send("waiting", "report")
+        kill_child(run)
+        assert waiter.get(timeout=LIMIT) == "report"
+        assert "Traceback" not in worker.log
 
 
 class TestWorkerIsKilled:
@@ -174,6 +199,32 @@ class TestChildDoesNotRun:
         assert first.outcome == "done"
         assert overlaps([first, second]) == []
         assert shop.record.runs("lost") == []
+
+    def test_stopped_child_that_had_to_ask_again_keeps_the_lock_through_an_outage(
+        self, own_redis: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
+        """It was in its slot while neither lock server nor broker answered, and asked as another owner then."""
+        with RedisServer() as broker:
+            shop = shop_on(broker, locks=own_redis, singleton_lock_ttl=9.0, broker_transport_options={"socket_timeout": 1})
+            (worker,) = shop.start("one")
+            own_redis.pause()
+            result = shop.send("exclusive", "report", LONG)
+            until(lambda: "received" in worker.log)
+            broker.pause()
+            until(lambda: "cannot be put back" in worker.log)
+            own_redis.resume()
+            (run,) = shop.record.wait_for(starts=1)
+            broker.resume()
+            until(lambda: "answers again" in worker.log)
+            os.kill(run.pid, signal.SIGSTOP)
+            worker.forget_log()
+            own_redis.pause()
+            until(lambda: "trying again" in worker.log, "a renewal has failed")
+            own_redis.resume()
+            shop.wait_for_renewals(2)
+            shop.record.let_end("report")
+            os.kill(run.pid, signal.SIGCONT)
+            assert result.get(timeout=LIMIT) == "report"
 
 
 class TestWorkerIsStopped:
