@@ -200,6 +200,20 @@ class TestChildDoesNotRun:
         assert overlaps([first, second]) == []
         assert shop.record.runs("lost") == []
 
+    @pytest.mark.slow
+    def test_stopped_child_keeps_the_lock_however_many_tasks_there_were(self, shop: Shop) -> None:
+        """Its report has room, though nobody needed those of the others."""
+        shop.start("one")
+        others = [shop.send("exclusive", f"{number} {'x' * 200}", 0.0) for number in range(500)]
+        assert all(other.get(timeout=LIMIT) for other in others)
+        result = shop.send("exclusive", "report", LONG)
+        (run,) = shop.record.wait_for(starts=1, job="report")
+        os.kill(run.pid, signal.SIGSTOP)
+        shop.wait_for_renewals(2)
+        shop.record.let_end("report")
+        os.kill(run.pid, signal.SIGCONT)
+        assert result.get(timeout=LIMIT) == "report"
+
     def test_stopped_child_that_had_to_ask_again_keeps_the_lock_through_an_outage(
         self, own_redis: RedisServer, shop_on: Callable[..., Shop]
     ) -> None:
