@@ -14,7 +14,7 @@ from redis import Redis
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
-from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, until
+from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, kill_child, until
 from tests.integration.operators import EXCLUSIVE, ask
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
@@ -31,6 +31,12 @@ SEVERAL_DELAYS = 4.0
 @pytest.fixture
 def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
     return shop_on(redis_server, singleton_lock_ttl=TTL)
+
+
+@pytest.fixture
+def strict(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop in which a copy that is not woken waits for as long as the test."""
+    return shop_on(redis_server, singleton_lock_ttl=TTL, test_wakes_once=True)
 
 
 def conflicts(shop: Shop) -> int:
@@ -89,26 +95,26 @@ def check(shop: Shop, results: Sequence[AsyncResult]) -> None:
 
 
 @pytest.mark.parametrize("pool", [pool for pool in POOLS if "eventlet" not in getattr(pool, "values", ())])
-def test_copies_take_no_slot_until_the_lock_is_free(shop: Shop, pool: str) -> None:
-    shop.start("one", "two", pool=pool)
-    holder = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
-    results = send_all(shop, 10)
+def test_copies_take_no_slot_until_the_lock_is_free(strict: Shop, pool: str) -> None:
+    strict.start("one", "two", pool=pool)
+    holder = strict.send("exclusive", "report", LONG)
+    strict.record.wait_for(starts=1)
+    results = send_all(strict, 10)
     clock.sleep(SEVERAL_DELAYS)
-    assert conflicts(shop) == 10
-    shop.record.let_end("report")
-    check(shop, [holder, *results])
+    assert conflicts(strict) == 10
+    strict.record.let_end("report")
+    check(strict, [holder, *results])
 
 
-def test_first_come_first_served(shop: Shop) -> None:
-    shop.start("holding", arguments=("-Q", "held"))
-    shop.start("one", concurrency=1)  # Two copies that start together may overtake each other.
-    holder = shop.send("exclusive", "report", LONG, queue="held")
-    shop.record.wait_for(starts=1)
-    results = [send(shop) for _ in range(6)]
-    shop.record.let_end("report")
-    check(shop, [holder, *results])
-    begun = sorted(shop.record.runs("report"), key=lambda run: run.start)
+def test_first_come_first_served(strict: Shop) -> None:
+    strict.start("holding", arguments=("-Q", "held"))
+    strict.start("one", concurrency=1)  # Two copies that start together may overtake each other.
+    holder = strict.send("exclusive", "report", LONG, queue="held")
+    strict.record.wait_for(starts=1)
+    results = [send(strict) for _ in range(6)]
+    strict.record.let_end("report")
+    check(strict, [holder, *results])
+    begun = sorted(strict.record.runs("report"), key=lambda run: run.start)
     assert [run.task_id for run in begun] == [holder.id, *(result.id for result in results)]
 
 
@@ -140,21 +146,33 @@ def test_copies_of_a_killed_process_stop_counting(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("how", ["is-revoked", "fails", pytest.param("dies", marks=pytest.mark.slow)])
-def test_copy_that_has_no_use_for_the_lock_lets_the_next_one_begin(
-    redis_server: RedisServer, shop_on: Callable[..., Shop], how: str
-) -> None:
-    shop = shop_on(redis_server, singleton_lock_ttl=TTL, test_wakes_once=True)
-    shop.start("one")
-    holder = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
-    first = send(shop, "unready", task_id=f"{how}-{uuid()}")
-    results = [send(shop) for _ in range(2)]
+def test_copy_that_has_no_use_for_the_lock_lets_the_next_one_begin(strict: Shop, how: str) -> None:
+    strict.start("one")
+    holder = strict.send("exclusive", "report", LONG)
+    strict.record.wait_for(starts=1)
+    first = send(strict, "unready", task_id=f"{how}-{uuid()}")
+    results = [send(strict) for _ in range(2)]
     if how == "is-revoked":
         first.revoke()
-        until(lambda: "revoked" in shop.log)
-    shop.record.let_end("report")
-    check(shop, [holder, *results])
+        until(lambda: "revoked" in strict.log)
+    strict.record.let_end("report")
+    check(strict, [holder, *results])
     until(lambda: first.state == ("REVOKED" if how == "is-revoked" else "FAILURE"))
+
+
+def test_copies_that_wait_for_a_semaphore_begin_together(strict: Shop) -> None:
+    strict.start("holding", arguments=("-Q", "held"))
+    strict.start("one")
+    for _ in range(2):
+        strict.send("paired", "report", LONG, queue="held")
+    holders = strict.record.wait_for(starts=2)
+    options = {"singleton_lock": {"wait": 0, "on_conflict": "retry"}, "kwargs": {"seconds": LONG}}
+    results = send_all(strict, 2, "paired", **options)
+    for holder in holders:
+        kill_child(holder)
+    strict.record.wait_for(starts=4)
+    strict.record.let_end("report")
+    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 2
 
 
 def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
@@ -207,16 +225,16 @@ def test_cut_connections_cost_no_wake_up(shop: Shop) -> None:
     check(shop, [holder, *results])
 
 
-def test_worker_that_is_shut_down_leaves_its_copies_to_another(shop: Shop) -> None:
-    (going,) = shop.start("going")
-    holder = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
-    results = send_all(shop, 4)
-    shop.start("staying")
-    until(lambda: in_line(shop) > 0)
-    shop.record.let_end("report")
+def test_worker_that_is_shut_down_leaves_its_copies_to_another(strict: Shop) -> None:
+    (going,) = strict.start("going")
+    holder = strict.send("exclusive", "report", LONG)
+    strict.record.wait_for(starts=1)
+    results = send_all(strict, 4)
+    strict.start("staying")
+    until(lambda: in_line(strict) > 0)
+    strict.record.let_end("report")
     assert going.terminate() == 0
-    check(shop, [holder, *results])
+    check(strict, [holder, *results])
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
