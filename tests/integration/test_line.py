@@ -14,7 +14,7 @@ from redis import Redis
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
-from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, kill_child, until
+from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, until
 from tests.integration.operators import EXCLUSIVE, ask
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
@@ -158,21 +158,6 @@ def test_copy_that_has_no_use_for_the_lock_lets_the_next_one_begin(strict: Shop,
     strict.record.let_end("report")
     check(strict, [holder, *results])
     until(lambda: first.state == ("REVOKED" if how == "is-revoked" else "FAILURE"))
-
-
-def test_copies_that_wait_for_a_semaphore_begin_together(strict: Shop) -> None:
-    strict.start("holding", arguments=("-Q", "held"))
-    strict.start("one")
-    for _ in range(2):
-        strict.send("paired", "report", LONG, queue="held")
-    holders = strict.record.wait_for(starts=2)
-    options = {"singleton_lock": {"wait": 0, "on_conflict": "retry"}, "kwargs": {"seconds": LONG}}
-    results = send_all(strict, 2, "paired", **options)
-    for holder in holders:
-        kill_child(holder)
-    strict.record.wait_for(starts=4)
-    strict.record.let_end("report")
-    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 2
 
 
 def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:

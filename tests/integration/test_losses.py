@@ -20,6 +20,7 @@ from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.redis_server import RedisServer
+from tests.servers import Nodes
 
 #: Seconds of the leases in the tests that wait for one to end. Some are renewed by the main process alone.
 TTL = 4.0
@@ -107,16 +108,16 @@ class TestChildIsKilled:
         # It watches the children that have had something to do.
         until(lambda: len(pidfds(worker)) <= 4, "those that are gone left no descriptor")
 
-    def test_where_nobody_can_watch_processes(self, patient: Shop) -> None:
-        """The main process frees the lock once Celery has noticed."""
-        patient.conf["test_without_pidfds"] = True
-        (worker,) = patient.start("one")
-        patient.send("exclusive", "report", LONG)
-        (run,) = patient.record.wait_for(starts=1)
-        waiter = patient.send("waiting", "report")
+    def test_where_nobody_can_watch_processes(self, shop: Shop) -> None:
+        """The main process renews, and frees the lock once Celery has noticed."""
+        shop.conf["test_without_pidfds"] = True
+        shop.start("one")
+        shop.send("exclusive", "report", LONG)
+        (run,) = shop.record.wait_for(starts=1)
+        os.kill(run.pid, signal.SIGSTOP)
+        shop.wait_for_renewals(1)
         kill_child(run)
-        assert waiter.get(timeout=LIMIT) == "report"
-        assert "Traceback" not in worker.log
+        assert shop.send("waiting", "report").get(timeout=LIMIT) == "report"
 
 
 class TestWorkerIsKilled:
@@ -213,6 +214,30 @@ class TestChildDoesNotRun:
         shop.record.let_end("report")
         os.kill(run.pid, signal.SIGCONT)
         assert result.get(timeout=LIMIT) == "report"
+
+    @pytest.mark.slow
+    def test_stopped_child_gets_its_lock_again_on_a_node_that_forgot_it(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
+        """Once the main process knows that the child has the lock, and in which place."""
+        with Nodes(3) as nodes:
+            shop = shop_on(redis_server, singleton_lock_backend=nodes.url, singleton_lock_ttl=9.0)
+            shop.start("one")
+            shop.send("exclusive", "report", LONG)
+            (before,) = shop.record.wait_for(starts=1)
+            result = shop.send("waiting", "report", LONG)
+            until(lambda: nodes.clients()[0].keys("*:waiting"), "it waits")
+            clock.sleep(1.0)  # The main process hears what it waits for; nothing reports that.
+            kill_child(before)
+            _, run = shop.record.wait_for(starts=2)
+            os.kill(run.pid, signal.SIGSTOP)
+            for node in nodes.clients():
+                (key,) = node.keys("*:run")
+                node.delete(key)
+                until(lambda node=node, key=key: node.exists(key), "it has the lock again")
+            shop.record.let_end("report")
+            os.kill(run.pid, signal.SIGCONT)
+            assert result.get(timeout=LIMIT) == "report"
 
     def test_stopped_child_that_had_to_ask_again_keeps_the_lock_through_an_outage(
         self, own_redis: RedisServer, shop_on: Callable[..., Shop]

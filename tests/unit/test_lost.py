@@ -20,7 +20,7 @@ from kombu.exceptions import EncodeError
 from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, is_free, raises
-from tests.inside import at_question, finish_aside, silence
+from tests.inside import at_question, children, finish_aside, silence
 from tests.patience import until
 
 LOST = [WorkerLostError("killed"), Terminated("TERM"), SystemExit(1)]
@@ -221,6 +221,20 @@ class TestLockOfAMessage:
         message = bench.send(task)
         bench.lose(message).cancel(POOL)
         finish_aside()
+        assert is_queued(task, message) is acks_late
+
+    @pytest.mark.parametrize("acks_late", [True, False])
+    def test_message_of_a_child_is_cancelled(self, bench: Bench, acks_late: bool) -> None:
+        """It may have ended, and go on as a copy, until the child is gone."""
+        task = bench.task(bench.die, lock_scope="until_executed", acks_late=acks_late)
+        message = bench.send(task)
+        with children(bench.app):
+            request = bench.lose(message)
+            request.cancel(POOL)
+            finish_aside()
+            assert is_queued(task, message)
+            gone(request, Terminated(15))
+            finish_aside()
         assert is_queued(task, message) is acks_late
 
     def test_result_backend_fails_as_a_greenlet_is_cancelled(
