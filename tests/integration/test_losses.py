@@ -244,7 +244,9 @@ class TestChildDoesNotRun:
     ) -> None:
         """It was in its slot while neither lock server nor broker answered, and asked as another owner then."""
         with RedisServer() as broker:
-            shop = shop_on(broker, locks=own_redis, singleton_lock_ttl=9.0, broker_transport_options={"socket_timeout": 1})
+            shop = shop_on(
+                broker, locks=own_redis, singleton_lock_ttl=9.0, broker_transport_options={"socket_timeout": 1}
+            )
             (worker,) = shop.start("one")
             own_redis.pause()
             result = shop.send("exclusive", "report", LONG)

@@ -272,7 +272,7 @@ class TestInLine:
         with line(bench.app, wakes=False):
             assert bench.deliver(copy) in ("ran", "REVOKED")
 
-    @pytest.mark.parametrize("waits", [None, "a", ["a"], ["{}:wake", 1], ["other:1:{{x}}", 1], ["{}", 0], ["{}", 10**6]])
+    @pytest.mark.parametrize("waits", [None, "a", ["a"], ["{}:wake", 1], ["other:1:{{x}}", 1], ["{}", 0]])
     def test_no_foreign_lock_is_waited_for(self, bench: Bench, waits: Any) -> None:
         """The process would take elements from foreign lists."""
         copy = self.copy(bench)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group, states
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
+from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from celery.result import EagerResult
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -355,10 +355,9 @@ class TestEnds:
         bench.deliver(bench.send(task))
         gets_free(task)
 
-    @pytest.mark.parametrize("end", ["revoked", "expired", "skipped", "wrong options", "soft time limit"])
+    @pytest.mark.parametrize("end", ["revoked", "expired", "skipped", "wrong options"])
     def test_without_a_body(self, bench: Bench, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        early = {"before_start": raises(SoftTimeLimitExceeded())} if end == "soft time limit" else {}
-        task = queued(bench, lock_limit=1, **early)
+        task = queued(bench, lock_limit=1)
         message = bench.send(task)
         if end == "revoked":
             bench.revoke(message)
