@@ -195,6 +195,39 @@ def test_process_that_slept_asks_whether_its_lock_is_still_held(
         own_redis.resume()
 
 
+def until_renewed(client: Redis, as_is_due: Callable[[], None]) -> None:
+    """Make it due, and wait until the server has renewed it."""
+    client.pexpire(NAME, 1000 * LIMIT)
+    as_is_due()
+    until(lambda: client.pttl(NAME) > 1000 * LIMIT, "it is renewed")
+
+
+def test_process_that_slept_keeps_its_lock_though_the_answer_takes_a_while(
+    client: Redis, proxy: LossyProxy, sleep_for: Callable[[float], None]
+) -> None:
+    """Its lease has ended as far as it knows, and is renewed in another thread."""
+    holder = Holder(proxy.port, client, timeout=20 * LIMIT)
+    proxy.delay(0.1)
+    until_renewed(client, lambda: sleep_for(25 * LIMIT))
+    until(lambda: not holder.lock.lost)
+    assert holder.left == []
+    holder.lock.release()
+
+
+def test_answer_that_is_read_late_is_followed_by_another_question_at_once(
+    client: Redis, proxy: LossyProxy, sleep_for: Callable[[float], None]
+) -> None:
+    """The process was stopped between sending and reading: another may have had the lock since."""
+    holder = Holder(proxy.port, client, timeout=20 * LIMIT)
+    holder.lock.reacquire()  # The server knows the script from now on.
+    proxy.hold(replies=True)
+    until_renewed(client, lambda: sleep_for(8 * LIMIT))
+    client.delete(NAME)
+    sleep_for(20 * LIMIT)
+    proxy.let_through()
+    assert holder.lost.wait(LIMIT)
+
+
 def test_interrupted_extension_leaves_the_next_renewals_to_others(own_redis: RedisServer, client: Redis) -> None:
     """By a time limit, say, while the server is silent."""
 
@@ -256,6 +289,7 @@ def in_child(body: Callable[[], bool]) -> int:
     pid = os.fork()
     if pid == 0:
         status = 2
+        signal.alarm(60)  # Kills one that hangs.
         with suppress(BaseException):
             status = 0 if body() else 1
         os._exit(status)
@@ -277,6 +311,21 @@ def test_child_of_a_fork_renews_its_own(own_redis: RedisServer, client: Redis) -
 
     assert status_of(in_child(body)) == 0
     going.outlives(0.0)
+
+
+def test_child_of_a_fork_does_not_wait_for_a_renewal_of_its_parent(own_redis: RedisServer, client: Redis) -> None:
+    """It was given the token of a hold whose time another thread of the parent was changing."""
+    with StallingProxy(own_redis.port) as proxy:
+        holder = Holder(proxy.port, client, timeout=600)
+        other = Lock(holder.lock.redis, NAME, timeout=600)
+        proxy.stall("RENEW", "front", 0.5)
+        renewal = threading.Thread(target=holder.lock.reacquire)
+        renewal.start()
+        assert proxy.struck.wait(LIMIT)
+        other.local.token = holder.lock.local.token
+        assert status_of(in_child(other.reacquire)) == 0
+        renewal.join(LIMIT)
+        holder.lock.release()
 
 
 def test_stopped_process_does_not_believe_that_it_has_the_lock(own_redis: RedisServer, client: Redis) -> None:
