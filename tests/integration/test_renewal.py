@@ -18,6 +18,7 @@ from redis import CredentialProvider, Redis
 from celery_singleton_lock import Lock, clock
 from celery_singleton_lock.lock import NotOwned
 from tests.integration.outside import NAME, RENEWED, client
+from tests.integration.test_late_requests import LateProxy
 from tests.patience import LIMIT, until
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
@@ -256,6 +257,18 @@ def test_answers_that_are_missing_for_a_while_harm_nobody(client: Redis, proxy: 
     until(lambda: proxy.lost == 2)
     holder.outlives(2 * RENEWED)
     assert holder.left == []
+
+
+def test_renewal_that_arrives_late_shortens_no_longer_time(own_redis: RedisServer, client: Redis) -> None:
+    """It was given up, and the time was changed since then."""
+    with LateProxy(own_redis.port) as proxy:
+        holder = Holder(proxy.port, client, timeout=RENEWED)
+        proxy.hold(1)
+        until(lambda: proxy.held)
+        holder.lock.extend(600, replace_ttl=True)
+        proxy.deliver()
+        assert not Lock(client, NAME).acquire(blocking_timeout=2 * RENEWED)
+        holder.lock.release()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
