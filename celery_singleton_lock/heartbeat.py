@@ -211,7 +211,7 @@ class Heartbeat(Renewer):
         step = min(trust.MAX_STEP, max(good_for, ttl) * trust.OWN_STEP_SHARE)
         (ours,) = self._store.renew([asked], timeout=step)
         if ours:
-            lease.become(asked, bound)
+            lease.become(asked, min(bound, asked.bound))
         else:
             lease.lose(GONE)
         return lease.reason is None

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, target
-from celery_singleton_lock.diagnosis.held import GONE, HeldLock, duration
+from celery_singleton_lock.diagnosis.held import GONE, HeldLock
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.keys.key import is_of_queue, key_of_queue, name_in
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from celery import states
@@ -22,7 +23,8 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import chance, cleaned
 from celery_singleton_lock.errors import LockLost, LockUnavailable
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.task import check_join
+from celery_singleton_lock.options.rules import JOIN
+from celery_singleton_lock.options.task import check_together
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import leader, outcome, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
@@ -69,7 +71,8 @@ def joinable(execution: Execution, found: Held) -> Joined | None:
     Raises:
         InvalidOption: nobody could tell how that task has ended.
     """
-    check_join(execution.task, execution.options, execution.runtime.settings)
+    # The policy may be what a callable has chosen.
+    check_together(execution.task, replace(execution.options, on_conflict=JOIN), execution.runtime.settings)
     request = execution.request
     if request.is_eager or found.holder is None or (joined := Joined.of(found.holder)) is None:
         return None

@@ -9,7 +9,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -81,9 +80,8 @@ class Outcome(NamedTuple):
         """The record of the holder's message, which says for `seconds` that the message has ended."""
         if self == _PLAIN:
             return Record(holder.message, b"%d" % math.ceil(seconds), seconds)
-        of_all = self.state, seconds, self.content is not None, self.settled
-        head = _line([*of_all, self.mark]) if self.mark else _head(*of_all)
-        return Record(holder.message, head + (self.content or b""), seconds)
+        fields = [self.state, seconds, self.content is not None, self.settled, *([self.mark] if self.mark else [])]
+        return Record(holder.message, json.dumps(fields).encode() + b"\n" + (self.content or b""), seconds)
 
     def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:
         """Whether a later copy of the message has to know that what follows from it was sent."""
@@ -92,15 +90,6 @@ class Outcome(NamedTuple):
 
 #: The end of most messages. Its record is its life alone, in whole seconds: the shortest value that Redis has.
 _PLAIN = Outcome(states.SUCCESS, settled=True)
-
-
-@lru_cache(maxsize=100)
-def _head(state: str, seconds: float, has_content: bool, settled: bool) -> bytes:
-    return _line([state, seconds, has_content, settled])
-
-
-def _line(fields: list[Any]) -> bytes:
-    return json.dumps(fields).encode() + b"\n"
 
 
 def read(record: Record) -> tuple[Outcome, float]:

@@ -242,17 +242,19 @@ class TestKeys:
 
 
 class TestBeat:
-    """Which beat leads."""
+    """Which beats run."""
 
-    def test_leader_is_named(self, own_redis: RedisServer, tmp_path: Path) -> None:
+    def test_beats_are_named(self, own_redis: RedisServer, tmp_path: Path) -> None:
         with studio(own_redis, own_redis, tmp_path) as beats:
-            (first,) = beats.start("first")
+            both = beats.start("first", "second")
+            until(lambda: len(beats.seen()) == 2)
             shown = locks_of("doctor", "--timeout", "0.1", app=APP, env=beats.environment())
-        assert f"(pid {first.process.pid}) leads the schedule {APP}" in shown.stdout, shown.stderr
+        for beat in both:
+            assert f"(pid {beat.process.pid}) sends the schedule {APP}" in shown.stdout, shown.stderr
 
-    def test_missing_leader_is_a_warning(self, own_redis: RedisServer) -> None:
+    def test_missing_beat_is_a_warning(self, own_redis: RedisServer) -> None:
         (finding,) = serious(looked_at(own_redis.url, beat_scheduler="exclusive"))
-        assert (finding.severity, "no beat leads the schedule shop" in finding.text) == ("warning", True)
+        assert (finding.severity, "no beat runs for the schedule shop" in finding.text) == ("warning", True)
         assert serious(looked_at(own_redis.url)) == []
 
 

@@ -313,12 +313,41 @@ class TestClients:
             until(lambda: watching.info("clients")["connected_clients"] <= before, "their connections are closed")
             until(lambda: heartbeats() == 0, "the thread has ended")
 
-    def test_clients_that_connect_in_other_ways_do_not_share(self, own_redis: RedisServer) -> None:
-        one, other = (Lock(Redis(port=own_redis.port, db=number), NAME) for number in (0, 1))
-        assert one.acquire()
-        assert other.acquire(blocking=False)
-        one.release()
-        other.release()
+    def test_locks_of_clients_that_connect_in_other_ways_are_others(self, own_redis: RedisServer) -> None:
+        """Also where a client's ways were changed since it made the last lock."""
+        one, other = (Redis(port=own_redis.port, db=number) for number in (0, 1))
+        with Lock(one, NAME):
+            assert not Lock(one, NAME).acquire(blocking=False)
+            with Lock(other, NAME):
+                pass
+            one.connection_pool.connection_kwargs["db"] = 1
+            with Lock(one, NAME):
+                assert not Lock(other, NAME).acquire(blocking=False)
+
+    def test_of_a_redlock_are_not_kept_alive_by_each_other(self) -> None:
+        clients = [Redis(port=port) for port in (1, 2, 3)]
+        Redlock(clients, NAME)
+        pools = [weakref.ref(client.connection_pool) for client in clients]
+        del clients[1:]
+        gc.collect()
+        assert [pool() for pool in pools] == [clients[0].connection_pool, None, None]
+
+    @pytest.mark.timeout(60)
+    def test_handler_of_a_signal_takes_a_lock_while_the_first_one_is_made(self, own_redis: RedisServer) -> None:
+        taken: list[bool] = []
+
+        class Interrupted(dict[str, Any]):
+            def items(self) -> Any:
+                if not taken:
+                    taken.append(False)
+                    with Lock(Redis(port=own_redis.port), "of the handler"):
+                        taken[0] = True
+                return super().items()
+
+        client = Redis(port=own_redis.port, client_name="interrupted")
+        client.connection_pool.connection_kwargs = Interrupted(client.connection_pool.connection_kwargs)
+        with Lock(client, NAME):
+            assert taken == [True]
 
     def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
         # Longer than garbage collection takes in a process that has run all other tests: it stops the heartbeat, too.
@@ -328,21 +357,6 @@ class TestClients:
         clock.sleep(RENEWED + 1.0)
         lock.check()
         lock.release()
-
-    def test_silent_server_does_not_harm_the_locks_of_another(self, own_redis: RedisServer, client: Redis) -> None:
-        with RedisServer() as silent:
-            going = Lock(client, NAME, timeout=RENEWED)
-            others = [Lock(Redis(port=silent.port), str(number), timeout=60) for number in range(3)]
-            assert all(lock.acquire() for lock in (going, *others))
-            silent.pause()
-            for other in others:
-                assert other.local.held is not None
-                other._shared.heartbeat.start(other.local.held.lease, other.local.held.when_lost)
-            clock.sleep(RENEWED + 1.0)
-            going.check()
-            silent.resume()
-            for lock in (going, *others):
-                lock.release()
 
     @pytest.mark.parametrize("kind", ["Redis", "RedisCluster"])
     def test_asynchronous_one_is_refused(self, kind: str) -> None:
@@ -382,9 +396,14 @@ class TestRedlock:
             Redlock([client, client, client], NAME)
 
     def test_same_server_is_refused(self, own_redis: RedisServer) -> None:
-        clients = [Redis(port=own_redis.port, db=number) for number in (0, 1)]
+        clients = [*(Redis(port=own_redis.port, db=number) for number in (0, 1)), Redis(port=1)]
         with pytest.raises(ValueError, match="2 clients of localhost"):
-            Redlock([*clients, Redis(port=1)], NAME)
+            Redlock(clients, NAME)
+        changed = [Redis(port=port) for port in (1, 2, 3)]
+        Redlock(changed, NAME)
+        changed[1].connection_pool.connection_kwargs["port"] = 1
+        with pytest.raises(ValueError, match="2 clients of localhost:1"):
+            Redlock(changed, NAME)
 
     def test_same_master_of_sentinels_is_refused(self) -> None:
         clients = [Sentinel([("127.0.0.1", 1)]).master_for("mymaster") for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -17,6 +18,7 @@ from redis import Redis
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
 from tests.contract import inside
 from tests.contract.inside import Held, Holder, Lease, LockRequest, Record, Reservation, Store, new_owner, open_url
+from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
 from tests.servers import until
@@ -377,6 +379,25 @@ class TestInterrupted:
         with pytest.raises(KeyboardInterrupt):
             store.acquire(request)
         assert store.held(KEY) == []
+
+    def test_waiter_waits_no_longer(self, store: Store, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else the next user of its connection would wait for its wake-up."""
+        request, sendall = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), socket.socket.sendall
+
+        def waits() -> bool:
+            return bool(client.info("clients")["blocked_clients"])
+
+        def interrupted(it: socket.socket, data: bytes) -> None:
+            sendall(it, data)
+            if b"BLPOP" in data:
+                until(waits)
+                raise KeyboardInterrupt
+
+        taken(store)
+        with pytest.raises(KeyboardInterrupt), store.waiter(request) as waiter, monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "sendall", interrupted)
+            waiter.wait(LIMIT)
+        until(lambda: not waits())
 
 
 class TestConnections:

@@ -46,13 +46,3 @@ def must_not_be_given_up(run: Any, server: Any, names: frozenset[str] = frozense
 def stem(value: bytes) -> str:
     """The beginning of the owner, the same for all its attempts."""
     return inside.stem(inside.hold_of(value).owner)
-
-
-def pid_in(value: bytes) -> int:
-    """The process that holds a lock; 0 for a reservation, and for a hold that a node got back."""
-    return inside.hold_of(value).pid
-
-
-def task_id_in(value: bytes) -> str:
-    """The message that holds a lock; empty for a reservation, and for a hold that a node got back."""
-    return inside.hold_of(value).task_id or ""

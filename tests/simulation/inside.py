@@ -211,11 +211,6 @@ def _listed(name: str, value: Any) -> Any:
     return _made(kind, *value)
 
 
-def names_of(kind: Any) -> list[str]:
-    """What is in the places of such a list."""
-    return [*kind.__annotations__]
-
-
 def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
     try:
         return kind(*fields, **named)
@@ -326,7 +321,7 @@ def names_run(lock: str) -> str:
 
 
 def is_of_beat(key: str) -> bool:
-    """Whether a lock is that of leading beats."""
+    """Whether a lock only shows that a beat runs."""
     return "{beat:" in key
 
 
@@ -592,12 +587,6 @@ def reaches_no_majority(nodes: Any, now: float) -> bool:
 def scheduler_of(package: Any, app: Any) -> Any:
     """The scheduler of a beat."""
     return attribute(module(package, "beat.scheduler"), "ExclusiveScheduler")(app)
-
-
-def lease_of_beat(scheduler: Any) -> Any:
-    """The lease of a beat that leads, if it does."""
-    leadership = attribute(scheduler, "_leadership")
-    return None if leadership is None else attribute(leadership, "_lease")
 
 
 def _unknown(what: str) -> UnknownInside:

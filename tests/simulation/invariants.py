@@ -9,7 +9,7 @@ from celery import states
 
 from tests.simulation import apps, holds, inside, trouble
 from tests.simulation.inside import SLICE
-from tests.simulation.scheduler import Process
+from tests.simulation.scheduler import Process, every
 
 #: Seconds of the simulation between two looks at the servers' data.
 OFTEN = 0.05
@@ -47,7 +47,6 @@ class Invariants:
         self.world, self.run = world, world.run
         #: The additional time of several consecutive network messages.
         self._more = SOME * world.plan.latency
-        self._next_look = 0.0
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
         #: Free locks that some node could not grant. Nobody notices when a node can again.
@@ -60,11 +59,9 @@ class Invariants:
         self._unsure: set[tuple[str, str]] = set()
         world.broker.on_put.append(self._put)
 
+    @every(OFTEN)
     def look(self) -> None:
-        """Check, whenever time is about to advance."""
-        if self.run.now < self._next_look:
-            return
-        self._next_look = self.run.now + OFTEN
+        """Check, when time is about to advance."""
         if len(self.world.servers) == 1:
             self._look_at_records(self.world.servers[0].living_values())
         held = holds.on_most(self.world.servers)
@@ -287,10 +284,6 @@ def _attempt_at(key: str) -> tuple[int, int]:
     attempt = inside.attempt_of(key)
     assert attempt is not None
     return int(attempt[0][1:]), attempt[1]
-
-
-def _holds_in(values: Iterable[tuple[str, bytes]]) -> set[tuple[str, str]]:
-    return {(key, holds.stem(value)) for key, value in values if inside.part_of(key) == "run"}
 
 
 def _in_slots(blocked: Iterable[Any]) -> list[Any]:

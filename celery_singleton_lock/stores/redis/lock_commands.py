@@ -144,7 +144,7 @@ def question(
         owner=request.owner,
         holder=holder.around_fence(request.ttl),
         ttl_ms=ms(request.ttl),
-        fence_ttl_ms=fence_ms(request.ttl),
+        fence_ttl_ms=ms(FENCE_TTL),
         once=int(once),
         waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
         asked_at_ms=ms(clock.wall()) if request.waiting else 0,
@@ -294,11 +294,6 @@ def wake(key: str, *, limit: int = 0) -> Call:
 def over_ms(ttl: float) -> int:
     """How long it is remembered that an owner of this ttl, or a request, was given up."""
     return ms(max(ttl, OVER_TTL))
-
-
-def fence_ms(ttl: float) -> int:
-    """How long a fence counter is kept for a lock with this ttl."""
-    return ms(max(FENCE_TTL, 2 * ttl))
 
 
 def _renewals(hold: Hold, named: Callable[[Hold], str] = owner_of) -> list[tuple[str, str, int | str]]:

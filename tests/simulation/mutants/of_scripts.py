@@ -82,8 +82,8 @@ MUTANTS = (
     ),
     _grant(
         "fencing tokens grow, whatever the server's clock says",
-        old="    redis.call('SET', fence, digits, 'PX', fence_ttl)\n  end\n",
-        new="  end\n",
+        old="    number = highest + 1\n",
+        new="",
         nodes=3,
     ),
     _acquire(

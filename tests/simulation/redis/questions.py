@@ -11,7 +11,7 @@ from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.ledger import RedisLedger
+from celery_singleton_lock.stores.redis.ledger import SECRET, RedisLedger
 from celery_singleton_lock.stores.redis.redlock import commands as vote_commands
 from celery_singleton_lock.stores.redis.script import Call, Command
 
@@ -107,7 +107,8 @@ def _votes(draw: Any) -> Call:
     return vote_commands.vote(request, slot=draw(st.integers(0, request.limit - 1)), memory=memory, slots=draw(LIMITS))
 
 
-LASTS = st.dictionaries(st.sampled_from(["e0", "e1", "e2:run"]), st.sampled_from([0, 5, 10, 10**15]), min_size=1)
+ENTRIES, LAST_RUNS = ["e0", "e1", "e2:run"], [0, 5, 10, 10**15]
+LASTS = st.dictionaries(st.sampled_from(ENTRIES), st.sampled_from(LAST_RUNS), min_size=1)
 CEILINGS = st.sampled_from([7, 10**16])
 LOCK_CALLS = st.one_of(
     st.builds(
@@ -129,11 +130,10 @@ LOCK_CALLS = st.one_of(
         lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
     ),
     st.builds(
-        lambda owner, slot, fence, ttl: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence, ttl=ttl),
+        lambda owner, slot, fence: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence),
         OWNERS,
         st.integers(0, 2),
         st.sampled_from([1, 10**17]),
-        TTLS,
     ),
     st.lists(st.tuples(HOLDERS, RECORDS), min_size=1, max_size=3).map(
         lambda pairs: lock_commands.replace_records([(LOCK, _of(holder, record)) for holder, record in pairs])  # type: ignore[misc]
@@ -168,8 +168,11 @@ def _of_ledger(use: Callable[[RedisLedger], object], known: Sequence[str] = ()) 
 BEAT_CALLS = st.one_of(
     st.builds(lambda lasts, ceiling: _of_ledger(lambda it: it.align(lasts, ceiling=ceiling)), LASTS, CEILINGS),
     st.builds(
-        lambda lasts, owner, ttl, ceiling: _of_ledger(lambda it: it.claim(lasts, owner, ttl=ttl, ceiling=ceiling)),
-        LASTS,
+        lambda entry, last, owner, ttl, ceiling: _of_ledger(
+            lambda it: it.claim(entry, last, owner, ttl=ttl, ceiling=ceiling)
+        ),
+        st.sampled_from(ENTRIES),
+        st.sampled_from(LAST_RUNS),
         OWNERS,
         TTLS,
         CEILINGS,
@@ -182,11 +185,7 @@ BEAT_CALLS = st.one_of(
     ),
     st.builds(lambda lasts, owner: _of_ledger(lambda it: it.unclaim(list(lasts), owner)), LASTS, OWNERS),
     LASTS.map(lambda lasts: _of_ledger(lambda it: it.align({}, ceiling=0), known=list(lasts))),
-    st.builds(
-        lambda value, at_least: _of_ledger(lambda it: it._secrets(value, at_least=at_least)),
-        st.sampled_from(["", "aa", "bb"]),
-        st.booleans(),
-    ),
+    st.sampled_from(["", "aa", "bb"]).map(lambda value: Call(SECRET, [keyspace.secret_key(BEAT)], [value, 1000])),
 )
 
 #: Keys for plain commands; the package's own keys are among them, so that its scripts meet foreign values.

@@ -149,9 +149,9 @@ def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
     return Call(PUT_BACK, keys, args)
 
 
-def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
+def raise_fence(key: str, owner: str, *, slot: int, fence: int) -> Call:
     """Raise the counter of fencing tokens to `fence`, if the lock is held there."""
-    args = [stem(owner), fence, lock_commands.fence_ms(ttl)]
+    args = [stem(owner), fence, ms(lock_commands.FENCE_TTL)]
     return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key, slot)], args)
 
 

@@ -280,7 +280,7 @@ class RedlockStore:
         fence, quorum = max(fences), self._nodes.quorum
         if fences.count(fence) >= quorum:
             return fence
-        call = commands.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence, ttl=wanted.ttl)
+        call = commands.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence)
         is_decided = self._nodes.decided_by(lambda answer: answer == 1)
         answers = conversation.ask(call, is_decided, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= quorum else None
