@@ -186,8 +186,8 @@ class TestRoundOfALongLease:
 
     def test_holder_that_is_to_stop_is_still_asked_again(self, store: HangingStore, long: Lease) -> None:
         heartbeat, other, execution = Heartbeat(store), store.take("other", ttl=600.0), Execution()
-        supersede(store, other)
-        heartbeat.start(other, execution.when_lost, every=0.05)
+        other.supersede("newer")
+        heartbeat.start(other, execution.when_lost)
         assert execution.lost.wait(LIMIT)
         heartbeat.start(long, Execution().when_lost)
         assert store.hangs.wait(LIMIT)
