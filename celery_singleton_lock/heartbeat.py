@@ -61,6 +61,7 @@ class Heartbeat(Renewer):
         lease: Lease,
         on_lost: Callable[[], None],
         *,
+        every: float = math.inf,
         linger: bool = True,
         words: Callable[[], str] | None = None,
         on_moved: Callable[[], object] | None = None,
@@ -72,15 +73,16 @@ class Heartbeat(Renewer):
             lease: kept only as a weak reference.
             on_lost: runs in the heartbeat's thread, so it must be quick. A bound method does not keep its object alive;
                 any other callable must not refer to the lease, which would then be renewed until it is stopped.
+            every: the most seconds between two renewals; a third of the ttl at most.
             linger: False to end the thread when the last lease is stopped, rather than a moment later.
             words: whose lease it is, for people; like `on_lost`.
             on_moved: runs in the heartbeat's thread within a second after the lease began, and whenever the time at
                 which it is given up has changed. Like `on_lost`; must not raise an error.
         """
         lease.ask = self._ask
-        due_at = lease.acquired_at + lease.good_for * trust.RENEW_AFTER
+        due_at = lease.acquired_at + min(lease.good_for * trust.RENEW_AFTER, every)
         lasts = LINGER if linger and not self._closed else 0.0
-        watched = Watched(weakref.ref(lease), weakly(on_lost), due_at, lasts)
+        watched = Watched(weakref.ref(lease), weakly(on_lost), due_at, lasts, every)
         watched.words = None if words is None else weakly(words)
         watched.on_moved = None if on_moved is None else weakly(on_moved)
         with pulse.mutex:
@@ -116,16 +118,6 @@ class Heartbeat(Renewer):
                 if watched is not None and watched.lease() is lease:
                     watched.renewed(lease)
                     pulse.follow(self, watched.due_at)
-
-    def supersede(self, owner: str, by: str) -> None:
-        """Stop the run under this owner's lease for a newer task, if the lease is under watch: at once, not only when a
-        renewal reports it.
-        """
-        with pulse.mutex:
-            watched = self.watched.get(owner)
-            if watched is not None and (lease := watched.lease()) is not None:
-                lease.supersede(by)
-                pulse.follow(self, 0.0)
 
     def renew_now(self) -> None:
         """Renew all leases at once, because one of them was taken away and its holder must learn that; within a second,

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from celery_singleton_lock import process_identity
 from celery_singleton_lock.confirmations import Confirmations
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.record_writer import RecordWriter
-from celery_singleton_lock.stop_listener import StopListener
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -35,7 +33,6 @@ class Runtime:
     journal: JournalWriter
     record_writer: RecordWriter
     confirmations: Confirmations
-    stop_listener: StopListener
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
@@ -88,9 +85,7 @@ class _Opened:
         keeps_journal = settings.journal and self.store is None
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
         writer = JournalWriter(journal, ref(app), settings.blocked_after)
-        heartbeat = Heartbeat(store)
-        stop_listener = StopListener(lambda: store.stops(settings.prefix, process_identity.own()), heartbeat)
-        return Runtime(settings, store, heartbeat, writer, RecordWriter(store), Confirmations(store), stop_listener)
+        return Runtime(settings, store, Heartbeat(store), writer, RecordWriter(store), Confirmations(store))
 
 
 #: First the runtimes with the stores from the settings, then those with memory stores instead; the last entry counts.

@@ -29,6 +29,7 @@ class Watched:
         on_lost: see `weakly`.
         due_at: when to renew the lease; once it is lost, when to report that.
         linger: seconds for which the thread stays if this was the last lease.
+        every: the most seconds between two renewals.
         strikes_at: when to ask its holder again to stop, once a newer task should run; the lease is renewed meanwhile.
         words: whose lease it is, see `weakly`; None if only its key is known.
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
@@ -41,6 +42,7 @@ class Watched:
     on_lost: Callable[[], None]
     due_at: float
     linger: float
+    every: float
     strikes_at: float = 0.0
     words: Callable[[], str | None] | None = None
     on_moved: Callable[[], object] | None = None
@@ -112,7 +114,8 @@ class Watched:
     def renewed(self, lease: Lease) -> None:
         """Note that a renewal was answered. If the lease was given up meanwhile, its holder is still asked to stop."""
         # From when it was sent: if the process was stopped in between, the answer says little by now.
-        self.due_at = lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
+        due_at = lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
+        self.due_at = min(due_at, clock.now() + self.every)
         if lease.reason is not None:  # Only now: the thread that watches may give it up at any moment.
             self.due_at = 0.0
 

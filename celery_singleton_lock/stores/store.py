@@ -11,7 +11,6 @@ from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.inspector import Inspector
 from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.stores.ledger import Ledger
-from celery_singleton_lock.stores.stops import StopOrder, StopReader
 from celery_singleton_lock.stores.wake_ups import WakeUps
 
 
@@ -137,17 +136,6 @@ class Store(Inspector, Protocol):
 
     def wake_ups(self) -> WakeUps | None:
         """What wakes a process for many locks, not connected yet; None if nothing does."""
-
-    def stops(self, prefix: str, process: str) -> StopReader | None:
-        """The stops that a process is notified of, not connected yet; None if the store notifies nobody.
-
-        Args:
-            prefix: the prefix of its locks' keys.
-            process: its name (see `Holder.process`).
-        """
-
-    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
-        """Notify the process, if it listens. Never raises an error: otherwise the holder learns it when it renews."""
 
     def journal(self, prefix: str, *, size: int) -> Journal:
         """The journal of all locks whose key begins with `prefix`; `size`: entries that are kept."""

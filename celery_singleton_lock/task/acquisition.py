@@ -136,7 +136,6 @@ class Acquisition:
         found = self._store.acquire(request)
         if not isinstance(found, Held) or isinstance(found, Superseded):
             return found
-        newest.order_stop(it, self._arrival, found)
         # Whatever this copy was woken for, others have it by now.
         with self._store.waiter(replace(request, in_line=False)) as waiter:
             while (

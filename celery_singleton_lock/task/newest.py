@@ -15,8 +15,7 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
-from celery_singleton_lock.stores.base import Arrival, Held, Superseded, order_of
-from celery_singleton_lock.stores.stops import StopOrder
+from celery_singleton_lock.stores.base import Arrival, Superseded, order_of
 from celery_singleton_lock.task import journal_entries, requeue
 from celery_singleton_lock.task.execution import Execution
 
@@ -25,6 +24,9 @@ logger = get_logger(__name__)
 #: The least seconds that the order of a key is kept after the last request for its lock: if a worker holds a message
 #: and dies, the broker delivers the message again, and it must still be known whether it is the newest.
 KNOWN_FOR = 3600.0
+
+#: The most seconds between two renewals of a run that newer messages may stop: a renewal says so.
+STOPPED_WITHIN = 1.0
 
 
 def arrival_of(execution: Execution) -> Arrival | None:
@@ -47,17 +49,6 @@ def as_holder(execution: Execution) -> Holder:
 def is_stopped_by_newer(execution: Execution) -> bool:
     request = execution.request
     return execution.options.on_conflict == REPLACE and not request.is_eager and request.id is not None
-
-
-def order_stop(execution: Execution, arrival: Arrival | None, found: Held) -> None:
-    """Have the holder of the lock stop at once, if it is to stop for a message of this order: for this message, or for
-    one before it, which may have died before it told the holder.
-    """
-    holder, runtime = found.holder, execution.runtime
-    if arrival is None or not arrival.stops or holder is None or holder.superseded_by is None:
-        return
-    if holder.order == arrival.order and holder.process:
-        runtime.store.tell(runtime.settings.prefix, holder.process, StopOrder(found.owner, holder.superseded_by))
 
 
 def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:

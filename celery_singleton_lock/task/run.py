@@ -6,6 +6,7 @@ Protocol: `docs/protocol.md`, section 6.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -111,7 +112,6 @@ class Run:
         it, lease = self._execution, self._lease
         try:
             it.runtime.heartbeat.stop(lease)
-            it.runtime.stop_listener.forget(lease.owner)
             self._body.end()
         finally:
             it.progress.body = None  # Its retry may refer to the request.
@@ -125,11 +125,14 @@ class Run:
             # In a worker, one task follows another; a direct caller may look for leftover threads afterwards.
             in_worker = not (it.request.is_eager or it.request.called_directly)
             it.runtime.heartbeat.start(
-                lease, self._when_to_stop, linger=in_worker, words=self._in_words, on_moved=self._report_end
+                lease,
+                self._when_to_stop,
+                every=newest.STOPPED_WITHIN if newest.is_stopped_by_newer(it) else math.inf,
+                linger=in_worker,
+                words=self._in_words,
+                on_moved=self._report_end,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
-            if newest.is_stopped_by_newer(it):
-                it.runtime.stop_listener.expect(lease.owner)
             self._record_attempt_before()
             self._send(signals.lock_acquired, lease=lease, waited=self._waited)
             record_started(it.task)

@@ -18,13 +18,12 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.outcome import Outcome
 from tests.patience import LIMIT
 
 #: What a store is asked with, and answers.
-__all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Record", "Reservation", "StopOrder", "Store")
+__all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Record", "Reservation", "Store")
 __all__ += ("Outcome", "new_owner", "open_url")
 
 #: As much of an owner as all attempts of a Redlock share.
@@ -40,8 +39,6 @@ def named(path: str) -> Any:
 #: Seconds, by what they are for.
 SECONDS = {
     "between two tries": "stores.redis.store.PAUSE",
-    "of one wait for a stop": "stores.redis.stops.SLICE",
-    "of one wait for a stop in memory": "stores.memory.stops.SLICE",
     "until a dead process is removed from a line": "stores.redis.in_line.LONG_GONE",
     "of one wait of a waiter": "stores.redis.waiter.SLICE",
     "for which a node may be mute": "stores.redis.redlock.conversation.MUTE_FOR",
@@ -80,11 +77,6 @@ def set_number(monkeypatch: pytest.MonkeyPatch, what: str, value: int) -> None:
 def set_seconds(monkeypatch: pytest.MonkeyPatch, what: str, value: float) -> None:
     """Give a constant another value for this test."""
     monkeypatch.setattr(f"celery_singleton_lock.{SECONDS[what]}", value)
-
-
-def most_stops() -> int:
-    """How many stops are kept for a process."""
-    return int(named("stores.redis.stops.KEPT"))
 
 
 def lock_key(key: str, slot: int = 0) -> str:
@@ -145,11 +137,6 @@ def fence_counter(key: str) -> str:
 def beats_keys(key: str, entry: str) -> list[str]:
     """The claims of an entry of beat, and the last run of one that was removed."""
     return [named(f"stores.redis.keyspace.{kind}_keys")(key, [entry])[0] for kind in ("claim", "gone")]
-
-
-def stop_list(prefix: str, process: str) -> str:
-    """Where the stops of a process are pushed."""
-    return str(named("stores.redis.keyspace.stops_key")(prefix, process))
 
 
 def end_hold(where: Redis | Store, key: str, owner: str) -> bool:

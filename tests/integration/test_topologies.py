@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ import pytest
 
 from celery_singleton_lock import InvalidOption, Lock, LockUnavailable, Semaphore, clock
 from tests.contract import inside
-from tests.contract.inside import Held, Holder, Kept, Lease, LockRequest, Record, StopOrder, Store, new_owner, open_url
+from tests.contract.inside import Held, Holder, Kept, Lease, LockRequest, Record, Store, new_owner, open_url
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 from tests.servers import Cluster, SentinelGroup, until
@@ -292,28 +291,6 @@ class TestCluster:
             assert ledger.align({"x": 1}, ceiling=CEILING) == {"x": 20}
             assert journal.counts() == {"runs": 1}
         assert store.free(lease)
-
-    def test_stop_requests_follow_a_slot_that_moves(self, cluster: Cluster, store: Store) -> None:
-        own = store.stops("followed", PROCESS)
-        assert own is not None
-        heard = list[StopOrder]()
-
-        def listen() -> None:
-            while len(heard) < 2:
-                with suppress(LockUnavailable):  # The slot has moved; the next call goes to its new master.
-                    if (stop := own.wait()) is not None:
-                        heard.append(stop)
-
-        with ThreadPoolExecutor() as threads:
-            listening = threads.submit(listen)
-            calls = [StopOrder(new_owner(), "first"), StopOrder(new_owner(), "second")]
-            store.tell("followed", PROCESS, calls[0])
-            until(lambda: heard, "the first call has arrived, and it waits for the next")
-            cluster.migrate_slot(inside.stop_list("followed", PROCESS))
-            store.tell("followed", PROCESS, calls[1])
-            listening.result(LIMIT)
-        assert heard == calls
-        own.close()
 
     def test_look_sees_a_lock_whose_slot_is_about_to_move(self, cluster: Cluster, store: Store) -> None:
         key = f"{KEY}:looked-at"

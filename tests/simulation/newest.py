@@ -23,8 +23,8 @@ OFTEN = 0.2
 #: Seconds within which a message in line ends after a newer one has come; and more seconds for each further message.
 AT_ONCE, EACH = 1.0, 0.3
 
-#: Seconds beyond a renewal within which a newer message has stopped a body.
-STOPPED = 1.0
+#: Seconds within which a renewal says that a body is to stop; share of the ttl that it then has to end; seconds beyond.
+RENEWED, ENDS, STOPPED = 1.0, 1 / 8, 1.0
 
 #: Seconds within which a worker is known to have a copy in line.
 IN_LINE = 0.1
@@ -127,7 +127,7 @@ class Newest:
             self.run.must(is_soon, "for {:.1f} s: message {} is in line, and a newer one has come", *what)
 
     def _is_stopped(self, body: Running, trouble_ends: float) -> None:
-        """Check that a body that a newer message stops ends within a renewal."""
+        """Check that a body that a newer message stops ends soon after its next renewal."""
         order = self._order[body.key]
         if apps.TASKS[body.task]["on_conflict"] != "replace" or body.number not in order:
             return
@@ -136,7 +136,10 @@ class Newest:
         if not newer or not body.process.is_well:
             return
         since = max(min(newer), body.began, trouble_ends, body.process.frozen_until)
-        seconds, longest = self.run.now - since, body.lease.ttl / 3 + STOPPED + 20 * self.world.plan.latency
+        seconds, longest = (
+            self.run.now - since,
+            RENEWED + body.lease.ttl * ENDS + STOPPED + 20 * self.world.plan.latency,
+        )
         what = seconds, body.number
         self.run.must(seconds <= longest, "for {:.1f} s: message {} runs, which a newer one stops", *what)
 

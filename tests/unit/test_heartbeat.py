@@ -4,22 +4,18 @@ import gc
 import os
 import random
 import threading
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock, trust
+from celery_singleton_lock import LockUnavailable, SingletonTask, clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import MAX_SLEEP, PATIENCE, WATCHERS, Pulse, pulse
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.watched import Watched
 from tests.patience import LIMIT
 from tests.servers import until
 
@@ -133,43 +129,34 @@ def test_loss_is_reported_until_the_lease_is_stopped(store: Store, heartbeat: He
 class TestSuperseded:
     """A newer task must run."""
 
-    def test_stop_is_repeated_while_the_lease_is_renewed(self, store: Store, heartbeat: Heartbeat) -> None:
-        lease, execution = store.take(), Execution()
+    def test_renewal_says_so_and_the_stop_is_repeated_while_the_lease_is_renewed(
+        self, store: Store, heartbeat: Heartbeat
+    ) -> None:
+        lease, other, execution, unmoved = store.take("a"), store.take("b"), Execution(), Execution()
+        heartbeat.start(other, unmoved.when_lost)
         heartbeat.start(lease, execution.when_lost)
-        heartbeat.supersede(lease.owner, "newer")
+        supersede(store, lease)
         until(lambda: execution.losses >= 3, "reported")
         first_end = lease.trusted_until
         until(lambda: lease.trusted_until > first_end, "renewed")
         assert lease.held
         assert lease.superseded_by == "newer"
-        heartbeat.stop(lease)
-
-    def test_renewal_reports_the_newer_task(self, store: Store, heartbeat: Heartbeat) -> None:
-        lease, execution = store.take(), Execution()
-        (occupant,) = store._occupants["k"].values()
-        occupant.holder = replace(occupant.holder, superseded_by="newer")
-        heartbeat.start(lease, execution.when_lost)
-        assert execution.lost.wait(LIMIT)
-        assert lease.held
-        heartbeat.stop(lease)
-
-    def test_first_newer_task_counts_and_other_leases_are_left_alone(self, store: Store, heartbeat: Heartbeat) -> None:
-        lease, other, execution, unmoved = store.take("a"), store.take("b"), Execution(), Execution()
-        heartbeat.start(lease, execution.when_lost)
-        heartbeat.start(other, unmoved.when_lost)
-        for name in ("newer", "newest"):
-            heartbeat.supersede(lease.owner, name)
-        heartbeat.supersede(new_owner(), "another")
-        assert execution.lost.wait(LIMIT)
-        assert lease.superseded_by == "newer"
         assert unmoved.losses == 0
         heartbeat.stop(lease)
         heartbeat.stop(other)
 
+    def test_lease_that_may_be_superseded_is_renewed_more_often(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease, execution = store.take(ttl=3600.0), Execution()
+        heartbeat.start(lease, execution.when_lost, every=0.05)
+        until(lambda: lease.renewals >= 3, "renewed")
+        supersede(store, lease)
+        assert execution.lost.wait(LIMIT)
+        heartbeat.stop(lease)
+
     def test_superseded_lease_may_be_lost_later(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(), Execution()
+        supersede(store, lease)
         heartbeat.start(lease, execution.when_lost)
-        heartbeat.supersede(lease.owner, "newer")
         assert execution.lost.wait(LIMIT)
         store.free(lease)
         until(lambda: not lease.held, "lost")
@@ -178,388 +165,9 @@ class TestSuperseded:
         heartbeat.stop(lease)
 
 
-def test_unexpected_error_does_not_end_the_thread(
-    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raised = threading.Event()
-
-    def explode(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        raised.set()
-        monkeypatch.undo()
-        raise RuntimeError("no such thing")
-
-    lease, execution = store.take(ttl=3.0), Execution()
-    monkeypatch.setattr(store, "renew", explode)
-    heartbeat.start(lease, execution.when_lost)
-    assert raised.wait(LIMIT)
-    assert store.renewed.wait(LIMIT)
-    heartbeat.stop(lease)
-
-
-def test_stopping_a_lease_while_due_leases_are_chosen_harms_no_other(
-    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A finalizer may run at any line, and release its lock."""
-    leases, execution = [store.take(f"k{number}") for number in range(5)], Execution()
-    is_due = Watched.is_due
-    chosen = threading.Event()
-
-    def interrupted(watched: Any, now: float) -> bool:
-        heartbeat.stop(leases[-1])
-        chosen.set()
-        return is_due(watched, now)
-
-    monkeypatch.setattr(Watched, "is_due", interrupted)
-    for lease in leases:
-        heartbeat.start(lease, execution.when_lost)
-    assert chosen.wait(LIMIT)
-    assert store.renewed.wait(LIMIT)
-    for lease in leases:
-        heartbeat.stop(lease)
-
-
-class Interrupted(dict[str, object]):
-    """Raises right after an entry was added."""
-
-    def __setitem__(self, owner: str, value: object) -> None:
-        super().__setitem__(owner, value)
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("is_overdue", [False, True])
-def test_interruption_at_the_start_of_a_renewal_leaves_the_lease_to_others(
-    store: Store, heartbeat: Heartbeat, is_overdue: bool
-) -> None:
-    """A signal or a time limit: if the lease stayed taken, nobody would renew it."""
-    lease, execution = store.take(ttl=600.0), Execution()
-    with pulse.mutex:  # The heartbeat's own thread is not to be interrupted.
-        heartbeat.start(lease, execution.when_lost)
-        heartbeat.taken = Interrupted()
-        with pytest.raises(KeyboardInterrupt):
-            if is_overdue:
-                lease.trusted_until = 0.0
-                lease.check()
-            else:
-                heartbeat.renew(lease, 600.0)
-        assert heartbeat.taken == {}
-        heartbeat.taken = {}
-        assert heartbeat.renew(lease, 600.0)
-        heartbeat.stop(lease)
-
-
-@pytest.mark.parametrize("what", ["_seconds_to_sleep", "_work", "_add_thread"])
-def test_error_while_choosing_due_leases_does_not_end_the_thread(
-    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    lease, execution = store.take(ttl=3.0), Execution()
-    heartbeat.start(lease, execution.when_lost)
-    raised = threading.Event()
-    chosen = getattr(Pulse, what)
-
-    def explode(*arguments: Any) -> Any:
-        if threading.current_thread().name == "singleton-lock-heartbeat" and not raised.is_set():
-            store.renewed.clear()
-            raised.set()
-            raise ZeroDivisionError("no such thing")
-        return chosen(*arguments)
-
-    monkeypatch.setattr(Pulse, what, explode)
-    assert raised.wait(LIMIT)
-    assert store.renewed.wait(LIMIT)
-    assert execution.losses == 0
-    heartbeat.stop(lease)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_child_does_not_wait_for_a_renewal_of_its_parent() -> None:
-    """It was given the token of a hold whose ttl another thread of the parent was changing."""
-    store = HangingStore(threading.Event())
-    heartbeat, lease = Heartbeat(store), store.take(ttl=600.0)  # Not under watch: it is not renewed by itself.
-    thread = threading.Thread(target=heartbeat.renew, args=(lease, 700.0))
-    thread.start()
-    assert store.hangs.wait(LIMIT)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            store.go_on.set()
-            renewing = threading.Thread(target=heartbeat.renew, args=(lease, 700.0), daemon=True)
-            renewing.start()
-            renewing.join(LIMIT)
-            status = 2 if renewing.is_alive() else 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    store.go_on.set()
-    thread.join(LIMIT)
-
-
-class TestOverdue:
-    """The process slept past the end of its lease, and a check comes before the heartbeat."""
-
-    @pytest.fixture
-    def overdue(self, store: Store, heartbeat: Heartbeat) -> Iterator[Lease]:
-        lease, execution = store.take(ttl=600.0), Execution()
-        with pulse.mutex:  # Until the test is over, the heartbeat's thread sees nothing.
-            heartbeat.start(lease, execution.when_lost)
-            lease.extend(clock.now() - 700.0)
-            yield lease
-            heartbeat.stop(lease)
-
-    def test_lock_that_is_still_held_is_kept(self, store: Store, overdue: Lease) -> None:
-        assert not overdue.held
-        overdue.check()
-        assert overdue.held
-        assert overdue.remaining > 500
-
-    def test_lock_that_is_gone_is_lost(self, store: Store, overdue: Lease) -> None:
-        store.free(overdue)
-        with pytest.raises(LockLost, match="no longer has it"):
-            overdue.check()
-
-    def test_lock_that_another_took_is_lost(self, store: Store, overdue: Lease) -> None:
-        store.free(overdue)
-        other = store.take()
-        with pytest.raises(LockLost, match="no longer has it"):
-            overdue.check()
-        assert other.held
-
-    def test_lease_without_an_answer_is_not_trusted(self, store: Store, overdue: Lease) -> None:
-        store.fail = True
-        with pytest.raises(LockLost, match="overdue"):
-            overdue.check()
-
-    def test_lost_lease_does_not_ask_again(self, store: Store, overdue: Lease) -> None:
-        overdue.lose("told so")
-        with pytest.raises(LockLost, match="told so"):
-            overdue.check()
-        assert store.renewals == 0
-
-
-def test_answer_that_was_read_late_is_followed_by_another_renewal_at_once(store: Store, heartbeat: Heartbeat) -> None:
-    """The process was stopped between sending and reading: the answer is outdated."""
-    lease, execution = store.take(ttl=1200.0), Execution()
-    lease.acquired_at -= 600.0  # Makes it due.
-    late = threading.Event()
-
-    def renew(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        if late.is_set():
-            return [False]
-        late.set()
-        lease.extend(clock.now() - 4000.0)
-        return [True]
-
-    store.renew = renew  # type: ignore[method-assign]
-    heartbeat.start(lease, execution.when_lost)
-    assert late.wait(LIMIT)
-    assert execution.lost.wait(LIMIT), "it waited for another third of the ttl before it asked"
-    heartbeat.stop(lease)
-
-
-def test_late_renewal_that_failed_is_tried_again_soon(
-    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread has watched it, and sleeps until the lease would have been given up."""
-    monkeypatch.setattr("celery_singleton_lock.pulse.MAX_SLEEP", 2 * LIMIT)
-    lease, execution, again = store.take(ttl=50 * LIMIT), Execution(), threading.Event()
-    lease.acquired_at -= lease.ttl  # Makes it due.
-    lease.trusted_until = clock.now() + lease.ttl / 2
-    tries = 0
-
-    def renew(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        nonlocal tries
-        tries += 1
-        if tries == 2:
-            again.set()
-        clock.sleep(0.2)  # Until the other thread sleeps.
-        raise LockUnavailable("test", "told to fail")
-
-    store.renew = renew  # type: ignore[method-assign]
-    heartbeat.start(lease, execution.when_lost)
-    assert again.wait(LIMIT)
-    heartbeat.stop(lease)
-
-
-def renewed_late(left: float) -> tuple[HangingStore, Heartbeat, Lease, Execution]:
-    """A lease with so many seconds left, whose renewal is due, and hangs until the store goes on."""
-    store = HangingStore(threading.Event())
-    heartbeat, lease, execution = Heartbeat(store), store.take(ttl=50 * LIMIT), Execution()
-    lease.acquired_at -= lease.ttl
-    lease.trusted_until = clock.now() + left
-    heartbeat.start(lease, execution.when_lost)
-    return store, heartbeat, lease, execution
-
-
-def test_renewal_that_begins_after_the_end_of_the_lease_may_be_answered() -> None:
-    """The process was stopped, and another thread watches the renewal."""
-    store, heartbeat, lease, execution = renewed_late(-1.0)
-    assert store.hangs.wait(LIMIT)
-    until(lambda: threads() == 2, "another thread watches")
-    assert not execution.lost.wait(5 * PATIENCE)
-    store.go_on.set()
-    until(lambda: lease.held, "it is renewed")
-    heartbeat.stop(lease)
-
-
-def test_renewal_during_which_the_process_was_stopped_may_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was stopped past the end of the lease, and the thread that watches the renewal goes on first."""
-    sleeps, seconds_to_sleep, now = threading.Event(), Pulse._seconds_to_sleep, clock.now
-
-    def noted(*arguments: Any) -> float:
-        sleeps.set()
-        return seconds_to_sleep(*arguments)
-
-    monkeypatch.setattr(Pulse, "_seconds_to_sleep", noted)
-    store, heartbeat, lease, execution = renewed_late(25 * LIMIT)
-    assert sleeps.wait(LIMIT), "the other thread did not go to sleep"
-    with pulse.mutex:
-        monkeypatch.setattr("celery_singleton_lock.pulse.PATIENCE", 2 * LIMIT)
-        monkeypatch.setattr(clock, "now", lambda: now() + 30 * LIMIT)
-    assert not execution.lost.wait(2 * MAX_SLEEP)
-    monkeypatch.undo()
-    store.go_on.set()
-    until(lambda: lease.held, "it is renewed")
-    heartbeat.stop(lease)
-
-
-def test_holder_is_asked_to_stop_again_if_a_renewal_is_answered_after_all() -> None:
-    """It was given up meanwhile."""
-    store, heartbeat, lease, execution = renewed_late(10 * LIMIT)
-    assert execution.lost.wait(LIMIT)
-    store.go_on.set()
-    until(lambda: store.renewals == 1)
-    losses = execution.losses
-    until(lambda: execution.losses > losses + 2, "it is asked again and again")
-    heartbeat.stop(lease)
-
-
-def test_lease_that_is_given_up_just_as_its_renewal_is_answered_is_reported_again(store: Store) -> None:
-    """The thread that watches the round came between: between any two steps of the thread that is in the round."""
-
-    class GivenUpAsRead(Lease):
-        """Is given up right after somebody has found that it is not."""
-
-        __slots__ = ("_why",)
-
-        @property  # type: ignore[override]
-        def reason(self) -> str | None:
-            why, self._why = self._why, "given up"
-            if why is None:
-                watched.due_at = 3.0
-            return why
-
-        @reason.setter
-        def reason(self, why: str | None) -> None:
-            self._why = why
-
-    lease = GivenUpAsRead("k", new_owner(), ttl=60.0, fence=1, sent_at=clock.now())
-    watched = Watched(weakref.ref(lease), lambda: None, 0.0, 0.0)
-    watched.renewed(lease)
-    assert watched.due_at <= 3.0, "its holder is asked to stop again when the next renewal would be due"
-
-
-def test_failed_change_of_a_ttl_does_not_delay_the_loss() -> None:
-    """It ends after the lease could have been given up. Another try may follow, but does not get more time."""
-
-    class FailsThenHangs(HangingStore):
-        """Fails once the lease could be given up."""
-
-        def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-            if not self.failed.is_set():
-                self.failed.set()
-                until(lambda: clock.now() > lease.give_up_at + step, "the time is nearly over")
-                raise LockUnavailable("test", "told to fail")
-            return super().renew(leases, timeout=timeout)
-
-    store, ttl = FailsThenHangs(threading.Event()), 20.0
-    heartbeat, lease, execution, step = Heartbeat(store), store.take(ttl=ttl), Execution(), trust.step_of([ttl])
-    execution.lease = lease
-    lease.trusted_until = clock.now() + ttl * trust.GIVE_UP_BEFORE + step / 2
-    heartbeat.start(lease, execution.when_lost)
-    with pytest.raises(LockUnavailable):
-        heartbeat.renew(lease, ttl)
-    assert store.hangs.wait(LIMIT), "there was no other try"
-    assert execution.lost.wait(LIMIT)
-    assert execution.left > ttl * trust.LOST_BEFORE - step / 2
-    store.go_on.set()
-    heartbeat.stop(lease)
-
-
-class TestManyStores:
-    """One thread renews for all stores; a silent store does not keep it from the others."""
-
-    def test_stores_share_the_threads(self) -> None:
-        stores = [Store() for _ in range(50)]
-        held = [(Heartbeat(store), store.take(ttl=30.0), Execution()) for store in stores]
-        for heartbeat, lease, execution in held:
-            lease.acquired_at -= 15.0  # Makes it due.
-            heartbeat.start(lease, execution.when_lost)
-        for store in stores:
-            assert store.renewed.wait(LIMIT)
-        # A busy machine may hold a thread up, as a silent store does: another thread does its work meanwhile.
-        until(lambda: threads() <= 1 + WATCHERS, "they share")
-        assert all(lease.held for _, lease, _ in held)
-        for heartbeat, lease, _ in held:
-            heartbeat.stop(lease)
-        until(lambda: threads() == 0, "all threads have ended")
-
-    @pytest.mark.parametrize("silent", [1, 8])
-    def test_silent_stores_do_not_delay_another(self, silent: int) -> None:
-        good, go_on = Store(), threading.Event()
-        hanging = [HangingStore(go_on) for _ in range(silent)]
-        held = [(Heartbeat(store), store.take(), Execution()) for store in hanging]
-        for heartbeat, lease, execution in held:
-            heartbeat.start(lease, execution.when_lost)
-        for store in hanging:
-            assert store.hangs.wait(LIMIT)
-        lease, execution, heartbeat = good.take(), Execution(), Heartbeat(good)
-        heartbeat.start(lease, execution.when_lost)
-        for _ in range(5):
-            good.renewed.clear()
-            assert good.renewed.wait(LIMIT)
-        assert lease.held
-        until(lambda: threads() <= silent + 1 + WATCHERS, "the others share")
-        go_on.set()
-        heartbeat.stop(lease)
-        for its, lease, _ in held:
-            its.stop(lease)
-        until(lambda: threads() == 0, "all threads have ended")
-
-    def test_lease_is_renewed_although_the_next_thread_went_to_sleep_before_it_was_there(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It sleeps for longer than the thread that is in a round has slept."""
-        monkeypatch.setattr("celery_singleton_lock.pulse.MAX_SLEEP", 2 * LIMIT)
-        rounds, goes_on, sleeps = [threading.Event(), threading.Event()], threading.Event(), threading.Event()
-
-        class FailsThenHangs(Store):
-            def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-                if not rounds[0].is_set():
-                    rounds[0].set()
-                    assert sleeps.wait(LIMIT)
-                else:
-                    rounds[1].set()
-                    assert goes_on.wait(2 * LIMIT)
-                raise LockUnavailable("test", "told to fail")
-
-        silent, good, execution = FailsThenHangs(), Store(), Execution()
-        one, other = Heartbeat(silent), Heartbeat(good)
-        failing, long = silent.take(ttl=50 * LIMIT), good.take("long", ttl=50 * LIMIT)
-        failing.acquired_at -= 20 * LIMIT  # Makes it due.
-        one.start(failing, execution.when_lost)
-        assert rounds[0].wait(LIMIT)
-        with pulse.mutex:
-            other.start(long, execution.when_lost, on_moved=sleeps.set)  # In the other thread, which then sleeps.
-            pulse.changed.notify_all()
-        assert rounds[1].wait(LIMIT)
-        short = good.take("short", ttl=3.0)
-        other.start(short, execution.when_lost)
-        assert good.renewed.wait(LIMIT)
-        goes_on.set()
-        one.stop(failing)
-        other.stop(long)
-        other.stop(short)
+def supersede(store: Store, lease: Lease) -> None:
+    (occupant,) = store._occupants[lease.key].values()
+    occupant.holder = replace(occupant.holder, superseded_by="newer")
 
 
 class TestRoundOfALongLease:
@@ -578,8 +186,8 @@ class TestRoundOfALongLease:
 
     def test_holder_that_is_to_stop_is_still_asked_again(self, store: HangingStore, long: Lease) -> None:
         heartbeat, other, execution = Heartbeat(store), store.take("other", ttl=600.0), Execution()
+        other.supersede("newer")
         heartbeat.start(other, execution.when_lost)
-        heartbeat.supersede(other.owner, "newer")
         assert execution.lost.wait(LIMIT)
         heartbeat.start(long, Execution().when_lost)
         assert store.hangs.wait(LIMIT)

@@ -17,9 +17,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reserva
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.memory.journal import MemoryJournal
 from celery_singleton_lock.stores.memory.ledger import MemoryLedger
-from celery_singleton_lock.stores.memory.stops import MemoryStops
 from celery_singleton_lock.stores.slots import Occupant, copy_of, free_slot, in_the_way, slot_of
-from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 #: The least seconds for which it is remembered that an owner was given up.
@@ -52,7 +50,6 @@ class MemoryStore:
         self._orders: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
         self._ledgers: dict[str, MemoryLedger] = {}
         self._journals: dict[str, MemoryJournal] = {}
-        self._stops: dict[tuple[str, str], MemoryStops] = {}
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         key, holder, sent_at = request.key, request.holder, clock.now()
@@ -238,13 +235,6 @@ class MemoryStore:
 
     def wake_ups(self) -> None:
         """None: its waiters are threads of this process."""
-
-    def stops(self, prefix: str, process: str) -> MemoryStops:
-        with self._mutex.lock:
-            return self._stops.setdefault((prefix, process), MemoryStops())
-
-    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
-        self.stops(prefix, process).tell(stop)  # A process that does not listen yet hears of it then.
 
     def journal(self, prefix: str, *, size: int) -> MemoryJournal:
         return self._journals.setdefault(prefix, MemoryJournal(size))

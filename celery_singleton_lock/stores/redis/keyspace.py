@@ -5,7 +5,6 @@ All keys of one lock, and those of one schedule of beat, are in one hash slot of
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import count
@@ -75,12 +74,6 @@ def secret_key(key: str) -> str:
 def journal_key(prefix: str, part: str) -> str:
     """A part of the journal."""
     return f"{prefix}:{{journal}}:{part}"
-
-
-def stops_key(prefix: str, process: str) -> str:
-    """The list whose elements stop runs of a process."""
-    name = hashlib.blake2b(process.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{prefix}:{{stops:{name}}}"
 
 
 def claim_keys(key: str, entries: Iterable[str]) -> list[str]:

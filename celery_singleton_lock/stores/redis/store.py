@@ -49,10 +49,8 @@ from celery_singleton_lock.stores.redis.server import (
     is_of_a_cluster,
     words_of,
 )
-from celery_singleton_lock.stores.redis.stops import RedisStops, tell
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
 from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
-from celery_singleton_lock.stores.stops import StopOrder
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -274,17 +272,6 @@ class RedisStore:
 
     def wake_ups(self) -> RedisWakeUps:
         return RedisWakeUps(self._servers, self.server)
-
-    def stops(self, prefix: str, process: str) -> RedisStops:
-        return RedisStops(self._servers, self.server, keyspace.stops_key(prefix, process))
-
-    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
-        try:
-            tell(self._servers, prefix, process, stop)
-        except (RedisError, OSError) as error:
-            logger.debug(
-                "%s: a run learns only when it renews that task %s is newer: %s", self.server, stop.by, words_of(error)
-            )
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         key = keyspace.journal_key(prefix, "counts")

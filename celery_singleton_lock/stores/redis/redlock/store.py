@@ -43,7 +43,6 @@ from celery_singleton_lock.stores.redis.redlock.votes import Votes
 from celery_singleton_lock.stores.redis.script import Call, batches
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
-from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 logger = get_logger(__name__)
@@ -207,12 +206,6 @@ class RedlockStore:
 
     def wake_ups(self) -> None:
         """None: each node would wake another one first."""
-
-    def stops(self, prefix: str, process: str) -> None:
-        """None: a Redlock does not know which message is the newest."""
-
-    def tell(self, prefix: str, process: str, stop: StopOrder) -> None:
-        pass
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._nodes.first, self._nodes.read)
