@@ -169,9 +169,8 @@ class MemoryStore:
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         with self._mutex.lock:
-            self._forget_old_records()
             for key, record in records:
-                if (key, record.message) in self._records:
+                if self._record(key, record.message) is not None:
                     self._remember(key, record)
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
@@ -293,11 +292,12 @@ class MemoryStore:
         return not own and self._record(key, holder.message) is not None
 
     def _record(self, key: str, message: str) -> Record | None:
-        self._forget_old_records()
-        found = self._records.get((key, message))
-        return None if found is None else Record(message, found[0], found[1] - clock.now())
+        content, until = self._records.get((key, message), (b"", 0.0))
+        seconds = until - clock.now()
+        return Record(message, content, seconds) if seconds > 0 else None
 
     def _remember(self, key: str, record: Record) -> None:
+        self._forget_old_records()
         self._records[key, record.message] = record.content, clock.now() + record.seconds
 
     def _forget_old_records(self) -> None:
