@@ -1,4 +1,4 @@
-"""Replacing a waiting message, on each store: what a later step finds of an earlier one."""
+"""Replacing a waiting message, on each store but a Redlock: what a later step finds of an earlier one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import outcome, replacing
 from celery_singleton_lock.task.queue_lock import QueueLock
 from tests.patience import LIMIT
+
+pytestmark = pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
 
 KEY = key_of_queue(key_of_text("singleton_lock", "job", "1"))
 
@@ -85,14 +87,8 @@ def test_superseded_message_of_the_same_id_is_known_for_as_long_as_it_may_come(
     assert why.task_id == "same"
 
 
-def test_many_replacements_at_once_follow_each_other(
-    store: Store, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_many_replacements_at_once_follow_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is sent with the lock, whichever message had it before, even where each step takes its time."""
-    if request.node.callspec.params["store"] == "redlock":
-        pytest.skip(
-            "its nodes are freed one by one: the lock may be free for a moment, and some messages run beside the newest"
-        )
     count, acquire = 30, store.acquire
 
     def late(request: LockRequest) -> Lease | Held | Record:
