@@ -21,7 +21,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.errors import LockSuperseded, LockUnavailable
-from celery_singleton_lock.holder import Holder, new_owner, stem
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store
@@ -133,5 +133,4 @@ def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
 
 def _named(owner: str) -> Holder:
     """The name of the record of what has become of the message whose lock has this owner."""
-    # The stem only: a Redlock shows another owner for each attempt to get a majority.
-    return Holder(record=stem(owner))
+    return Holder(record=owner)

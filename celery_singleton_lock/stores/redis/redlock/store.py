@@ -173,9 +173,7 @@ class RedlockStore:
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         quorum = self._nodes.quorum
-        each = self._nodes.read(
-            lambda server: [(key, held) for held in inspect.held(server, key, 1)], at_least=quorum
-        )
+        each = self._nodes.read(lambda server: [(key, held) for held in inspect.held(server, key, 1)], at_least=quorum)
         return [held for _, held in agreed(each, quorum)]
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
