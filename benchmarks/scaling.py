@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+from celery import states
 from redis import Redis
 
 from benchmarks.measure import RESULTS, machine, server_version
@@ -25,6 +26,8 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.task.message_identity import record_name
+from celery_singleton_lock.task.outcome import Outcome
 from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes
 
@@ -37,10 +40,10 @@ COUNT, PAIRS, PIPELINE = 20_000, 3000, 500
 #: Seconds that leases last before they are kept alive.
 MEANWHILE = 600.0
 
-RECORD, SETTLED = b'["SUCCESS", 3600.0, true, false]\n1:null', b'["SUCCESS", 3600.0, false, true]\n'
+#: Seconds for which the server remembers a message.
+KNOWN = 3600.0
 
-#: Seconds for which the server remembers that a message is over, and how it ended.
-KNOWN, OF_USE = 3600.0, 60.0
+ENDED, SETTLED = Outcome(states.SUCCESS, b"null"), Outcome(states.SUCCESS, settled=True)
 
 #: Waiters for one lock.
 WAITERS = 1000
@@ -55,11 +58,12 @@ def key_of(number: int) -> str:
 
 def holder_of(number: int) -> Holder:
     task_id = f"{number:08x}-0000-4000-8000-000000000000"
-    return Holder(task_id, 0, "worker1@host", 4242, 1.0, process=process_identity.own())
+    record = record_name("shop.tasks.rebuild", task_id, task_id)
+    return Holder(task_id, 0, "worker1@host", 4242, 1.0, process=process_identity.own(), record=record)
 
 
 def record_of(number: int) -> Record:
-    return Record(holder_of(number).message, RECORD, KNOWN)
+    return ENDED.record_of(holder_of(number), KNOWN)
 
 
 def pair(store: Any, number: int, *, remembered: bool) -> None:
@@ -71,7 +75,7 @@ def pair(store: Any, number: int, *, remembered: bool) -> None:
 
 def settled(number: int) -> tuple[str, Record]:
     """The settled record that a worker writes when everything that follows was sent."""
-    return key_of(number), Record(holder_of(number).message, SETTLED, KNOWN, OF_USE)
+    return key_of(number), SETTLED.record_of(holder_of(number), KNOWN)
 
 
 def acquire_many(store: Any, numbers: Sequence[int]) -> list[Lease]:
@@ -174,16 +178,16 @@ def flood(store: Any, client: Redis, count: int) -> Found:
         store.replace_records([settled(number) for number in numbers])
         peak = max(peak, memory_of(client))
     lasted, at_once = clock.now() - began, memory_of(client)
-    clock.sleep(OF_USE + 10.0)
+    clock.sleep(lock_commands.FENCE_TTL + 10.0)
     lives = [client.pttl(name) for name in client.scan_iter(count=1000)]
     assert min(lives) > 0, "each key ends by itself"
     return {
         "messages": count,
         "seconds": lasted,
-        "bytes each at the peak, with what they ended as": (peak - empty) / count,
+        "bytes each at the peak": (peak - empty) / count,
         "bytes each at the end of the flood": (at_once - empty) / count,
-        "bytes each a minute later": (memory_of(client) - empty) / count,
-        "keys a minute later": len(lives),
+        "bytes each when the counters are gone": (memory_of(client) - empty) / count,
+        "keys then": len(lives),
         "seconds until the last of them ends, at most": max(lives) / 1000,
     }
 

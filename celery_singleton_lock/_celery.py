@@ -12,7 +12,7 @@ import heapq
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -107,6 +107,8 @@ if TYPE_CHECKING:
         _heap: list[Any] | None
 
         def __init__(self, app: Celery, **kwargs: Any) -> None: ...
+        @property
+        def info(self) -> str: ...
         def tick(self, *args: Any, **kwargs: Any) -> float: ...
         def populate_heap(self, *args: Any, **kwargs: Any) -> None: ...
         def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]: ...
@@ -115,10 +117,6 @@ if TYPE_CHECKING:
         def apply_async(
             self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
         ) -> Any: ...
-        def schedules_equal(
-            self, old_schedules: Mapping[str, ScheduleEntry] | None, new_schedules: Mapping[str, ScheduleEntry] | None
-        ) -> bool: ...
-        def sync(self) -> None: ...
         def close(self) -> None: ...
         def _when(self, entry: ScheduleEntry, next_time_to_run: float, *args: Any, **kwargs: Any) -> float: ...
 
@@ -130,12 +128,12 @@ else:
 class WorkerRequest(ReceivedRequest):
     """A delivery in the worker's main process, which reports more about itself.
 
-    Promise: a message that goes on is not recorded as ended, and so not dropped when it comes again. Since 5.7 Celery
-    sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result was stored before
-    (`_success_was_stored`); what runs as the connection is lost, or as the worker ends, is cancelled. RETRY is not
-    stored over the end of a message that Celery has not read yet (`_announce_cancelled`), since no copy of it runs. A
-    run can be terminated by its id also where copies of it wait in the same worker: Celery knows the newest delivery of
-    an id, and none once that has ended.
+    Since 5.7 Celery sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result
+    was stored before (`_success_was_stored`); it cancels what runs as the connection is lost, or as the worker ends.
+    RETRY is not stored over an end that Celery has not read yet (`_announce_cancelled`), since no copy of it runs. Of
+    several deliveries with one id, Celery knows the newest (`requests`), and none once that has ended.
+
+    Promise: a message that goes on is not recorded as ended; a run is terminated by its id also beside waiting copies.
     Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._success_was_stored,
     celery.worker.request.Request._already_cancelled, celery.worker.request.Request._already_revoked,
     celery.worker.request.Request._announce_cancelled, celery.worker.request.Request._context,
@@ -343,8 +341,7 @@ def has_free_slot(pool: Any) -> bool:
 def extend_every_app(extend: Callable[[Celery], None]) -> None:
     """Call `extend`, a module's function, with each app of the process: those that are, and those that will be.
 
-    Promise: a worker checks its settings and frees what an earlier life left behind, in whatever order a program makes
-    its app and imports us.
+    Promise: in whatever order a program makes its app and imports us, its workers check their settings as they start.
     Touches: celery.Celery.builtin_fixups
     """
     Celery.builtin_fixups.add(f"{extend.__module__}:{extend.__qualname__}")
@@ -382,8 +379,7 @@ def current_task() -> Any:
 def current_worker_task() -> Any:
     """The task that a worker carries out in this thread, the outermost of those that call each other; None elsewhere.
 
-    Promise: what a body sends is a new message, what Celery sends on for it is not: only copies of one message are
-    dropped as copies.
+    Promise: what a body sends is no copy of its own message, and is not dropped as one; a retry is not a new message.
     Touches: celery._state.get_current_worker_task
     """
     return _internal_state.get_current_worker_task()
@@ -465,8 +461,7 @@ def queue_taken_from(message: Any) -> Any:
 def consumed_queues(app: Any) -> Mapping[str, Any]:
     """The queues that a worker of this app takes messages from, by name: those of the settings, or of `-Q`.
 
-    Promise: as for `queue_taken_from`, where the broker does not say it; and the audit finds queues whose messages
-    every worker gets.
+    Promise: as for `queue_taken_from`, on other brokers; and the audit finds queues whose messages every worker gets.
     Touches: celery.app.amqp.Queues.consume_from
     """
     queues: Mapping[str, Any] = app.amqp.queues.consume_from
@@ -652,8 +647,7 @@ class InitialArguments(tuple[Any, ...]):
     """What a pool of processes calls Celery's initializer with in each of them, the app first. billiard pickles this
     for a process that it starts afresh and does not fork; by that, the process gets more.
 
-    Promise: what the main process does for its children it also does for those that are not forked, as on macOS, or
-    with `worker_pool_start_method = "spawn"`.
+    Promise: the main process looks after children that are not forked (`worker_pool_start_method`), too.
     Touches: celery.concurrency.base.BasePool.options, billiard.pool.Worker.initargs, billiard.reduction.DupFd
     """
 
@@ -718,35 +712,6 @@ def forget_heap(scheduler: Scheduler) -> None:
     scheduler._heap = None
 
 
-def next_entry(scheduler: Scheduler) -> ScheduleEntry | None:
-    """The entry that is to be looked at next; None where there is no heap, or nothing in it.
-
-    Promise: as for `put_off`; and what was removed or changed is not sent as it was.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
-    """
-    heap = scheduler._heap
-    entry: ScheduleEntry | None = heap[0].entry if heap else None
-    return entry
-
-
-def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> Iterator[ScheduleEntry]:
-    """The entries that are to be looked at by now, as `entry` is, the first ones first; none where there is no heap.
-
-    Looks at no more of them than are asked for.
-
-    Promise: ticks that are due together are claimed in one round trip.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
-    """
-    now, heap = scheduler._when(entry, 0), scheduler._heap or []
-    front = [(heap[0].time, 0)] if heap else []
-    while front and front[0][0] <= now:
-        _, place = heapq.heappop(front)
-        yield heap[place].entry
-        for child in (2 * place + 1, 2 * place + 2):
-            if child < len(heap):
-                heapq.heappush(front, (heap[child].time, child))
-
-
 def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:
     """Have `following` take the place of the next entry, in that many seconds.
 
@@ -755,17 +720,6 @@ def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> N
     """
     heap = scheduler._heap or []
     heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
-
-
-def close_connection(scheduler: Scheduler) -> None:
-    """Close the broker's connection of a scheduler that has made one.
-
-    Promise: a beat that leads no more keeps no connection for each term in which it led.
-    Touches: celery.beat.Scheduler.connection
-    """
-    if (connection := vars(scheduler).pop("connection", None)) is not None:
-        with suppress(Exception):
-            connection.release()
 
 
 def named_schedulers() -> dict[str, str]:
@@ -781,7 +735,7 @@ def named_schedulers() -> dict[str, str]:
 def scheduler_of(service: Any) -> Any:
     """The scheduler of beat's service; None where it has not been made, which asking it would do.
 
-    Promise: `celery worker -B` ends its beat so that another one leads at once.
+    Promise: `celery worker -B` ends its beat so that what it has sent is recorded.
     Touches: celery.beat.Service.scheduler
     """
     return vars(service).get("scheduler")

@@ -22,7 +22,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.pulse import Renewer, pulse
 from celery_singleton_lock.server_watch import ServerWatch
 from celery_singleton_lock.shared_flag import SharedFlag
-from celery_singleton_lock.stores.base import FORGOTTEN, Record
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, weakly
 
@@ -200,7 +200,7 @@ class Heartbeat(Renewer):
         or is out of memory, does not grant locks. Raises `LockUnavailable`.
         """
         nobody = Holder(sending=new_owner())
-        self._store.refuse(key, nobody, Record(nobody.message, FORGOTTEN, ASKED_FOR))
+        self._store.refuse(key, nobody, Record(nobody.message, b"", ASKED_FOR))
 
     def _under_watch(self) -> list[Watched]:
         """The leases that are still to be renewed."""
@@ -219,7 +219,7 @@ class Heartbeat(Renewer):
         step = min(trust.MAX_STEP, max(good_for, ttl) * trust.OWN_STEP_SHARE)
         (ours,) = self._store.renew([asked], timeout=step)
         if ours:
-            lease.become(asked, bound)
+            lease.become(asked, min(bound, asked.bound))
         else:
             lease.lose(GONE)
         return lease.reason is None

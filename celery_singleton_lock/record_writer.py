@@ -69,8 +69,11 @@ class RecordWriter:
                 batch = list(self._records.items())[:BATCH]
             if not batch:
                 return None
+            # They expire as if they had been written at once. One that is over by now is left out: the record that it
+            # would replace may be that of the same message, sent again.
+            late = [(key, record.after(clock.now() - since)) for (key, _), (record, since) in batch]
             try:
-                self._store.replace_records([(key, left) for (key, _), it in batch if (left := _left(*it)) is not None])
+                self._store.replace_records([(key, record) for key, record in late if record is not None])
             except LockUnavailable as error:
                 logger.debug("records: not written, trying again: %s", error)
                 self._put_last(batch)
@@ -86,13 +89,3 @@ class RecordWriter:
             for place, _ in batch:
                 if (wanted := self._records.pop(place, None)) is not None:
                     self._records[place] = wanted
-
-
-def _left(record: Record, since: float) -> Record | None:
-    """The record to write now, which expires as if it had been written at once; None if it is over: by now, the record
-    that it would replace may be that of the same message, sent again.
-
-    Its content is kept for its whole time: others can look only from now on.
-    """
-    left = record.after(clock.now() - since)
-    return None if left is None else left._replace(content_for=record.content_for)

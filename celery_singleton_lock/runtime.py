@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary, ref
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.confirmations import Confirmations
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.app import Settings
@@ -88,7 +87,7 @@ class _Opened:
         store = self.store or open_store(settings)
         keeps_journal = settings.journal and self.store is None
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
-        writer = JournalWriter(journal, Alerts(ref(app), settings.blocked_after))
+        writer = JournalWriter(journal, ref(app), settings.blocked_after)
         heartbeat = Heartbeat(store)
         stop_listener = StopListener(lambda: store.stops(settings.prefix, process_identity.own()), heartbeat)
         return Runtime(settings, store, heartbeat, writer, RecordWriter(store), Confirmations(store), stop_listener)

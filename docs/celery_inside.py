@@ -30,7 +30,7 @@ redis-py and Python that are private, or not documented. Only `celery_singleton_
 (for redis-py `stores/redis/_redis_py.py`), each in a function that is named after its meaning.
 
 A new version may change such a part without notice. So `tests/unit/test_celery_private.py` checks each of them, and
-is the first to fail; `nox -s prereleases` runs it on versions that are not released yet.
+is the first to fail; `make prereleases` runs it on versions that are not released yet.
 """
 
 

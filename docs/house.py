@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import celery_singleton_lock
+
 HERE = Path(__file__).parent
-PACKAGE = HERE.parent / "celery_singleton_lock"
+PACKAGE = Path(celery_singleton_lock.__file__).parent  # `make wheel` has it elsewhere.
 
 BEGINNING = """<!-- Made from the code by `python -m docs.house`; do not edit. -->
 # The house

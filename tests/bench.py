@@ -80,6 +80,7 @@ class Bench:
         runs: the ids of the messages whose bodies have begun, in order.
         answers: what the broker was told, in order: "ack", "reject" or "requeue".
         events: the kinds of Celery's events that the worker has sent, in order.
+        held: for how many seconds the worker would have held each message that is due later.
     """
 
     def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +88,7 @@ class Bench:
         self.runs: list[str] = []
         self.answers: list[str] = []
         self.events: list[str] = []
+        self.held: list[float] = []
         self._jump = 0.0
         self._lives: tuple[bool, threading.Event] | None = None
         self._is_over = threading.Event()
@@ -99,7 +101,7 @@ class Bench:
             hostname="bench@here",
             connection_errors=(OSError,),
             event_dispatcher=SimpleNamespace(enabled=True, send=lambda kind, **_: self.events.append(kind)),
-            timer=SimpleNamespace(call_at=lambda _at, begin, arguments, **_: begin(*arguments)),
+            timer=SimpleNamespace(call_at=self._hold),
             apply_eta_task=self._begin,
             disable_rate_limits=True,
             task_buckets={},
@@ -252,6 +254,10 @@ class Bench:
             sys.settrace(None)  # What a test interrupts is the task's process.
             callback(pickle.loads(pickle.dumps(ended)))
         return self
+
+    def _hold(self, at: float, begin: Callable[..., Any], arguments: Any, **_: Any) -> None:
+        self.held.append(at - time.monotonic())
+        begin(*arguments)
 
     def _begin(self, request: Any) -> None:
         if self._lives is not None:

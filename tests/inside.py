@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import CO_GENERATOR
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -27,7 +27,8 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.worker.request import aside
+from celery_singleton_lock.worker.line import line_of
+from celery_singleton_lock.worker.request import aside, children_of
 from tests.patience import LIMIT
 
 #: The folder of the package, and that of the stores: no signal comes there, as far as a caller can tell.
@@ -151,6 +152,29 @@ def settles_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
     for so long.
     """
     monkeypatch.setattr(RecordWriter, "replace", lambda *_: None)
+
+
+@contextmanager
+def line(app: Celery, *, wakes: bool = True) -> Iterator[list[str]]:
+    """Messages that are put back wait in a line, which may not be able to wake them; yields for which locks they do."""
+    keys = list[str]()
+
+    def park(_request: Any, key: str, _place: Any) -> bool:
+        keys.append(key)
+        return wakes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(line_of, app, SimpleNamespace(park=park))  # type: ignore[arg-type]
+        yield keys
+
+
+@contextmanager
+def children(app: Celery) -> Iterator[None]:
+    """As if the pool had processes: a message's process is gone as soon as that is asked."""
+    family = SimpleNamespace(assign=lambda *_: None, forget=lambda *_: True, free_when_gone=lambda _: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(children_of, app, family)  # type: ignore[arg-type]
+        yield
 
 
 def finish_aside() -> None:

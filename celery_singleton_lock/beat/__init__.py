@@ -1,6 +1,6 @@
-"""Beat that can be started twice: one beat leads and claims and records what it sends, the others are on standby.
+"""Beat that can be started more than once: every beat ticks, and a tick is sent by the beat that claims it.
 
-Begin with `scheduler.py`; `leader.py` decides between beats, `claiming.py` sends.
+Begin with `scheduler.py`; `claiming.py` decides about each entry, and sends.
 """
 
 from __future__ import annotations

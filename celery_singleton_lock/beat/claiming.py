@@ -1,7 +1,7 @@
 """Makes a Celery scheduler send only its own ticks: a tick is claimed, sent under its own id, and recorded.
 
-This is mixed into the scheduler's class, which keeps its schedule, its heap and its way of ticking. The mixin changes
-how an entry is found due, advanced and sent.
+The scheduler keeps its schedule, its heap and its way of ticking. This changes how an entry is found due, advanced and
+sent.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import clock
-from celery_singleton_lock._celery import PunctualScheduler, entries_beside, forget_heap, next_entry, put_off
+from celery_singleton_lock._celery import PunctualScheduler, forget_heap, put_off
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
-from celery_singleton_lock.beat.comparing import Comparing
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.diagnosis.settings import of_others
 from celery_singleton_lock.errors import LockUnavailable
@@ -29,14 +26,9 @@ from celery_singleton_lock.task import header
 from celery_singleton_lock.task.message_identity import fixed
 
 if TYPE_CHECKING:
-    from celery_singleton_lock._celery import ScheduleEntry, Scheduler
-else:
-    from celery.beat import Scheduler
+    from celery_singleton_lock._celery import ScheduleEntry
 
 logger = get_logger(__name__)
-
-#: Entries that are claimed in one round trip.
-BATCH = 100
 
 #: Seconds until a tick is tried again: after another beat has claimed it, and after the broker did not take it.
 AGAIN, RETRY_AFTER = 0.25, 1.0
@@ -47,46 +39,33 @@ class NotNow(BaseException):
 
 
 class Claiming(PunctualScheduler):
-    """The mixin for the wrapped scheduler: it sends what is claimed, under the tick's id, and records it."""
+    """A scheduler that sends what it has claimed, under the tick's id, and records it."""
 
-    def take_part(self, claims: Claims, settings: BeatSettings) -> None:
-        """Claim from now on; nothing is sent before."""
-        self._claims = claims
-        self._settings = settings
-        #: Ticks that the broker did not take.
-        self._unsent: dict[str, tuple[ScheduleEntry, Tick]] = {}
-        self._retries_at = 0.0
-        #: The tick that was sent just now, until its entry is back in the heap.
-        self._just_sent: Tick | None = None
-        forget_heap(self)
+    #: Of the exclusive scheduler, which is there before anything ticks.
+    _claims: Claims
+    _settings: BeatSettings
+
+    #: In how many seconds to look again at the entry that was sent just now; None: when Celery says so.
+    _again_in: float | None = None
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Send what the broker did not take before; then do what the wrapped scheduler does."""
-        if self._unsent and clock.now() >= self._retries_at:
-            with _leaving():
-                self._send_unsent()
+        """Do what the wrapped scheduler does; then record what was sent."""
         seconds = super().tick(*args, **kwargs)
-        if seconds:
-            with _leaving():
-                self._claims.record()
-        return min(seconds, RETRY_AFTER) if self._unsent else seconds
+        self._claims.settle(more=seconds == 0)
+        return seconds
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """As in the wrapped scheduler, with the last runs that all beats share."""
         forget_heap(self)
-        with _leaving():
-            for finding in of_others(self._settings.name, self._claims.recorded(), self.schedule):
-                logger.warning("beat: %s", finding)  # Only once: what this schedule does not have is forgotten next.
-            behind = self._claims.align(self.schedule.values())
-        for entry in behind:
+        for finding in of_others(self._settings.name, self._claims.recorded(), self.schedule):
+            logger.warning("beat: %s", finding)  # Only once: what this schedule does not have is forgotten next.
+        for entry in self._claims.align(self.schedule.values()):
             # The beat that sent it died before it wrote that to the database.
             self._advance(entry, ticks.micros(entry.last_run_at))
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
         """Whether the entry's tick is due and this beat may send it; and the seconds until this tick or the next."""
-        if entry.name in self._unsent:
-            return False, AGAIN
         tick = self._claims.granted(entry)
         if tick is None:
             is_due, seconds = super().is_due(entry)
@@ -108,21 +87,27 @@ class Claiming(PunctualScheduler):
         if tick is None:
             self._claims.require(entry)
             raise NotNow
-        return self._advance(entry, tick.sets)
+        self._following = self._advance(entry, tick.sets)
+        return self._following
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send an entry's tick, if it is still this beat's."""
         tick = self._claims.granted(entry)
         if tick is None:
             raise NotNow
-        self._send(entry, tick, producer)
-        self._just_sent = tick
+        if self._send(entry, tick, producer):
+            self._again_in = tick.seconds_to_following
+            return
+        logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
+        # A database must not say that it was sent: this beat may end before it is. Celery may have saved that.
+        self._advance(entry, tick.last, runs=-1)
+        self._following.last_run_at = entry.last_run_at
+        self._again_in = RETRY_AFTER
 
     def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
         """For the entry that was sent just now, the seconds that are left until its next tick is due."""
-        sent, self._just_sent = self._just_sent, None
-        following = sent.seconds_to_following if sent is not None and sent.entry == entry.name else None
-        return seconds if following is None else following
+        again_in, self._again_in = self._again_in, None
+        return seconds if again_in is None else again_in
 
     def apply_async(self, entry: ScheduleEntry, *args: Any, **kwargs: Any) -> Any:
         """As in the wrapped scheduler; notes when the broker did not take the message."""
@@ -134,8 +119,10 @@ class Claiming(PunctualScheduler):
 
     def _claim(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float] | None:
         """Claim a tick that is due; None if this beat has it now, else what `is_due` is to return."""
-        with _leaving():
-            refusal = self._claims.take({**self._others_due(entry), entry.name: tick}).get(entry.name)
+        try:
+            refusal = self._claims.take(tick)
+        except LockUnavailable as error:
+            raise NotNow from error
         if refusal is not None and refusal.last is not None:
             return self._pass_over(entry, refusal.last)
         if refusal is not None:
@@ -144,7 +131,8 @@ class Claiming(PunctualScheduler):
             raise NotNow  # It took too long.
         return None
 
-    def _send(self, entry: ScheduleEntry, tick: Tick, producer: Any) -> None:
+    def _send(self, entry: ScheduleEntry, tick: Tick, producer: Any) -> bool:
+        """Send a tick; whether the broker took it."""
         options, self._was_taken = entry.options, True
         task_id = tick.id_for(self._settings.name, self._claims.secret)
         headers = options.get("headers")
@@ -158,55 +146,14 @@ class Claiming(PunctualScheduler):
             finally:
                 entry.options = options
             if self._was_taken:
-                if self._unsent.pop(entry.name, None):
-                    self._advance(entry, tick.sets)
-                with _leaving():
-                    self._claims.sent(tick)
-        if not self._was_taken:
-            logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
-            if entry.name not in self._unsent:
-                # A database must not say that it was sent: this beat may end before it is. Celery may have saved that.
-                self._advance(entry, tick.last, runs=-1)
-            self._unsent[entry.name] = entry, tick
-            self._retries_at = clock.now() + RETRY_AFTER
-
-    def _send_unsent(self) -> None:
-        for entry, tick in list(self._unsent.values()):
-            current = self.schedule.get(entry.name)
-            if current is None or current != entry:
-                # It was removed or changed meanwhile, and is due when its new schedule says so.
-                self._claims.sent(tick, 0)
-                del self._unsent[entry.name]
-                continue
-            refused = self._claims.take({entry.name: tick}).get(entry.name)
-            if refused is None and self._claims.granted(entry) is not None:
-                self._send(entry, tick, self.producer)
-            elif refused is not None and refused.last is not None:
-                # Another beat has sent it; or, if nodes disagree, an earlier one: then the next may be due now.
-                del self._unsent[entry.name]
-                self._pass_over(current, refused.last)
-
-    def _others_due(self, entry: ScheduleEntry) -> dict[str, Tick]:
-        """The due ticks of the entries after this one, to be claimed along with it."""
-        found: dict[str, Tick] = {}
-        for other in entries_beside(self, entry):
-            if other is entry or other.name in self._unsent or self._claims.granted(other):
-                continue
-            with suppress(Exception):  # The error comes again when it is this entry's turn.
-                if super().is_due(other)[0] and (tick := ticks.tick_of(other)):
-                    found[other.name] = tick
-            if len(found) == BATCH - 1:
-                break
-        return found
+                self._claims.sent(tick)
+        return self._was_taken
 
     def _pass_over(self, entry: ScheduleEntry, last: int) -> tuple[bool, float]:
         """Another beat has sent the tick: treat it as sent here."""
         following = self._advance(entry, last)
-        if next_entry(self) is entry:
-            is_due, seconds = super().is_due(following)
-            put_off(self, following, 0 if is_due else seconds)
-        else:
-            forget_heap(self)
+        is_due, seconds = super().is_due(following)
+        put_off(self, following, 0 if is_due else seconds)
         return False, 0.0
 
     def _skip(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float]:
@@ -216,8 +163,7 @@ class Claiming(PunctualScheduler):
             tick.lateness,
         )
         last = ticks.now()
-        with _leaving():
-            self._claims.sent(tick, last)
+        self._claims.sent(tick, last)
         return self._pass_over(entry, last)
 
     def _advance(self, entry: ScheduleEntry, last: int, *, runs: int = 1) -> ScheduleEntry:
@@ -225,22 +171,6 @@ class Claiming(PunctualScheduler):
         following = super().reserve(entry)  # This counts one run, and has a database save it.
         ticks.set_last(following, last, runs=runs - 1)
         return following
-
-
-@lru_cache
-def claiming(scheduler: type[Scheduler]) -> type[Claiming]:
-    """A subclass of `scheduler` that claims what it sends."""
-    wrapped = (Comparing,) if scheduler is Scheduler else (scheduler, Comparing)
-    return type(f"Claiming{scheduler.__name__}", (Claiming, *wrapped), {"__module__": scheduler.__module__})
-
-
-@contextmanager
-def _leaving() -> Iterator[None]:
-    """Leave the wrapped scheduler's tick when the lock server does not answer."""
-    try:
-        yield
-    except LockUnavailable as error:
-        raise NotNow from error
 
 
 @contextmanager

@@ -1,16 +1,16 @@
-"""The ticks that one beat may send, and those that it has sent.
+"""The tick that one beat may send, and those that it has sent.
 
-A tick is claimed before it is sent, and recorded afterwards. Where many entries are due at once, one round trip claims
-or records many of them. A beat that dies in between loses no tick: its claim ends, and the next leader sends the tick
-again, under the same id. The cost is small, since a tick is recorded within milliseconds after it was sent.
+A tick is claimed before it is sent, and recorded afterwards; where several entries are due, one round trip records more
+than one. A beat that dies in between loses no tick: its claim ends, and another beat sends the tick again, under the
+same id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from celery_singleton_lock import clock, trust
+from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import InvalidOption
@@ -28,23 +28,23 @@ MAX_AHEAD = 3600.0
 
 
 class Claims:
-    """The claims of one beat, which last for `ttl` seconds. Used by one thread.
+    """The claims of one beat, which last for `ttl` seconds. Used by one thread."""
 
-    `may_send` says whether this beat may send anything at all, without asking the lock server.
-    """
-
-    def __init__(self, ledger: Ledger, *, ttl: float, may_send: Callable[[], bool]) -> None:
+    def __init__(self, ledger: Ledger, *, ttl: float) -> None:
         self._ledger = ledger
         self._ttl = ttl
-        self._may_send = may_send
-        self._owner = new_owner()
-        #: Owner tokens of claims that were not answered, and the entries that they may have claimed.
+        self._owner = _new_owner()
+        #: Owners whose claim was not answered, and the entries that they may have claimed.
         self._unanswered: list[tuple[str, list[str]]] = []
-        self._granted: dict[str, tuple[Tick, float]] = {}
+        #: The tick that may be sent, and until when.
+        self._granted: Tick | None = None
+        self._until = 0.0
         self._unrecorded: dict[str, int] = {}
         self._unrecorded_since = 0.0
-        #: The secret from which the ids of ticks are made; known before anything may be sent.
+        #: The secret from which the ids of ticks are made; known once a tick was claimed.
         self.secret = ""
+        #: Whether another beat had claimed or sent the last tick that this beat asked for.
+        self.is_beaten = False
 
     def align(self, entries: Iterable[ScheduleEntry]) -> list[ScheduleEntry]:
         """Give each entry its last run, whichever beat sent it.
@@ -82,8 +82,8 @@ class Claims:
 
     def granted(self, entry: ScheduleEntry) -> Tick | None:
         """The tick of the entry that may be sent now."""
-        tick, until = self._granted.get(entry.name, (None, 0.0))
-        if tick is None or not self._may_send() or clock.now() >= until:
+        tick = self._granted
+        if tick is None or tick.entry != entry.name or clock.now() >= self._until:
             return None
         return tick if tick.last == ticks.micros(entry.last_run_at) else None
 
@@ -93,74 +93,58 @@ class Claims:
         Raises:
             InvalidOption: it sends without asking.
         """
-        if entry.name not in self._granted:
+        if self._granted is None or self._granted.entry != entry.name:
             raise InvalidOption(
                 "setting singleton_lock_beat_scheduler names a scheduler that sends without calling its is_due(); "
                 "allowed: a scheduler that ticks as celery.beat.Scheduler does"
             )
 
-    def take(self, wanted: Mapping[str, Tick]) -> dict[str, Refused]:
-        """Claim some ticks; returns the refusals.
+    def take(self, tick: Tick) -> Refused | None:
+        """Claim a tick; returns the refusal, if it is refused. What was claimed before may not be sent any more.
 
         Raises:
-            LockUnavailable: none may be sent.
+            LockUnavailable: it may not be sent.
         """
-        self.settle()
+        self._drop()
+        if self._unanswered or tick.entry in self._unrecorded:
+            self.settle()
         asked_at = clock.now()
-        lasts = {entry: tick.last for entry, tick in wanted.items()}
         try:
-            refused = self._ledger.claim(lasts, self._owner, ttl=self._ttl, ceiling=_ceiling())
-            # Asked for after each claim: if the server has lost it, the next beat that claims gets the same one.
-            self.secret = self._ledger.secret()
+            answer = self._ledger.claim(tick.entry, tick.last, self._owner, ttl=self._ttl, ceiling=_ceiling())
         except BaseException:
             # The claim may have been carried out, or may be when the server wakes up: nobody else could send then.
-            self._unanswered.append((self._owner, sorted({*wanted, *self._granted})))
-            self._owner, self._granted = new_owner(), {}
+            self._unanswered.append((self._owner, sorted({tick.entry, *self._unrecorded})))
+            self._owner = _new_owner()
             raise
-        until = trust.end_of(asked_at, self._ttl)
-        self._granted = {entry: grant for entry, grant in self._granted.items() if grant[1] > asked_at}
-        self._granted.update({entry: (tick, until) for entry, tick in wanted.items() if entry not in refused})
-        return refused
+        self.is_beaten = isinstance(answer, Refused)
+        if isinstance(answer, Refused):
+            return self._outlived(tick, answer)
+        self.secret, self._granted, self._until = answer, tick, trust.end_of(asked_at, self._ttl)
+        return None
 
     def sent(self, tick: Tick, last: int | None = None) -> None:
         """The tick was sent, or must not be sent any more; `last`: the entry's last run, if it is not the tick's."""
-        self._granted.pop(tick.entry, None)
+        self._granted = None
         if not self._unrecorded:
             self._unrecorded_since = clock.now()
         self._unrecorded[tick.entry] = tick.sets if last is None else last
-        if not self._granted or clock.now() - self._unrecorded_since > RECORD_AFTER:
-            self.record()
 
-    def settle_in_time(self) -> None:
-        """Settle, unless more is about to be sent, so that what was sent a moment ago is recorded along with it.
-
-        Raises:
-            LockUnavailable: as `settle`.
-        """
-        if self._unanswered or not self._granted or clock.now() - self._unrecorded_since > RECORD_AFTER:
-            self.settle()
-
-    def settle(self) -> None:
+    def settle(self, *, more: bool = False) -> None:
         """Record what was sent, and take back claims that were not answered.
+
+        Args:
+            more: more is about to be sent, so that what was sent a moment ago is recorded along with it.
 
         Raises:
             LockUnavailable: this is tried again before anything else is claimed.
         """
-        self.record()
+        if self._unrecorded and not (more and clock.now() - self._unrecorded_since < RECORD_AFTER):
+            self._ledger.record(self._unrecorded, self._owner, ceiling=_ceiling())
+            self._unrecorded = {}
         while self._unanswered:
             owner, entries = self._unanswered[0]
             self._ledger.unclaim(entries, owner)
             del self._unanswered[0]
-
-    def record(self) -> None:
-        """Record what was sent.
-
-        Raises:
-            LockUnavailable: this is tried again before anything else is claimed.
-        """
-        if self._unrecorded:
-            self._ledger.record(self._unrecorded, self._owner, ceiling=_ceiling())
-            self._unrecorded = {}
 
     def give_up(self) -> None:
         """Record what was sent, and leave the rest to other beats. If a signal interrupts this, call it again.
@@ -168,9 +152,24 @@ class Claims:
         Raises:
             LockUnavailable: the claims end by themselves.
         """
-        self._unrecorded = {**dict.fromkeys(self._granted, 0), **self._unrecorded}
-        self._granted = {}
+        self._drop()
         self.settle()
+
+    def _drop(self) -> None:
+        """Leave the claimed tick to other beats."""
+        if self._granted is not None:
+            self.sent(self._granted, 0)
+
+    def _outlived(self, tick: Tick, refused: Refused) -> Refused:
+        """The refusal; if the claim is that of a beat that was killed on this host, the claim ends at once."""
+        if not process_identity.is_over(refused.claimer.partition("/")[2]):
+            return refused
+        self._ledger.unclaim([tick.entry], refused.claimer)
+        return Refused(None, 0.0)
+
+
+def _new_owner() -> str:
+    return f"{new_owner()}/{process_identity.own()}"
 
 
 def _ceiling() -> int:

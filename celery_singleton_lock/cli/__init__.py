@@ -26,7 +26,7 @@ __all__ = ["locks"]
 
 @click.group()
 def locks() -> None:
-    """Look at the locks of exclusive tasks and at the leader of beat; free locks that were left behind."""
+    """Look at the locks of exclusive tasks and at the beats; free locks that were left behind."""
 
 
 for each in (

@@ -47,15 +47,11 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) 
 
 
 def _calls(words: Sequence[str]) -> list[Sequence[str]]:
-    calls: list[list[str]] = [[]]
-    for word in words:
-        if word == _AND:
-            calls.append([])
-        else:
-            calls[-1].append(word)
-    if len(calls) > 2 or not all(calls):
+    middle = words.index(_AND) if _AND in words else len(words)
+    calls = [words[:middle], *([words[middle + 1 :]] if _AND in words else ())]
+    if _AND in calls[-1] or not all(calls):
         raise click.UsageError(f"give one call, or two with {_AND} between them")
-    return [*calls]
+    return calls
 
 
 def _of_one_task(app: Any, calls: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
-from celery_singleton_lock.cli import command, selection, target
+from celery_singleton_lock.cli import command, listing, target
 from celery_singleton_lock.cli.layout import locks_table
-from celery_singleton_lock.diagnosis.held import HeldLock, duration
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.runtime import Runtime
 
 
@@ -48,7 +49,7 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
 
 
 @command.locks_command(short_help="Free the locks of a task or node.")
-@selection.options
+@listing.options
 @_how
 def clear(ctx: click.Context, **how: Any) -> None:
     """Free the locks of a task or a node whose holders are gone; leave all others.
@@ -59,7 +60,7 @@ def clear(ctx: click.Context, **how: Any) -> None:
     if all(how[name] is None for name in ("task", "node", "older_than")):
         raise click.UsageError("choose the locks: --task NAME, --node NAME ('*' for all), or --older-than SECONDS")
     with command.runtime_of(ctx) as runtime:
-        if locks := selection.selected(ctx, runtime, **how):
+        if locks := listing.selected(ctx, runtime, **how):
             ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.diagnosis.held import HeldLock, duration
+from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.journal.words import duration
 
 #: The width of a table of locks, and the most characters of a name, a label and a worker in one that would be wider.
 WIDTH, NAME, LABEL, WORKER = 100, 30, 24, 14
@@ -67,7 +68,7 @@ def _cells(lock: HeldLock) -> tuple[str, ...]:
 def _holder(lock: HeldLock) -> str:
     if lock.held.holder is None:
         return "foreign"
-    return (lock.holder.task_id or ("leader" if lock.name.startswith("beat:") else "nobody"))[:_ID]
+    return (lock.holder.task_id or ("beat" if lock.is_of_beat else "nobody"))[:_ID]
 
 
 def _where(lock: HeldLock) -> str:

@@ -14,7 +14,7 @@ import click
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.diagnosis.audit import pool_name
-from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
+from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL, WHILE_EXECUTING
 from celery_singleton_lock.options.task import check_accepted, check_call, options_for
 from celery_singleton_lock.rehearsal.faults import FAULTS, perform
 from celery_singleton_lock.rehearsal.scene import NO_LIMIT, Outcome, Play, RehearsalFailed
@@ -89,13 +89,18 @@ def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dic
         raise click.ClickException("workers cannot be killed with their processes on this platform")
     call = None if given["ttl"] is None else {"ttl": given["ttl"]}
     check_accepted(check_call(call, task.name), settings.accept, task)
+    options = options_for(task, settings, call)
+    if options.scope != WHILE_EXECUTING:
+        raise click.ClickException(
+            f"lock_scope of {task.name} is {options.scope!r}: only a lock that begins with the run can be rehearsed"
+        )
     limited = [it for it in ("time_limit", "soft_time_limit") if getattr(task, it, None) or app.conf.get(f"task_{it}")]
-    more: Any = {**dict.fromkeys(limited, NO_LIMIT), **({"singleton_lock": call} if call else {})}
+    more: Any = {**dict.fromkeys(limited, NO_LIMIT), "singleton_lock": call}
     name = ctx.find_root().params.get("app")
     return Play(
         task=task,
         send=partial(task.apply_async, args, kwargs, **more),
-        options=options_for(task, settings, call),
+        options=options,
         runtime=runtime,
         celery=("-A", name) if isinstance(name, str) else (),
         pool=given["pool"] or pool_name(app.conf.worker_pool),

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, target
-from celery_singleton_lock.diagnosis.held import GONE, HeldLock, duration
+from celery_singleton_lock.diagnosis.held import GONE, HeldLock
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.keys.key import is_of_queue, key_of_queue, name_in
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
@@ -84,16 +85,13 @@ def _ended(record: Record) -> dict[str, Any] | None:
     if ended.state == FOLLOWED:
         return None
     named = _OF_MESSAGE.fullmatch(record.message)
-    known_for = age + record.seconds
-    # A message that has sent all that follows from its end is shown for a while, and known for longer.
-    ago = (min(known_for, outcome.OF_USE) if ended.settled else known_for) - record.seconds
     return {
         "message": record.message,
         "task_id": named["id"] if named else record.message,
         "attempt": int(named["retries"]) + 1 if named else 1,
         "state": ended.state,
-        "ended_ago": None if age == outcome.OLD else round(max(ago, 0.0), 3),
-        "known_for": round(known_for - max(ago, 0.0), 3),
+        "ended_ago": None if age == outcome.OLD else round(age, 3),
+        "known_for": round(record.seconds, 3),
     }
 
 

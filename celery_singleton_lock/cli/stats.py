@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, layout
-from celery_singleton_lock.diagnosis.held import precise
 from celery_singleton_lock.journal import counts as metrics
+from celery_singleton_lock.journal.words import seconds
 from celery_singleton_lock.keys.key import name_in
 
 _COLUMNS = ("TASK", "RUNS", "HELD EACH", "WAITED EACH", "OTHERWISE")
@@ -47,17 +47,6 @@ def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
 
 def _cells(task: str, runs: Mapping[str, int], waited: float, held: float, **others: Any) -> tuple[str, ...]:
     ran = sum(runs.values())
-    each = (precise(held / ran), precise(waited / ran)) if ran else ("-", "-")
-    parts = []
-    for name, count in others.items():
-        if count and name in metrics.DIVIDED:
-            parts.append(f"{name.replace('_', ' ')} {sum(count.values())}{_divided(count)}")
-        elif count:
-            parts.append(f"{name} {count}")
-    return task, f"{ran}{_divided(runs)}", *each, "; ".join(parts)
-
-
-def _divided(counts: Mapping[str, int]) -> str:
-    """The counts by label; a single one is the sum that stands before them."""
-    each = (name if len(counts) == 1 else f"{name} {count}" for name, count in counts.items())
-    return f" ({', '.join(each)})" if counts else ""
+    each = (seconds(held / ran), seconds(waited / ran)) if ran else ("-", "-")
+    otherwise = "; ".join(f"{name} {count}" for name, count in metrics.in_words(others))
+    return task, metrics.divided(runs), *each, otherwise

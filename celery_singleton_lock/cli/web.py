@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import secrets
@@ -52,7 +51,7 @@ def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], a
         from celery_singleton_lock.web.access import LOOPBACK, WrongHost
     except ImportError as error:
         raise click.ClickException(str(error)) from error
-    token = os.environ.get(TOKEN) or secrets.token_urlsafe(24) if allow_release or not _is_loopback(host) else ""
+    token = os.environ.get(TOKEN) or secrets.token_urlsafe(24) if allow_release or host not in LOOPBACK else ""
     hosts = (*LOOPBACK, *allow_host, *(() if host in ANY else (host,)))
     with command.runtime_of(ctx):
         try:
@@ -71,13 +70,6 @@ def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], a
         click.echo(f"locks at http://{shown}:{listening.getsockname()[1]}/")
         logging.basicConfig(format="[%(asctime)s: %(levelname)s] %(message)s")  # What is done by the page, above all.
         serve(app, listening)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -14,11 +14,12 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
 from celery_singleton_lock.diagnosis.finding import Finding, judged, worst_first
+from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.diagnosis.servers import in_words, of_keys, of_sentinels, of_servers, unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys.key import key_of_beat, key_of_text
+from celery_singleton_lock.keys.key import key_of_beat, key_of_text, name_of_beat, shown_name
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.beat import BeatSettings
@@ -50,11 +51,11 @@ def diagnose(app: Any, *, timeout: float) -> Diagnosis:
         InvalidOption: a setting is wrong.
     """
     runtime, found = Runtime.of(app), Diagnosis()
-    leaders, recorded = None, frozenset[str]()
+    beats, recorded = None, frozenset[str]()
     if _look_at_servers(found, runtime):
         found.findings += _tried_out(runtime.store, runtime.settings)
-        leaders, recorded = _look_at_beat(found, app, runtime)
-    found.findings += audit_app(app, runtime.settings, leaders=leaders, recorded=recorded)
+        beats, recorded = _look_at_beat(found, app, runtime)
+    found.findings += audit_app(app, runtime.settings, beats=beats, recorded=recorded)
     found.findings += task_warnings(app, runtime.settings)
     found.findings += _rights_on_rabbitmq(app)
     _ask_workers(found, app, timeout)
@@ -121,17 +122,17 @@ def _tried_out(store: Store, settings: Settings) -> list[Finding]:
 
 
 def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> tuple[int | None, frozenset[str]]:
-    """How many beats lead the schedule, None if unknown; and the entries that they have sent."""
-    name = BeatSettings.from_app(app).name
-    key = key_of_beat(runtime.settings.prefix, name)
+    """How many beats send the schedule, None if unknown; and the entries that they have sent."""
+    name, prefix, store = BeatSettings.from_app(app).name, runtime.settings.prefix, runtime.store
+    shown = shown_name(name_of_beat(name))
     try:
-        held, recorded = runtime.store.held(key), runtime.store.ledger(key).lasts()
+        beats = [it for it in in_order(HeldLock.of(*item) for item in store.all_held(prefix)) if it.name == shown]
+        recorded = store.ledger(key_of_beat(prefix, name)).lasts()
     except LockUnavailable as error:
         found.findings.append(unusable(runtime.settings.backend.masked, words_of(error)))
         return None, frozenset()
-    leaders = [it.holder for it in held if it.holder]
-    found.seen += [f"beat: {leader.place} leads the schedule {name}" for leader in leaders]
-    return len(leaders), frozenset(recorded)
+    found.seen += [f"beat: {it.holder.place} sends the schedule {name}" for it in beats]
+    return len(beats), frozenset(recorded)
 
 
 def _rights_on_rabbitmq(app: Any) -> list[Finding]:

@@ -10,7 +10,8 @@ from typing import Any
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.errors import FOREIGN, with_label
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.keys.key import is_of_queue, name_in
+from celery_singleton_lock.journal.words import duration
+from celery_singleton_lock.keys.key import is_of_queue, name_in, name_of_beat
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.queue_lock import is_by_time
@@ -46,6 +47,11 @@ class HeldLock:
     def is_queued(self) -> bool:
         """Whether it is the lock of a message, taken when that was sent; no task runs under it."""
         return is_of_queue(self.key) and self.held.holder is not None
+
+    @property
+    def is_of_beat(self) -> bool:
+        """Whether it only shows that a beat runs; no task runs under it."""
+        return self.holder.task_id is None and self.name.startswith(name_of_beat(""))
 
     @property
     def is_left_behind(self) -> bool:
@@ -116,7 +122,7 @@ class HeldLock:
         if holder is None:
             return FOREIGN
         if holder.task_id is None:
-            return "leader" if self.name.startswith("beat:") else "nobody (kept)"
+            return "beat" if self.is_of_beat else "nobody (kept)"
         if self.is_queued:
             return f"message of task {holder.task_id} ({self.scope})"
         return f"task {holder.task_id}" if holder.pid else f"kept for task {holder.task_id}"
@@ -143,18 +149,3 @@ def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
     """The locks sorted by name, key and slot; each once, though a search may find a lock twice."""
     once = {(lock.name, lock.key, lock.slot): lock for lock in locks}
     return [once[place] for place in sorted(once)]
-
-
-def precise(seconds: float) -> str:
-    """A duration with three digits, in a readable unit."""
-    if seconds >= 1000:
-        return duration(seconds)
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-
-
-def duration(seconds: float) -> str:
-    """A duration in words."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"

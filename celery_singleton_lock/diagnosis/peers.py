@@ -60,11 +60,7 @@ def singleton_lock(state: Any, **_: Any) -> LockSetup:
 
 
 def _ask_how_they_lock(self: Inspect) -> Any:
-    """How the workers lock their exclusive tasks.
-
-    Returns:
-        A dictionary for each node name, None if nobody answers.
-    """
+    """How the workers lock their exclusive tasks: a dictionary for each node name, None if nobody answers."""
     return ask_each_worker(self, "singleton_lock")
 
 
@@ -85,23 +81,12 @@ def ask(app: Any, *, timeout: float) -> list[Peer]:
         peers = {str(node): _sorted_out(names) for node, names in tasks.items() if isinstance(names, list)}
         ours = [node for node, (exclusive, _) in peers.items() if exclusive]
         # Ask only these: a worker without the command would log an error.
-        answers = _setups(app, connection, ours, timeout) if ours else {}
+        control = app.control.inspect(ours, timeout=timeout, connection=connection, limit=len(ours))
+        answers = (_ask_how_they_lock(control) if ours else None) or {}
     return [
         Peer(cleaned.text(node), exclusive, plain, _known(answers.get(node)))
         for node, (exclusive, plain) in sorted(peers.items())
     ]
-
-
-def _setups(app: Any, connection: Any, nodes: Sequence[str], timeout: float) -> dict[str, Any]:
-    answers = app.control.broadcast(
-        "singleton_lock",
-        destination=nodes,
-        connection=connection,
-        reply=True,
-        timeout=timeout,
-        limit=len(nodes),
-    )
-    return {str(node): its for answer in answers or [] if isinstance(answer, Mapping) for node, its in answer.items()}
 
 
 def _sorted_out(tasks: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:

@@ -98,7 +98,7 @@ def _of_server(it: Probe, settings: Settings) -> list[Finding]:
             it.refused,
             "problem",
             f"its user may not run {', '.join(it.refused)} on {prefix}:*",
-            f"ACL SETUSER <its user> ~{prefix}:* +@read +@write +@scripting",
+            f"ACL SETUSER <its user> ~{prefix}:* +@read +@write +@scripting +time",
         ),
         (
             it.info is None or it.ahead is None,

@@ -34,14 +34,14 @@ IN_MEMORY = "singleton_lock_backend"
 
 
 def of_app(
-    app: Any, settings: Settings, *, leaders: int | None = None, recorded: Collection[str] = ()
+    app: Any, settings: Settings, *, beats: int | None = None, recorded: Collection[str] = ()
 ) -> Iterator[Finding]:
     """Findings about an app whose task modules have been imported.
 
     Args:
         app: the app.
         settings: its settings.
-        leaders: how many beats lead its schedule; None if no server was asked.
+        beats: how many send its schedule; None if no server was asked.
         recorded: the entries of which the server records what beat has sent.
     """
     return chain(
@@ -49,7 +49,7 @@ def of_app(
         _of_queues(app),
         _without_the_base(app),
         _of_shared_names(app, settings),
-        _of_beat(app, leaders, recorded),
+        _of_beat(app, beats, recorded),
     )
 
 
@@ -187,12 +187,12 @@ def _form(task: Any) -> str | None:
     return f"({', '.join(sorted(names))})"
 
 
-def _of_beat(app: Any, leaders: int | None, recorded: Collection[str]) -> Iterator[Finding]:
+def _of_beat(app: Any, beats: int | None, recorded: Collection[str]) -> Iterator[Finding]:
     """A schedule that no beat sends, or a record of what was sent that another project writes, too."""
-    if leaders == 0 and getattr(_class_of(app.conf.beat_scheduler), "is_exclusive", False):
-        beat = BeatSettings.from_app(app)
-        text = f"beat_scheduler is exclusive, but no beat leads the schedule {beat.name}: none of it is sent"
-        yield from judged("beat", (beat.mode == "leader", "warning", text, "start one: celery beat -S exclusive"))
+    if beats == 0 and getattr(_class_of(app.conf.beat_scheduler), "is_exclusive", False):
+        name = BeatSettings.from_app(app).name
+        text = f"beat_scheduler is exclusive, but no beat runs for the schedule {name}: none of it is sent"
+        yield from judged("beat", (True, "warning", text, "start one: celery beat -S exclusive"))
     if recorded and (own := entries_in_settings(app)) is not None:
         yield from of_others(BeatSettings.from_app(app).name, recorded, own)
 

@@ -121,6 +121,19 @@ def by_task(counts: Mapping[Count, int]) -> Iterator[dict[str, Any]]:
         yield {"task": task, **divided, **plain, **{name: seconds(name, task, its) for name in TIMES}}
 
 
+def in_words(counts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The counts of a task that are not zero, by their names; without times."""
+    for name in (*DIVIDED, *PLAIN):
+        if count := counts.get(name):
+            yield name.replace("_", " "), divided(count) if name in DIVIDED else str(count)
+
+
+def divided(counts: Mapping[str, int]) -> str:
+    """A sum, and its parts by label; a single part is the sum."""
+    each = (label if len(counts) == 1 else f"{label} {count}" for label, count in counts.items())
+    return f"{sum(counts.values())} ({', '.join(each)})" if counts else "0"
+
+
 def seconds(name: str, task: str, counts: Mapping[Count, int]) -> float:
     """A sum of times of a task's runs."""
     return counts.get(Count(name, task), 0) / 1000

@@ -76,6 +76,16 @@ def ending(entry: Entry) -> Ending:
 
 def seconds(value: float) -> str:
     """A time as it is measured: three digits, and milliseconds below a second."""
+    if value >= 1000:
+        return duration(value)
     if value >= 1:
-        return f"{value:.3g} s" if value < 1000 else f"{value:.0f} s"
+        return f"{value:.3g} s"
     return f"{value * 1000:.0f} ms" if value >= 0.01 else f"{value * 1000:.1f} ms"
+
+
+def duration(seconds: float) -> str:
+    """A time in whole units, for people."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Collects what happened to the locks of this process, and writes it to the journal.
+"""Collects what happened to the locks of this process, writes it to the journal, and warns of what that counts.
 
 A separate thread writes every few seconds, so no task, no renewal and no caller ever waits for it; a program that ends
 writes the rest. If the process is killed, the entries of its last seconds are lost.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakMethod
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, forks
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock import clock, forks, signals
+from celery_singleton_lock.errors import FOREIGN, LockUnavailable, with_label
 from celery_singleton_lock.journal import counts as metrics
-from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.later import Later, do_at_exit
 from celery_singleton_lock.stores.journal import Journal
@@ -34,11 +34,16 @@ MOST = 500
 
 
 class JournalWriter:
-    """Collects entries, and writes them to `journal`; does nothing if that is None."""
+    """Collects entries and writes them; warns, in the log and with a signal, of copies that are refused in a row.
 
-    def __init__(self, journal: Journal | None, alerts: Alerts) -> None:
-        self._journal = journal
-        self._alerts = alerts
+    Args:
+        journal: where to write; None: nothing is collected.
+        app: the app whose tasks are the senders of the signal; None once it is gone.
+        blocked_after: refusals in a row after which to warn, and again after twice as many, and so on; 0: never.
+    """
+
+    def __init__(self, journal: Journal | None, app: Callable[[], Any], blocked_after: int) -> None:
+        self._journal, self._app, self._blocked_after = journal, app, blocked_after
         self._later = Later("singleton-lock-journal", self._write_later, after=WRITE_AFTER)
         self.start_anew()
         forks.start_anew_in_child(self)
@@ -99,6 +104,36 @@ class JournalWriter:
         entries = [entry.cleaned() for entry in entries]
         rows = journal.write({metrics.dumps(count): by for count, by in counts.items()}, entries, now=clock.now())
         for entry, in_a_row in zip(entries, rows, strict=True):
-            if self._alerts.blocked(entry, in_a_row):
+            if self._is_worth_a_warning(in_a_row):
+                self._warn(entry, in_a_row)
                 with self._mutex:
                     self._counts[metrics.Count("blocked", entry.task)] += 1
+
+    def _is_worth_a_warning(self, in_a_row: int) -> bool:
+        if not (in_a_row and self._blocked_after):
+            return False
+        times, rest = divmod(in_a_row, self._blocked_after)
+        return not (rest or times & (times - 1))  # 1, 2, 4, 8...
+
+    def _warn(self, entry: Entry, in_a_row: int) -> None:
+        held = None if entry.holder is None else max(clock.wall() - entry.holder_since, 0.0)
+        logger.warning(
+            "task %s%s was refused %d times in a row: %s %s",
+            entry.task,
+            f" (beat's entry {entry.scheduled!r})" if entry.scheduled else "",
+            in_a_row,
+            with_label(entry.key, entry.label),
+            f"is held by {FOREIGN}"
+            if held is None
+            else f"has been held by task {entry.holder} on {entry.holder_node} for {held:.0f} s",
+        )
+        app = self._app()
+        signals.lock_blocked.send(
+            sender=None if app is None else app.tasks.get(entry.task),
+            task_id=entry.task_id,
+            key=entry.key,
+            in_a_row=in_a_row,
+            holder=entry.holder,
+            node=entry.holder_node,
+            held=held,
+        )

@@ -64,14 +64,9 @@ def choose(run: Callable[..., Any], paths: Iterable[str], arguments: Mapping[str
     return found
 
 
-def is_path(text: str) -> bool:
-    """Whether the text has the form of a path."""
-    return _PATH.fullmatch(text) is not None
-
-
-def argument_in(path: str) -> str:
-    """The name of the argument that a path begins with."""
-    return str(_STEP.findall(path)[0])
+def argument_in(text: str) -> str | None:
+    """The name of the argument that a path begins with; None if the text has not the form of a path."""
+    return str(_STEP.findall(text)[0]) if _PATH.fullmatch(text) else None
 
 
 def name_of(run: Callable[..., Any]) -> str:
@@ -87,7 +82,9 @@ def _part(value: Any, step: str, at: str, run: Callable[..., Any]) -> Any:
         return value[int(step)] if isinstance(value, (list, tuple)) else getattr(value, step)
     except (LookupError, AttributeError, ValueError):
         parts = value if isinstance(value, Mapping) else getattr(value, "__dict__", ())
-        has = f"it has: {', '.join(map(str, parts))}" if parts else f"it is {_in_short(value)}"
+        is_empty = isinstance(value, Sized) and not len(value)
+        is_a = f"it is {'an empty' if is_empty else 'a'} {type(value).__name__}"
+        has = f"it has: {', '.join(map(str, parts))}" if parts else is_a
         raise NotThere(f"the argument {at} of {name_of(run)} has no {step!r}; {has}") from None
 
 
@@ -137,11 +134,6 @@ class _Parameters(NamedTuple):
         defaults = {it.name: it.default for it in parameters if it.default is not it.empty}
         is_plain = all(it.kind is it.POSITIONAL_OR_KEYWORD for it in parameters)
         return cls(signature, names, defaults if is_plain else None, takes_others)
-
-
-def _in_short(value: Any) -> str:
-    empty = "an empty " if isinstance(value, Sized) and not len(value) else ""
-    return f"{empty or 'a '}{type(value).__name__}"
 
 
 #: The parameters, by function and by whether it was bound.

@@ -7,29 +7,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
-from celery_singleton_lock.keys import label, template
 from celery_singleton_lock.keys.arguments import (
     NotThere,
     all_delivered,
     argument_in,
     bind,
     choose,
-    is_path,
     name_of,
     possible,
 )
 from celery_singleton_lock.keys.encoding import encode, encode_arguments, encode_named
-from celery_singleton_lock.keys.key import key_of, key_of_text
-
-
-class Returned(NamedTuple):
-    """What a callable has returned."""
-
-    value: Any
-
-
-#: What counts in a call: a template with its values, a value, or parts of the arguments by their paths.
-Counting = template.Filled | Returned | dict[str, Any]
+from celery_singleton_lock.keys.key import key_of, key_of_text, label_of_arguments, label_of_text, label_of_value
+from celery_singleton_lock.keys.template import Filled, fields_in, fields_of_valid, fill, repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +35,20 @@ class KeyPart:
 
 
 class CallKey(NamedTuple):
-    """The key of a call, a few words for people about what its digest was made from, and what that was."""
+    """The key of a call, a few words for people about what its digest was made from, and what that was, by name."""
 
     key: str
     label: str
-    counting: Counting
+    counting: Mapping[str, Any]
 
     def parts(self) -> dict[str, KeyPart]:
-        """Everything in the digest besides the lock's name, by name."""
-        counting = self.counting
-        if isinstance(counting, template.Filled):
-            return {"the filled template": KeyPart(counting.text, _serialized(counting.escaped))}
-        if isinstance(counting, Returned):
-            counting = {"what lock_key returned": counting.value}
-        return {name: KeyPart(repr(value), _serialized(value)) for name, value in counting.items()}
+        """Everything in the digest besides the lock's name."""
+        return {
+            name: KeyPart(value.text, _serialized(value.escaped))
+            if isinstance(value, Filled)
+            else KeyPart(repr(value), _serialized(value))
+            for name, value in self.counting.items()
+        }
 
 
 def key_of_call(
@@ -68,44 +57,47 @@ def key_of_call(
     """The key of a call with these arguments, made according to `lock_key`.
 
     Raises:
-        InvalidKey: an argument has no stable form, or the callable or the template failed.
-    """
-    counting = _counting_in(task_name, lock_key, run, args, kwargs)
-    if isinstance(counting, template.Filled):
-        return CallKey(key_of_text(prefix, lock_name, counting.escaped), label.of_text(counting.text), counting)
-    if isinstance(counting, Returned):
-        content = encode_named(task_name, "what the callable lock_key returned", counting.value)
-        return CallKey(key_of(prefix, lock_name, content), label.of_value(counting.value), counting)
-    content = encode_arguments(task_name, counting)
-    return CallKey(key_of(prefix, lock_name, content), label.of_arguments(counting), counting)
-
-
-def _counting_in(task_name: str, lock_key: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Counting:
-    """What counts in a call, according to `lock_key`.
-
-    Raises:
-        InvalidKey: the callable or the template failed, or an argument has no such part.
+        InvalidKey: an argument has no stable form, or no such part, or the callable or the template failed.
     """
     if (arguments := bind(run, args, kwargs)) is None:
         # The call does not fit the signature: the body will raise its own TypeError.
-        return {"args": args, "kwargs": kwargs}
-    if callable(lock_key):
-        return Returned(_ask(task_name, lock_key, all_delivered(run, arguments)))
-    if lock_key is None:
-        return all_delivered(run, arguments)
-    is_template = isinstance(lock_key, str)
-    try:
-        chosen = choose(run, template.fields_in(lock_key) if is_template else lock_key, arguments)
-    except NotThere as error:
-        raise InvalidKey(f"no lock key for task {task_name}: lock_key {lock_key!r} leads nowhere: {error}") from None
-    except Exception as error:
-        raise InvalidKey(f"no lock key for task {task_name}: lock_key {lock_key!r} failed: {error!r}") from error
-    return template.fill(task_name, lock_key, chosen) if is_template else chosen
+        counting = {"args": args, "kwargs": kwargs}
+    elif lock_key is None:
+        counting = all_delivered(run, arguments)
+    elif callable(lock_key):
+        value = _ask(task_name, lock_key, all_delivered(run, arguments))
+        content = encode_named(task_name, "what the callable lock_key returned", value)
+        return CallKey(key_of(prefix, lock_name, content), label_of_value(value), {"what lock_key returned": value})
+    elif isinstance(counting := _chosen(task_name, lock_key, run, arguments), Filled):
+        return _key_of_filled(prefix, lock_name, counting)
+    content = encode_arguments(task_name, counting)
+    return CallKey(key_of(prefix, lock_name, content), label_of_arguments(counting), counting)
 
 
 def key_of_choice(prefix: str, lock_name: str, text: str) -> CallKey:
     """The key of a call whose caller chose the text for the key."""
-    return CallKey(key_of_text(prefix, lock_name, text), label.of_text(text), template.Filled(text, text))
+    return _key_of_filled(prefix, lock_name, Filled(text, text))
+
+
+def _key_of_filled(prefix: str, lock_name: str, filled: Filled) -> CallKey:
+    key = key_of_text(prefix, lock_name, filled.escaped)
+    return CallKey(key, label_of_text(filled.text), {"the filled template": filled})
+
+
+def _chosen(task_name: str, lock_key: Any, run: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What a template or a list of paths chooses from the arguments.
+
+    Raises:
+        InvalidKey: the template failed, or an argument has no such part.
+    """
+    try:
+        if isinstance(lock_key, str):
+            return fill(lock_key, choose(run, fields_in(lock_key), arguments))
+        return choose(run, lock_key, arguments)
+    except NotThere as error:
+        raise InvalidKey(f"no lock key for task {task_name}: lock_key {lock_key!r} leads nowhere: {error}") from None
+    except Exception as error:
+        raise InvalidKey(f"no lock key for task {task_name}: lock_key {lock_key!r} failed: {error!r}") from error
 
 
 def _serialized(value: object) -> str:
@@ -122,11 +114,10 @@ def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> No
         return
     where, allowed = f"option lock_key of task {task_name} is {lock_key!r}", possible(run)
     if isinstance(lock_key, str):
-        paths = template.check(where, lock_key)
-        if not paths:
+        if not (paths := fields_of_valid(where, lock_key)):
             raise InvalidOption(
                 f"{where}, a template that names no argument, so that all calls would share one lock; write "
-                f"{template.repaired(lock_key, allowed)}[] if they are to"
+                f"{repaired(lock_key, allowed)}[] if they are to"
             )
     elif isinstance(lock_key, (list, tuple)) and all(isinstance(path, str) for path in lock_key):
         paths = list(lock_key)
@@ -136,12 +127,9 @@ def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> No
             "'tenant:{tenant_id}', or a callable of the dictionary of arguments"
         )
     for path in paths:
-        if not is_path(path):
+        if (name := argument_in(path)) is None:
             raise InvalidOption(f"{where}; {path!r} is neither an argument nor a path into one, such as 'order.id'")
-    if allowed is None:
-        return
-    for name in map(argument_in, paths):
-        if name not in allowed:
+        if allowed is not None and name not in allowed:
             has = ", ".join(allowed) or "none"
             raise InvalidOption(f"{where}, but {name_of(run)} has no argument {name!r}; it has: {has}")
 

@@ -8,10 +8,11 @@ import string
 from collections.abc import Collection, Mapping
 from datetime import date, time
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from celery_singleton_lock.errors import InvalidKey, InvalidOption
+from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.keys.encoding import digest, encode
 
 #: Values that a template shows as text; others as a digest.
@@ -34,21 +35,18 @@ class Filled(NamedTuple):
     escaped: str
 
 
-def fill(task_name: str, template: str, values: Mapping[str, Any]) -> Filled:
+def fill(template: str, values: Mapping[str, Any]) -> Filled:
     """Put the values of a call into its template, each by its field (see `fields_in`).
 
     Raises:
-        InvalidKey: the template needs something that is missing, or that has no stable form.
+        Exception: the template needs something that is missing, or that has no stable form.
     """
     literals = "%" + "".join(literal for literal, *_ in _formatter.parse(template))
     text, escaped = list[str](), list[str]()
-    try:
-        for literal, field, spec, conversion in _formatter.parse(template):
-            shown = "" if field is None else _show(values[field], spec, conversion)
-            text += (literal, shown)
-            escaped += (literal, _escape(shown, literals))
-    except Exception as error:
-        raise InvalidKey(f"no lock key for task {task_name}: lock_key {template!r} failed: {error!r}") from error
+    for literal, field, spec, conversion in _formatter.parse(template):
+        shown = "" if field is None else _show(values[field], spec, conversion)
+        text += (literal, shown)
+        escaped += (literal, _escape(shown, literals))
     return Filled("".join(text), "".join(escaped))
 
 
@@ -86,25 +84,21 @@ def repaired(template: str, arguments: Collection[str] | None) -> str:
     return f"{fields!r} or {written!r}, or " if fields else ""
 
 
-def check(where: str, template: str) -> list[str]:
+def fields_of_valid(where: str, template: str) -> list[str]:
     """The fields of a template.
 
     Raises:
         InvalidOption: it is no template that can work; `where` begins the message.
     """
-    after_field = False
     try:
-        for literal, field, _, _ in _formatter.parse(template):
-            if field is None:
-                continue
-            if after_field and not literal:
-                raise InvalidOption(
-                    f"{where}, which has two fields with nothing between them: 1, 23 and 12, 3 would be the same"
-                )
-            after_field = True
-            name = str(field).replace("[", ".").partition(".")[0]
-            if not name or name.isdigit():
-                raise InvalidOption(f"{where}; allowed in a template: names of arguments, such as {{tenant_id}}")
+        parts = [(literal, field) for literal, field, *_ in _formatter.parse(template)]
     except ValueError as error:
         raise InvalidOption(f"{where}, which is not a valid template: {error}") from None
-    return fields_in(template)
+    if any(None not in (before, field) and not literal for (_, before), (literal, field) in pairwise(parts)):
+        raise InvalidOption(
+            f"{where}, which has two fields with nothing between them: 1, 23 and 12, 3 would be the same"
+        )
+    fields = fields_in(template)
+    if any(not (name := re.split(r"[.[]", field)[0]) or name.isdigit() for field in fields):
+        raise InvalidOption(f"{where}; allowed in a template: names of arguments, such as {{tenant_id}}")
+    return fields

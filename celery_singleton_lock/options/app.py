@@ -76,11 +76,9 @@ class Settings:
         """
         app.conf.get("singleton_lock_backend")  # Loads the configuration; before that, `conf` is a placeholder.
         conf = app.conf
-        for error in _unknown_settings(conf):
+        for error in _as_a_whole(conf):
             raise error
         enabled = setting(conf, "singleton_lock_enabled", True)
-        for error in _of_celery(conf):
-            raise error
         explicit, visibility = setting(conf, "singleton_lock_backend"), visibility_timeout(conf) or 0.0
         found, transport_options, key_prefix = _backend(conf, backend or explicit, enabled=enabled)
         return cls(
@@ -102,8 +100,7 @@ class Settings:
 def problems(app: Any) -> Iterator[InvalidOption]:
     """The errors in an app's settings for this package, one by one; a worker that starts raises the first of them."""
     app.conf.get("singleton_lock_backend")  # As in `Settings.from_app`.
-    yield from _unknown_settings(app.conf)
-    yield from _of_celery(app.conf)
+    yield from _as_a_whole(app.conf)
     for name in SETTINGS:
         try:
             setting(app.conf, name)
@@ -174,24 +171,21 @@ def _default_prefix(key_prefix: object) -> str:
     return str(SETTINGS["singleton_lock_prefix"].require(prefix, where))
 
 
-#: Waiting for replicas (WAIT) promises nothing on Valkey and Redis 7.2 or newer.
-_INSTEAD_OF_REPLICAS = "set min-replicas-to-write on the server, or use a Redlock or fencing tokens"
+#: What to do instead of a setting that is not there, and that somebody may expect.
+_INSTEAD: Mapping[str, str] = {
+    **{f"singleton_{attribute}": f"set {attribute} on the task" for attribute in KEY_ATTRIBUTES},
+    # Waiting for replicas (WAIT) promises nothing on Valkey and Redis 7.2 or newer.
+    "singleton_lock_replicas": "set min-replicas-to-write on the server, or use a Redlock or fencing tokens",
+    "singleton_lock_beat_mode": "remove it: every beat sends the ticks that no other beat has claimed",
+}
 
 
-def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
+def _as_a_whole(conf: Any) -> Iterator[InvalidOption]:
+    """Errors in the names of our settings, and in Celery's own settings: with these, exclusive tasks cannot work."""
     for name in set_names(conf):
-        if name in SETTINGS or not name.startswith("singleton_lock_"):
-            continue
-        if name == "singleton_lock_replicas":
-            yield InvalidOption(f"there is no setting {name}; {_INSTEAD_OF_REPLICAS}")
-            continue
-        on_a_task = name.removeprefix("singleton_")
-        hint = f"; set {on_a_task} on the task" if on_a_task in KEY_ATTRIBUTES else did_you_mean(name, sorted(SETTINGS))
-        yield InvalidOption(f"there is no setting {cleaned.text(name)}{hint}")
-
-
-def _of_celery(conf: Any) -> Iterator[InvalidOption]:
-    """Errors in Celery's own settings: with these, exclusive tasks cannot work."""
+        if name.startswith("singleton_lock_") and name not in SETTINGS:
+            hint = f"; {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, sorted(SETTINGS))
+            yield InvalidOption(f"there is no setting {cleaned.text(name)}{hint}")
     if conf.get("task_protocol") == 1 and conf.get("singleton_lock_enabled") is not False:
         yield InvalidOption(
             "setting task_protocol is 1, but exclusive tasks need message protocol 2, Celery's default since 4.0: "

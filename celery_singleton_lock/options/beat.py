@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from celery_singleton_lock.options.rules import setting
 
@@ -14,14 +14,12 @@ class BeatSettings:
 
     Attributes:
         scheduler: the scheduler that is made exclusive, or its name.
-        mode: "leader": one beat sends, the others are on standby; "shared": each sends what no other has claimed.
-        ttl: seconds after which another beat takes over from a beat that died.
+        ttl: seconds after which other beats send what a beat had claimed that died, and after which it is not shown.
         catch_up: seconds after which a missed tick is no longer made up for; None: it always is.
         name: the name of the schedule; beats with the same name and lock server share it.
     """
 
     scheduler: str | type
-    mode: Literal["leader", "shared"]
     ttl: float
     catch_up: float | None
     name: str
@@ -36,8 +34,7 @@ class BeatSettings:
         conf = app.conf
         return cls(
             scheduler=setting(conf, "singleton_lock_beat_scheduler", "celery.beat:PersistentScheduler"),
-            mode=setting(conf, "singleton_lock_beat_mode", "leader"),
-            ttl=float(setting(conf, "singleton_lock_beat_ttl", 10.0)),
+            ttl=float(setting(conf, "singleton_lock_beat_ttl", 5.0)),
             catch_up=setting(conf, "singleton_lock_beat_catch_up"),
             name=setting(conf, "singleton_lock_beat_name", app.main or "default"),
         )

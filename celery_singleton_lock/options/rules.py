@@ -7,9 +7,10 @@ is then refused.
 from __future__ import annotations
 
 import inspect
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
@@ -65,6 +66,9 @@ MAX_JOURNAL = 1_000_000
 #: With more holders of one key than this, it is not a lock any more: each acquire looks at all of them.
 MAX_LIMIT = 1000
 
+#: No integer that is larger is a float.
+_LARGEST = sys.float_info.max
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -101,12 +105,7 @@ class Option:
 
 def is_seconds(value: object) -> bool:
     """Whether the value is a finite number, of either sign."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # An integer that is too large for a float.
-        return False
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 def is_whole(value: object, least: int, most: int) -> bool:
@@ -147,11 +146,8 @@ def takes(function: Any, count: int) -> bool:
     if not callable(function):
         return False
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return True
-    try:
-        signature.bind(*[None] * count)
+        with suppress(ValueError):  # It has no signature.
+            inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
     return True
@@ -223,12 +219,6 @@ DISABLE = "disable"
 ACCEPTABLE = (DISABLE, *CALL_KEYS)
 
 
-def _is_acceptable(value: object) -> bool:
-    if isinstance(value, str):
-        return value in ("all", "none")
-    return isinstance(value, (list, tuple, set, frozenset)) and all(name in ACCEPTABLE for name in value)
-
-
 #: App settings other than the defaults of task options.
 LOCK_SETTINGS: Mapping[str, Rule] = {
     "singleton_lock_backend": Rule(lambda value: isinstance(value, str), "a URL"),
@@ -247,7 +237,11 @@ LOCK_SETTINGS: Mapping[str, Rule] = {
         lambda value: is_whole(value, 0, cleaned.MAX_COUNT), "a whole number, 0 (never) or more"
     ),
     "singleton_lock_accept": Rule(
-        _is_acceptable, f"'all', 'none', or a list of any of {', '.join(map(repr, ACCEPTABLE))}"
+        lambda value: (
+            value in ("all", "none")
+            or (isinstance(value, (list, tuple, set, frozenset)) and all(name in ACCEPTABLE for name in value))
+        ),
+        f"'all', 'none', or a list of any of {', '.join(map(repr, ACCEPTABLE))}",
     ),
 }
 
@@ -257,7 +251,6 @@ BEAT_SETTINGS: Mapping[str, Rule] = {
         lambda value: (isinstance(value, str) and value != "") or isinstance(value, type),
         "a scheduler class, or its name such as 'celery.beat:PersistentScheduler'",
     ),
-    "singleton_lock_beat_mode": one_of("leader", "shared"),
     "singleton_lock_beat_ttl": TTL,
     "singleton_lock_beat_catch_up": _seconds(", or None for no limit"),
     "singleton_lock_beat_name": TEXT,

@@ -14,12 +14,12 @@ from celery_singleton_lock._celery import may_be_asked
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.options.misplaced import check_attributes
 from celery_singleton_lock.options.rules import (
     ACCEPTABLE,
     CALL_KEYS,
     DISABLE,
     JOIN,
+    MAX_LIMIT,
     NEWEST_POLICIES,
     OPTIONS,
     REPLACE,
@@ -34,7 +34,7 @@ from celery_singleton_lock.options.rules import (
     is_seconds,
     takes,
 )
-from celery_singleton_lock.options.words import did_you_mean
+from celery_singleton_lock.options.words import check_attributes, did_you_mean
 
 #: The most seconds that a message may ask for, unless the task or the settings say more themselves.
 MAX_ASKED = 3600.0
@@ -80,9 +80,7 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
         setattr(own, _LATEST, latest)
     options = latest[2]
     if call:
-        options = replace(options, **call)
-        _check_newest(task.name, options)
-        _check_redlock(task.name, options, settings)
+        check_together(task, options := replace(options, **call), settings)
     return options
 
 
@@ -111,18 +109,7 @@ def _options_of(task: Any, settings: Settings) -> Options:
     for name, value in _DEFAULTS_OF_SCOPE.get(values["scope"], {}).items():
         if name not in given and name not in settings.given:
             values[name] = value
-    if values["scope"] == UNTIL_EXPIRED and values["queue_ttl"] is None:
-        raise InvalidOption(
-            f"option lock_scope of task {task.name} is {UNTIL_EXPIRED!r}, which needs lock_queue_ttl: the seconds for "
-            "which no other call is sent"
-        )
-    options = Options(**values)
-    if options.on_conflict == JOIN and not task.app.conf.task_always_eager:
-        check_join(task, options, settings)
-    if options.on_duplicate == "replace":
-        _check_replace(task.name, options)
-    _check_newest(task.name, options)
-    _check_redlock(task.name, options, settings)
+    check_together(task, options := Options(**values), settings)
     return options
 
 
@@ -132,88 +119,109 @@ def replaces(options: Options, settings: Settings) -> bool:
     return is_alone and options.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED)
 
 
-def _check_replace(task_name: str, options: Options) -> None:
-    where = f"option on_duplicate of task {task_name} is 'replace'"
-    if options.scope in (UNTIL_EXECUTED, UNTIL_EXPIRED):
-        raise InvalidOption(
-            f"{where} with lock_scope {options.scope!r}, under which the message that has the lock may be "
-            f"running already; allowed: {UNTIL_EXECUTING!r} and {UNTIL_AND_WHILE_EXECUTING!r}, under which it "
-            "waits"
-        )
-    if options.limit > 1:
-        raise InvalidOption(
-            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since with several waiting "
-            "messages it is not clear which one to replace"
-        )
-
-
-def check_join(task: Any, options: Options, settings: Settings) -> None:
-    """Refuse `on_conflict="join"` where nobody could find out how the joined task ended.
+def check_together(task: Any, options: Options, settings: Settings) -> None:
+    """Refuse options that cannot work together, or not with the other settings.
 
     Raises:
-        InvalidOption: `join` cannot work; the error says why.
+        InvalidOption: the error says why, and what to do instead.
     """
-    where = f"on_conflict of task {task.name} is {JOIN!r}, which "
-    if raw_attribute(task, "ignore_result"):
-        raise InvalidOption(f"{where}needs its results: set ignore_result=False, or another on_conflict")
-    if not may_be_asked(task.backend):
-        raise InvalidOption(f"{where}needs a result backend that workers can read (not rpc://): set result_backend")
-    if settings.done_ttl <= 0:
-        raise InvalidOption(f"{where}needs singleton_lock_done_ttl above 0: for that long, the end of a task is known")
-    if options.limit > 1:
-        raise InvalidOption(f"{where}needs lock_limit=1, found {options.limit}: one task holds the lock, and is joined")
+    for name, values, is_wrong, words in _TOGETHER:
+        value = getattr(options, name)
+        if value == JOIN and task.app.conf.task_always_eager:
+            continue  # Nothing is joined there.
+        if value in values and is_wrong(options, task, settings):
+            where = f"option {OPTIONS[name].attribute} of task {task.name} is {value!r}"
+            raise InvalidOption(f"{where}{words.format(its=options, settings=settings)}")
 
 
-def _check_newest(task_name: str, options: Options) -> None:
-    """Refuse options that make no sense with a policy under which only the newest message runs.
-
-    Raises:
-        InvalidOption: there is such an option.
-    """
-    if options.on_conflict not in NEWEST_POLICIES:
-        return
-    where = f"option on_conflict of task {task_name} is {options.on_conflict!r}"
-    if options.limit > 1:
-        raise InvalidOption(
-            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since with several running "
-            "tasks it is not clear which one the newest follows; with a limit, use on_conflict='retry'"
-        )
-    if options.scope in (UNTIL_EXECUTING, UNTIL_EXPIRED):
-        raise InvalidOption(
-            f"{where} with lock_scope {options.scope!r}, under which runs do not exclude each other, so that "
-            "none ever waits; use lock_scope='while_executing'"
-        )
-    if options.conflict_retries is not None:
-        raise InvalidOption(
-            f"{where} with lock_conflict_retries {options.conflict_retries}; the newest waits until the lock "
-            "is free: remove lock_conflict_retries, or use on_conflict='retry'"
-        )
-    if options.on_conflict == REPLACE and options.on_lock_lost != "abort":
-        raise InvalidOption(
-            f"{where} with on_lock_lost {options.on_lock_lost!r}, so that a run that should stop goes on; "
-            "allowed: on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end"
-        )
+def _is_on_a_redlock(_its: Options, _task: Any, settings: Settings) -> bool:
+    return settings.backend.kind is Kind.REDLOCK
 
 
-def _check_redlock(task_name: str, options: Options, settings: Settings) -> None:
-    """Refuse options for which the nodes of a Redlock would have to agree on more than who holds the lock.
+#: The end of an error about options for which the nodes of a Redlock would have to agree on more than a holder.
+_NOT_ON_A_REDLOCK = (
+    ", which does not work on a Redlock ({{settings.backend.masked}}); allowed there: {}; or set "
+    "singleton_lock_backend to one server, Sentinels or a cluster"
+)
 
-    Raises:
-        InvalidOption: there is such an option.
-    """
-    if settings.backend.kind is not Kind.REDLOCK:
-        return
-    for name, value, is_refused, allowed in (
-        ("lock_limit", options.limit, options.limit > 1, "lock_limit 1"),
-        ("on_duplicate", options.on_duplicate, options.on_duplicate == "replace", "'existing', 'raise' or 'skip'"),
-        ("on_conflict", options.on_conflict, options.on_conflict in NEWEST_POLICIES, "another policy, such as 'retry'"),
-    ):
-        if is_refused:
-            raise InvalidOption(
-                f"option {name} of task {task_name} is {value!r}, which does not work on a Redlock "
-                f"({settings.backend.masked}); allowed there: {allowed}; or set singleton_lock_backend to one "
-                "server, Sentinels or a cluster"
-            )
+#: An option, its values for which something else can be wrong, a test of that, and the end of the error.
+_TOGETHER: tuple[tuple[str, Sequence[Any], Callable[[Options, Any, Settings], bool], str], ...] = (
+    (
+        "scope",
+        (UNTIL_EXPIRED,),
+        lambda its, *_: its.queue_ttl is None,
+        ", which needs lock_queue_ttl: the seconds for which no other call is sent",
+    ),
+    (
+        "on_conflict",
+        (JOIN,),
+        lambda its, task, _: bool(raw_attribute(task, "ignore_result")),
+        ", which needs its results: set ignore_result=False, or another on_conflict",
+    ),
+    (
+        "on_conflict",
+        (JOIN,),
+        lambda its, task, _: not may_be_asked(task.backend),
+        ", which needs a result backend that workers can read (not rpc://): set result_backend",
+    ),
+    (
+        "on_conflict",
+        (JOIN,),
+        lambda its, task, settings: settings.done_ttl <= 0,
+        ", which needs singleton_lock_done_ttl above 0: for that long, the end of a task is known",
+    ),
+    (
+        "on_conflict",
+        (JOIN,),
+        lambda its, *_: its.limit > 1,
+        ", which needs lock_limit=1, found {its.limit}: one task holds the lock, and is joined",
+    ),
+    (
+        "on_duplicate",
+        ("replace",),
+        lambda its, *_: its.scope in (UNTIL_EXECUTED, UNTIL_EXPIRED),
+        " with lock_scope {its.scope!r}, under which the message that has the lock may be running already; allowed: "
+        f"{UNTIL_EXECUTING!r} and {UNTIL_AND_WHILE_EXECUTING!r}, under which it waits",
+    ),
+    (
+        "on_duplicate",
+        ("replace",),
+        lambda its, *_: its.limit > 1,
+        " with lock_limit {its.limit}; allowed: lock_limit 1, since with several waiting messages it is not clear "
+        "which one to replace",
+    ),
+    (
+        "on_conflict",
+        NEWEST_POLICIES,
+        lambda its, *_: its.limit > 1,
+        " with lock_limit {its.limit}; allowed: lock_limit 1, since with several running tasks it is not clear which "
+        "one the newest follows; with a limit, use on_conflict='retry'",
+    ),
+    (
+        "on_conflict",
+        NEWEST_POLICIES,
+        lambda its, *_: its.scope in (UNTIL_EXECUTING, UNTIL_EXPIRED),
+        " with lock_scope {its.scope!r}, under which runs do not exclude each other, so that none ever waits; use "
+        "lock_scope='while_executing'",
+    ),
+    (
+        "on_conflict",
+        NEWEST_POLICIES,
+        lambda its, *_: its.conflict_retries is not None,
+        " with lock_conflict_retries {its.conflict_retries}; the newest waits until the lock is free: remove "
+        "lock_conflict_retries, or use on_conflict='retry'",
+    ),
+    (
+        "on_conflict",
+        (REPLACE,),
+        lambda its, *_: its.on_lock_lost != "abort",
+        " with on_lock_lost {its.on_lock_lost!r}, so that a run that should stop goes on; allowed: "
+        "on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end",
+    ),
+    ("limit", range(2, MAX_LIMIT + 1), _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("lock_limit 1")),
+    ("on_duplicate", ("replace",), _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("'existing', 'raise' or 'skip'")),
+    ("on_conflict", NEWEST_POLICIES, _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("another policy, such as 'retry'")),
+)
 
 
 def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowed: Sequence[str]) -> Any:
@@ -266,10 +274,8 @@ def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[Fal
         InvalidOption: anything else; in the producer before sending, and in the worker for messages of other senders.
     """
     where = f"singleton_lock in a call of {task_name}"
-    if value is None or value is True:
-        return None
-    if value is False:
-        return False
+    if value is None or isinstance(value, bool):
+        return False if value is False else None
     if not isinstance(value, Mapping):
         raise InvalidOption(
             f"{where} is {cleaned.value_shown(value)}, but must be a dictionary, or False to run without a lock"
@@ -300,7 +306,7 @@ def check_accepted(call: Mapping[str, Any] | Literal[False] | None, accept: froz
                 f"{', '.join(it for it in ACCEPTABLE if it in accept) or 'nothing'}: add {name!r} to it, or "
                 "set the option on the task"
             )
-    for name in _BOUNDED:
+    for name in _BOUNDED if call else ():
         asked_for, most = (call or {}).get(name, 0.0), max(MAX_ASKED, _own_seconds(task, OPTIONS[name]))
         if asked_for > most:
             raise InvalidOption(

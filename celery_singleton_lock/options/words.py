@@ -1,23 +1,23 @@
-"""Finds the right name for a name that people know from another package, and for a typing error."""
+"""Names that would do nothing, and what was meant: mistyped, from another package, or in the wrong place."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES, TASK_OPTIONS
 
 #: How similar two names must be for one to count as a typing error of the other: "lock_timeout" is not one of
-#: "lock_limit".
-_ALIKE = 0.8
+#: "lock_limit". In up to four characters, one wrong one is much: "tll".
+_ALIKE, _SHORT, _SHORT_ALIKE = 0.8, 4, 0.6
 
 #: The same for a name that may be the user's own, such as "log_key" and "on_conflict_mail".
 _VERY_ALIKE = 0.87
-
-#: The same for names of up to four characters, in which one wrong character is much: "tll".
-_SHORT, _SHORT_ALIKE = 4, 0.6
 
 #: The last part of an option's name here, by what other packages call it. Without names that other packages also use
 #: for something else: users will try what is proposed.
@@ -35,64 +35,48 @@ _DIFFERS: Mapping[str, str] = {
     "wait": " (seconds)",
 }
 
-#: Names of this package, and some names of others, begin with the first of a pair; the second replaces it.
-_BEGINNINGS = (
-    ("singleton_lock_beat_lock_", "singleton_lock_beat_"),
-    ("singleton_lock_beat_", "singleton_lock_beat_"),
-    ("singleton_lock_", "singleton_lock_"),
-    ("lock_", "lock_"),
-    ("lock_", ""),
-    ("", ""),
-)
-
-
-class Foreign(NamedTuple):
-    """An option of another package, given to a task or to a call of one.
-
-    Attributes:
-        looks_so: whether the option may have this value in that package; other attributes may have the same name.
-    """
-
-    package: str
-    looks_so: Callable[[Any], bool]
-
-
-def _is_options(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-#: Options of other packages that would do nothing here.
-FOREIGN: Mapping[str, Foreign] = {
-    "once": Foreign("celery-once", _is_options),
-    "unique_on": Foreign("celery-singleton", lambda value: isinstance(value, (list, tuple, str))),
-    "raise_on_duplicate": Foreign("celery-singleton", lambda value: isinstance(value, bool)),
-    "lock_expiry": Foreign("celery-singleton", lambda value: True),
-    "heimdall": Foreign("celery-heimdall", _is_options),
+#: Options of other packages, by name: the package, and the types of the values that it may have there; other attributes
+#: may have the same name.
+_FOREIGN: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "once": ("celery-once", (Mapping,)),
+    "unique_on": ("celery-singleton", (list, tuple, str)),
+    "raise_on_duplicate": ("celery-singleton", (bool,)),
+    "lock_expiry": ("celery-singleton", (object,)),
+    "heimdall": ("celery-heimdall", (Mapping,)),
 }
 
 #: The page with what to write instead of them.
-MIGRATING = "https://celery-singleton-lock.readthedocs.io/en/latest/migrating.html"
+_MIGRATING = "https://celery-singleton-lock.readthedocs.io/en/latest/migrating.html"
+
+#: The argument of a call that holds its options for this package.
+_CALL = "singleton_lock"
+
+#: The options whose names begin like some of Celery's.
+_POLICIES = tuple(name for name in TASK_OPTIONS if name.startswith("on_"))
+
+#: How a call names each option; None for an option that only a task can have.
+_IN_A_CALL: Mapping[str, str | None] = {
+    **dict.fromkeys(KEY_ATTRIBUTES),
+    **{option.attribute: name if name in CALL_KEYS else None for name, option in OPTIONS.items()},
+    "lock_key": "key",
+}
+
+
+#: What names of settings and of options have in common, which would make any two of them similar.
+_BEGINNING = re.compile("(?:singleton_)?(?:lock_)?(beat_)?(?:lock_)?")
 
 
 def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     """The end of an error message about an unknown name."""
-    allowed = tuple(allowed)
-    meant, differs = _meant(cleaned.text(name), allowed)
-    return f"; did you mean {meant!r}{differs}?" if meant else f"; allowed: {', '.join(allowed)}"
-
-
-# An app has few names of attributes and options, on many tasks and in many calls.
-@lru_cache(maxsize=1024)
-def is_slip(name: str, allowed: tuple[str, ...]) -> bool:
-    """Whether the name is one of these, mistyped, though it does not begin as only their names may."""
-    return bool(_nearest(name, allowed, _VERY_ALIKE))
-
-
-@lru_cache(maxsize=1024)
-def is_anagram(name: str, allowed: tuple[str, ...]) -> bool:
-    """Whether the name is not one of these, but has the same letters as one of them in another order."""
-    letters = sorted(name)
-    return name not in allowed and any(sorted(it) == letters for it in allowed)
+    names = {_end(it): it for it in allowed}
+    end = _end(cleaned.text(name).lower())
+    beat, word = ("beat_", end[5:]) if end.startswith("beat_") else ("", end)
+    here = _HERE.get(_nearest(word, _HERE, _VERY_ALIKE), "")
+    if (found := f"{beat}{here}") in names:
+        return f"; did you mean {names[found]!r}{_DIFFERS.get(here, '')}?"
+    close = _nearest(end, names, _SHORT_ALIKE if len(end) <= _SHORT else _ALIKE)
+    meant = names.get(close) or _nearest(end, names.values(), _ALIKE)
+    return f"; did you mean {meant!r}?" if meant else f"; allowed: {', '.join(names.values())}"
 
 
 def misspelled_setting(name: str, settings: Iterable[str]) -> str | None:
@@ -100,24 +84,74 @@ def misspelled_setting(name: str, settings: Iterable[str]) -> str | None:
     return None if name.startswith("singleton_lock_") else _nearest(name, settings, _VERY_ALIKE) or None
 
 
-def _meant(name: str, allowed: tuple[str, ...]) -> tuple[str, str]:
-    """The name that was meant, and what differs about it; empty texts if no name is similar."""
-    by_name = {it.lower(): it for it in allowed}
-    folded = name.lower()
-    for beginning, corrected in _BEGINNINGS:
-        start, found, end = folded.rpartition(beginning) if beginning else ("", "", folded)
-        if found or not beginning:
-            word = end if end in _HERE else _nearest(end, _HERE, _VERY_ALIKE)
-            here = _HERE.get(word, end)
-            if (wanted := f"{start}{corrected}{here}") in by_name:
-                return by_name[wanted], _DIFFERS.get(here, "") if word else ""
-    # What all names begin with would make any two of them similar.
-    shared = next((it for it, _ in _BEGINNINGS if all(each.startswith(it) for each in (folded, *allowed))), "")
-    ends = {it.removeprefix(shared): it for it in allowed}
-    end = folded.removeprefix(shared)
-    alike = _SHORT_ALIKE if shared and len(end) <= _SHORT else _ALIKE
-    close = _nearest(end, ends, alike) or next((it for it in ends if sorted(it) == sorted(end)), "")
-    return ends.get(close, ""), ""
+def check_attributes(task: Any, base: type) -> None:
+    """Refuse attributes of a task class that look like options but are not: their names belong neither to an option nor
+    to an attribute of `base`, from which the class is derived.
+
+    Raises:
+        InvalidOption: there is such an attribute.
+    """
+    # Not with hasattr(): asking a base for its app would bind it to one.
+    known: set[str] = set().union(TASK_OPTIONS, *map(vars, base.__mro__))
+    for cls in (cls for cls in task.__mro__ if cls not in base.__mro__):
+        for name, value in [*vars(cls).items()]:  # A signal's handler, or a thread, may use the task meanwhile.
+            if name not in known and (why := _foreign(name, value) or _wrong_attribute(name, value)):
+                raise InvalidOption(f"task {task.name} has the attribute {name!r}{why}")
+
+
+def wrong_in_call(options: Mapping[str, Any], task_name: str) -> InvalidOption | None:
+    """An error for an option beside `singleton_lock` that would only be carried along in the message; None if there is
+    no such option.
+    """
+    for name, value in options.items():
+        if isinstance(name, str) and (why := _foreign(name, value) or _wrong_option(name)):
+            return InvalidOption(f"a call of {cleaned.text(task_name)} has the option {cleaned.value_shown(name)}{why}")
+    return None
+
+
+def _foreign(name: str, value: Any) -> str | None:
+    """Why an option does nothing that another package has, and what to do; None for any other."""
+    package, types = _FOREIGN.get(name, ("", ()))
+    return f", an option of {package}; what to write instead is in {_MIGRATING}" if isinstance(value, types) else None
+
+
+def _wrong_attribute(name: str, value: Any) -> str | None:
+    """The same for an attribute that is meant for this package."""
+    if isinstance(value, property):
+        return None
+    if callable(value):  # Many methods have names that are similar to options.
+        is_wrong = any(sorted(it) == sorted(name) for it in TASK_OPTIONS)
+    elif name == _CALL:
+        return ", an option of a call; on a task, set lock_ttl, lock_wait, on_conflict and the others"
+    elif name == "scope" and isinstance(value, str) and value in SCOPES:
+        return "; did you mean 'lock_scope'?"
+    elif name.startswith("lock_"):
+        return f"{did_you_mean(name, TASK_OPTIONS)} (only options of this package are allowed to begin with lock_)"
+    else:
+        is_wrong = name.startswith(_CALL) or _is_slip(name, TASK_OPTIONS if name.startswith("l") else _POLICIES)
+    return did_you_mean(name, TASK_OPTIONS) if is_wrong else None
+
+
+def _wrong_option(name: str) -> str | None:
+    """The same for an option of a call."""
+    if name in _IN_A_CALL:
+        of_call = _IN_A_CALL[name]
+        use = "set it on the task" if of_call is None else f"use singleton_lock={{{of_call!r}: …}}"
+        return f", which a call does not have; {use}"
+    if name.startswith(("lock_", _CALL)) or _is_slip(name, (_CALL, *_POLICIES)):
+        return f"; for an option of this package, use singleton_lock={{…}} with any of {', '.join(CALL_KEYS)}"
+    return None
+
+
+# An app has few names of attributes and options, on many tasks and in many calls.
+@lru_cache(maxsize=1024)
+def _is_slip(name: str, allowed: tuple[str, ...]) -> bool:
+    """Whether the name is one of these, mistyped, though it does not begin as only their names may."""
+    return bool(_nearest(name, allowed, _VERY_ALIKE))
+
+
+def _end(name: str) -> str:
+    return _BEGINNING.sub(r"\1", name, count=1)
 
 
 def _nearest(name: str, names: Iterable[str], cutoff: float) -> str:

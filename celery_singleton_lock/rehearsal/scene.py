@@ -22,6 +22,7 @@ from celery.signals import before_task_publish
 from celery_singleton_lock import clock
 from celery_singleton_lock._celery import keeps_results
 from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.options.rules import REPLACE
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.rehearsal import witness
 from celery_singleton_lock.rehearsal.witness import Line
@@ -135,7 +136,6 @@ class Detour:
             while data := source.recv(65536):
                 self.speaks.wait()
                 sink.sendall(data)
-        with suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
 
@@ -148,16 +148,17 @@ class Scene:
         directory: the directory of the workers' history and output; its name is in the names of queues and locks.
         detour: the proxy between the lock server and the workers.
         queues: the queues of the workers.
-        sent: the ids of the messages that must reach an end.
+        messages: what was sent, by id; a call that was a duplicate already as it was sent is not there.
+        lost: the ids of messages that need not reach an end.
     """
 
     def __init__(self, play: Play, outcome: Outcome, directory: Path, *, cut_off: bool) -> None:
         self.play, self.outcome, self.directory = play, outcome, directory
         self.detour = Detour(play.runtime.settings.backend.urls if cut_off else ())
         self.queues = [f"{directory.name}-{number}" for number in range(2)]
-        self.sent: list[str] = []
+        self.messages: dict[str, tuple[Any, Any, Any]] = {}
+        self.lost: list[str] = []
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._messages: dict[str, tuple[Any, Any, Any]] = {}
         before_task_publish.connect(self._keep)
 
     def start(self) -> None:
@@ -168,11 +169,9 @@ class Scene:
         """
         for name in (witness.HISTORY, witness.HOLD):
             (self.directory / name).touch()
-        for queue in self.queues:
-            self._workers.append(self._worker(queue))
-        ends = [worker.poll for worker in self._workers]
-        self.until(lambda: len(self.seen("ready")) == len(ends) or any(end() is not None for end in ends))
-        self._need(len(self.seen("ready")) == len(ends), "the workers did not start")
+        self._workers += map(self._worker, self.queues)
+        self.until(lambda: self._are_ready() or any(worker.poll() is not None for worker in self._workers))
+        self._need(self._are_ready(), "the workers did not start")
 
     def begin(self) -> Line:
         """Call the task on the first worker; returns the beginning of its run.
@@ -189,12 +188,11 @@ class Scene:
         """Call the task on this worker; returns the id of the message."""
         task_id = uuid()
         self.play.send(task_id=task_id, queue=self.queues[worker])
-        self.sent.append(task_id)
         return task_id
 
     def send_again(self, task_id: str) -> None:
         """Deliver a message again, as brokers do, to the second worker."""
-        headers, body, properties = self._messages[task_id]
+        headers, body, properties = self.messages[task_id]
         app = self.play.task.app
         queue = app.amqp.queues[self.queues[1]]
         with app.producer_or_acquire() as producer:
@@ -213,6 +211,10 @@ class Scene:
         lines = witness.read(self.directory)
         return [line for line in lines if line.what == what and task_id in ("", line.task_id)]
 
+    def next_run(self, since: float) -> float | None:
+        """Seconds until the task's next run began."""
+        return next((run.at - since for run in self.seen("began") if run.at > since), None)
+
     def until(self, true: Callable[[], object], seconds: float | None = None) -> bool:
         """Wait until `true` returns a true value; whether it did."""
         deadline = clock.now() + (self.play.patience if seconds is None else seconds)
@@ -227,21 +229,16 @@ class Scene:
         if not is_so:
             self.outcome.broken.append(otherwise)
 
-    def lose(self, run: Line, why: str) -> None:
-        """Do not expect the message of this run to reach an end: its options, or Celery's, allow that."""
-        self.sent.remove(run.task_id)
-        self.outcome.notes.append(why)
-
     def holders(self) -> set[int]:
         """The processes that hold a lock; without locks that are kept on purpose while no task runs."""
         store, limit = self.play.runtime.store, self.play.options.limit
         held = [lock for key in {run.key for run in self.seen("began")} for lock in store.held(key, limit=limit)]
         return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
 
-    def unended(self) -> list[str]:
+    def unended(self) -> set[str]:
         """The messages that neither ran to an end, nor were refused for good, nor failed."""
         ends = ("ended", "succeeded", "failed", "refused")
-        return [task_id for task_id in self.sent if not any(self.seen(what, task_id) for what in ends)]
+        return self.messages.keys() - self.lost - {line.task_id for what in ends for line in self.seen(what)}
 
     def let_end(self) -> float:
         """Let runs end from now on; returns the current time."""
@@ -256,13 +253,15 @@ class Scene:
 
     def judge(self) -> None:
         """Let everything end, and check what must hold after every fault."""
-        self.let_end()
+        let = self.let_end()
         ended = self.until(lambda: not self.unended())
-        lost = f"{len(self.unended())} of {len(self.sent)}"
-        self.expect(ended, f"{lost} calls reached no end within {self.play.patience:g} s")
+        few = f"{len(self.unended())} of {len(self.messages)} calls"
+        self.expect(ended, f"{few} reached no end within {self.play.patience:g} s")
         free = not ended or self.until(lambda: not self.holders(), self.play.options.ttl + 5.0)
         self.expect(free, "a lock was left held")
         lines, limit = witness.read(self.directory), self.play.options.limit
+        if self.outcome.recovery is None:
+            self.outcome.recovery = self.next_run(let)
         self.outcome.runs = len(self.seen("began"))
         self.outcome.overlaps = witness.overlaps(lines, limit)
         self.expect(not self.outcome.overlaps, f"{self.outcome.overlaps} overlaps")
@@ -270,13 +269,13 @@ class Scene:
         self.outcome.notes += [f"the task {how}" for how in sorted({line.how for line in lines if line.how})]
         self.outcome.kept = not self.outcome.broken
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End both workers at once, so that they return the messages that they hold; leave nothing of them."""
         self.let_end()
         self.detour.speaks.set()
+        for worker in self._workers:
+            worker.terminate()
         try:
-            for worker in self._workers:
-                worker.terminate()
             for worker in self._workers:
                 with suppress(subprocess.TimeoutExpired):
                     worker.wait(ENDS_IN)
@@ -286,7 +285,7 @@ class Scene:
             self._forget()
 
     def _keep(self, headers: Any, body: Any, properties: Any, **_: Any) -> None:
-        self._messages[properties["correlation_id"]] = dict(headers), body, dict(properties)
+        self.messages[properties["correlation_id"]] = dict(headers), body, dict(properties)
 
     def _worker(self, queue: str) -> subprocess.Popen[bytes]:
         play, settings = self.play, self.play.runtime.settings
@@ -295,7 +294,13 @@ class Scene:
             "singleton_lock_prefix": f"{settings.prefix[:60]}:{self.directory.name}",
             "singleton_lock_journal": 0,  # A journal would be kept for a month.
         }
-        orders = {"directory": str(self.directory), "task": play.task.name, "conf": conf, "parent": os.getpid()}
+        orders = {
+            "directory": str(self.directory),
+            "task": play.task.name,
+            "conf": conf,
+            "policy": "rerun" if play.options.on_conflict == REPLACE else "",  # Each run must be seen to its end.
+            "parent": os.getpid(),
+        }
         slots = 1 if play.pool == "solo" else play.calls
         command = [sys.executable, "-m", "celery", *play.celery, "worker", "-n", f"{queue}@rehearsal", "-Q", queue]
         command += ["-P", play.pool, "-c", str(slots), "-I", witness.__name__, "-l", "INFO"]
@@ -310,6 +315,9 @@ class Scene:
                 start_new_session=True,
             )
 
+    def _are_ready(self) -> bool:
+        return len(self.seen("ready")) == len(self.queues)
+
     def _need(self, is_so: bool, otherwise: str) -> None:
         if not is_so:
             raise RehearsalFailed(otherwise, (self.directory / "log").read_text(errors="replace")[-4000:])
@@ -318,7 +326,7 @@ class Scene:
         """Leave nothing on the broker, nor in the result backend."""
         task = self.play.task
         if keeps_results(task.backend):
-            for task_id in self._messages:
+            for task_id in self.messages:
                 task.AsyncResult(task_id).forget()
         with task.app.connection_for_write() as connection:
             for name in self.queues:

@@ -25,8 +25,6 @@ from celery.signals import task_failure, task_prerun, task_success, worker_init,
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.journal_entry import REFUSALS
-from celery_singleton_lock.options.rules import REPLACE
-from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.signals import lock_conflict
 
 #: The environment variable with the orders, as JSON: a command line would show the lock server's password to everybody.
@@ -102,11 +100,13 @@ class Witness:
         directory: the directory of the history.
         task: the task's name.
         conf: settings of the rehearsal that replace the app's.
+        policy: the task's `on_conflict` if it is to be another than its own.
         parent: the process that started the worker; the worker ends with it.
     """
 
-    def __init__(self, directory: str, task: str, conf: Mapping[str, Any], parent: int) -> None:
-        self._directory, self._task, self._conf, self._parent = directory, task, conf, parent
+    def __init__(self, directory: str, task: str, conf: Mapping[str, Any], policy: str, parent: int) -> None:
+        self._directory, self._task, self._conf = directory, task, conf
+        self._policy, self._parent = policy, parent
         for receive, event in (
             (self._set_up, worker_init),
             (self._ready, worker_ready),
@@ -122,9 +122,8 @@ class Witness:
         """Set up the task before the pool exists, so that its processes inherit all this."""
         sender.app.conf.update(self._conf)
         task = sender.app.tasks[self._task]
-        policy = raw_attribute(task, "on_conflict") or sender.app.conf.get("singleton_lock_on_conflict")
-        if policy == REPLACE:  # Each run must be seen to its end.
-            task.on_conflict = "rerun"
+        if self._policy:
+            task.on_conflict = self._policy
         task.run = self._watched(task, task.run)
 
     def _watched(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:

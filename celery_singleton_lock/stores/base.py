@@ -25,9 +25,6 @@ from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 
-#: The content of a record that was forgotten (see `Record.content_for`).
-FORGOTTEN = b"over"
-
 
 def order_of(task: str) -> str:
     """A name for the order of a task's messages (see `Arrival`)."""
@@ -169,25 +166,20 @@ class Record(NamedTuple):
 
     Attributes:
         message: see `Holder.message`.
-        content: for its reader; a store does not look into it. `FORGOTTEN` if the store only kept that the message
-            is over.
+        content: for its reader; a store does not look into it.
         seconds: how long it is kept; for a record that was found, how much longer.
-        content_for: seconds after which a store may forget the content, as long as it knows until the end that the
-            message is over; None if it may not.
     """
 
     message: str
     content: bytes
     seconds: float
-    content_for: float | None = None
 
     def after(self, seconds: float) -> Record | None:
         """The record to leave that many seconds later; None if it is over by then.
 
         The content stays as it is: its remaining time shows how old it is.
         """
-        left = None if self.content_for is None else max(self.content_for - seconds, 0.0)
-        return self._replace(seconds=self.seconds - seconds, content_for=left) if seconds < self.seconds else None
+        return self._replace(seconds=self.seconds - seconds) if seconds < self.seconds else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ class KeyState:
 
     Attributes:
         held: its holders, in the order of the slots.
-        fence: the last fencing token that was given out; None if there was none, or it is forgotten, as on one server
-            or a cluster if nobody holds the key.
+        fence: the last fencing token that was given out; None if there was none, or it is forgotten.
         waiters: how many wait for it.
         records: the records of messages that are over, the latest first; at most `MOST_RECORDS`, and only the
             beginning of each.

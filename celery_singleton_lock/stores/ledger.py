@@ -14,10 +14,12 @@ class Refused:
     Attributes:
         last: the entry's last run now, if the tick was sent; None if somebody else is about to send it.
         remaining: seconds until the other claim ends.
+        claimer: whose claim it is; empty if that is not known.
     """
 
     last: int | None
     remaining: float
+    claimer: str = ""
 
 
 #: Seconds for which a ledger still knows the last run of a removed entry: another beat, with the previous schedule, may
@@ -43,14 +45,21 @@ class Ledger(Protocol):
     def lasts(self) -> dict[str, int]:
         """The last run of each known entry; for people, and changes nothing."""
 
-    def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
-        """Ask to send the tick of each entry that follows its last run; which of them are refused.
+    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | str:
+        """Ask to send the tick of an entry that follows its last run.
 
         Args:
-            lasts: the last runs from which the ticks follow.
+            entry: its name.
+            last: the last run from which the tick follows.
             owner: whose claim it is; it may claim again.
             ttl: seconds after which somebody else may send it, unless it was recorded as sent.
             ceiling: see above.
+
+        Returns:
+            Why it is refused; or a secret, a text that is known only with access to the lock server, and made with the
+            first claim. It is the same for all claims, until the server loses it; then that of the next to claim
+            becomes the secret, if there is any left. Two that claim at the same time on a Redlock, while it is being
+            made, may get different ones, and get the same when they claim again.
         """
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
@@ -60,11 +69,4 @@ class Ledger(Protocol):
         """End this owner's claims for some entries, for good: its late claims do not count.
 
         For a claim that was not answered, since it may be carried out at any time.
-        """
-
-    def secret(self) -> str:
-        """A text that is known only with access to the lock server; made when it is first asked for.
-
-        It is the same for all who ask at different times, until the server loses it. Two that ask a Redlock at the same
-        time, while it is being made, may get different ones, and get the same when they ask again.
         """

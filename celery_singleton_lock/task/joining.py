@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from celery import states
@@ -22,8 +23,9 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import chance, cleaned
 from celery_singleton_lock.errors import LockLost, LockUnavailable
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.task import check_join
-from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record
+from celery_singleton_lock.options.rules import JOIN
+from celery_singleton_lock.options.task import check_together
+from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import leader, outcome, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.celery_types import RequestLike
@@ -69,7 +71,8 @@ def joinable(execution: Execution, found: Held) -> Joined | None:
     Raises:
         InvalidOption: nobody could tell how that task has ended.
     """
-    check_join(execution.task, execution.options, execution.runtime.settings)
+    # The policy may be what a callable has chosen.
+    check_together(execution.task, replace(execution.options, on_conflict=JOIN), execution.runtime.settings)
     request = execution.request
     if request.is_eager or found.holder is None or (joined := Joined.of(found.holder)) is None:
         return None
@@ -188,20 +191,21 @@ class Joining:
     def _look(self) -> End | NotYet | None:
         it = self._execution
         while (record := self._recorded(self.joined)) is not None:
-            recorded, _ = outcome.read(record)
+            recorded, age = outcome.read(record)
             if recorded.state == states.RETRY:
                 self.joined = self.joined.next_attempt()
                 continue
             if recorded.content == REPLACED:
                 self.joined = self.joined._replace(goes_on=True)
-            return self._end(record, recorded, self._age(record))
+            return self._end(recorded, age)
         # As long as the end of the attempt before is on record, this attempt is expected. Once it has begun, it is gone
         # if it neither has the lock nor has left a record.
         is_expected = self.joined.goes_on and not self.joined.since
         if not is_expected or (record := self._recorded(self.joined.attempt_before())) is None:
             return None
         # It may end without a record here: under another lock, or revoked before it began.
-        stored = self._stored(self._age(record))
+        _, age = outcome.read(record)
+        stored = self._stored(age)
         if stored is not None:
             return stored if isinstance(stored, NotYet) else as_end(stored)
         began_at = self._began_at()
@@ -219,7 +223,7 @@ class Joining:
         recorded = leader.recorded(it.runtime.store.recorded(self._key, name))
         return cleaned.seconds(recorded[0]) if recorded else 0.0
 
-    def _end(self, record: Record, recorded: Outcome, age: float) -> End | NotYet | None:
+    def _end(self, recorded: Outcome, age: float) -> End | NotYet | None:
         """The end of a message that is known to be over."""
         if recorded.state not in (states.SUCCESS, states.FAILURE, states.IGNORED):
             return None
@@ -228,7 +232,7 @@ class Joining:
         stored = self._stored(age)
         if stored is not None:
             return stored if isinstance(stored, NotYet) else as_end(stored)
-        if self.joined.goes_on and (record.content == FORGOTTEN or recorded.content == REPLACED):
+        if self.joined.goes_on and recorded.content == REPLACED:
             return NotYet()
         is_settling = recorded.state != states.IGNORED and age < SETTLING
         return NotYet(chance.spread(SOON)) if is_settling else None
@@ -240,13 +244,6 @@ class Joining:
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be read: %r", self._execution, error)
             return NotYet(SETTLING)
-
-    def _age(self, record: Record) -> float:
-        """Seconds since the end that a record describes."""
-        _, age = outcome.read(record)
-        if record.content != FORGOTTEN:
-            return age
-        return max(self._execution.runtime.settings.done_ttl - record.seconds, age)
 
     def _look_at_heir_before(self) -> End | NotYet | None:
         """How a copy has ended that ran in place of the task before this attempt had begun; None if there was none."""

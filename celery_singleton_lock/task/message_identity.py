@@ -119,8 +119,9 @@ def replaced(request: RequestLike) -> int:
 
 def record_name(task: str, task_id: object, sending: str) -> str:
     """The name of the record of a message of this task; it begins with the task id, which people know."""
-    name = task_id if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else "-"
-    return f"{name}:{_digest(task, sending)[:16]}"
+    digest = _digest(task, sending)
+    # What has the same id and key is seldom more than one message, and each character of a key costs memory.
+    return f"{task_id}:{digest[:10]}" if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else f"-:{digest}"
 
 
 def _goes_on(options: Mapping[str, Any], request: RequestLike) -> bool:

@@ -6,9 +6,9 @@ A copy of the message that finds it ends in the same way (`redelivery`). Protoco
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from celery_singleton_lock._celery import keeps_results, may_be_asked
 from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.task import raw_attribute
-from celery_singleton_lock.stores.base import FORGOTTEN, Record
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.running import progress_of
 
@@ -36,10 +36,6 @@ MAX_CONTENT = 4096
 
 #: The assumed age of a record that others wrote: by then, its message's own process has sent what it sends.
 OLD = 10.0
-
-#: Seconds for which people may want to see how a message ended that has nothing more to send. Its copies end in silence
-#: however it ended.
-OF_USE = 60.0
 
 #: Parts of a record's first line; a mark follows them, if there is one.
 _FIELDS = 4
@@ -82,29 +78,24 @@ class Outcome(NamedTuple):
 
     def record_of(self, holder: Holder, seconds: float) -> Record:
         """The record of the holder's message, which says for `seconds` that the message has ended."""
-        of_all = self.state, seconds, self.content is not None, self.settled
-        head = _line([*of_all, self.mark]) if self.mark else _head(*of_all)
-        content_for = OF_USE if self.settled and seconds > OF_USE else None
-        return Record(holder.message, head + (self.content or b""), seconds, content_for)
+        if self == _PLAIN:
+            return Record(holder.message, b"%d" % math.ceil(seconds), seconds)
+        fields = [self.state, seconds, self.content is not None, self.settled, *([self.mark] if self.mark else [])]
+        return Record(holder.message, json.dumps(fields).encode() + b"\n" + (self.content or b""), seconds)
 
     def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:
         """Whether a later copy of the message has to know that what follows from it was sent."""
         return self.state in states.READY_STATES and is_awaited(task, request)
 
 
-@lru_cache(maxsize=100)
-def _head(state: str, seconds: float, has_content: bool, settled: bool) -> bytes:
-    return _line([state, seconds, has_content, settled])
-
-
-def _line(fields: list[Any]) -> bytes:
-    return json.dumps(fields).encode() + b"\n"
+#: The end of most messages. Its record is its life alone, in whole seconds: the shortest value that Redis has.
+_PLAIN = Outcome(states.SUCCESS, settled=True)
 
 
 def read(record: Record) -> tuple[Outcome, float]:
     """The outcome and its age in seconds; if others wrote the record, only that there is one."""
-    if record.content == FORGOTTEN:
-        return Outcome(states.IGNORED, settled=True), OLD
+    if (life := cleaned.whole(record.content)) is not None:
+        return _PLAIN, max(life - record.seconds, 0.0)
     head, _, content = record.content.partition(b"\n")
     fields = cleaned.array(head)
     if fields is None or len(fields) < _FIELDS:

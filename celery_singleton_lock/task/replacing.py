@@ -100,14 +100,10 @@ def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[s
     still = UNKNOWN if old is None or old.remaining <= UNCONFIRMED_TTL else old.remaining
     seconds = min(max(still, lock.seconds), MAX_QUEUE_TTL)
     ended = Outcome(states.REVOKED, json.dumps([text]).encode(), settled=True)
-    has_other_id = old is not None and old.holder is not None and old.holder.task_id != text
     for owner in owners:
         said_of = _named(owner)
-        record = ended.record_of(said_of, seconds)
-        if not has_other_id:  # It must stay known to the end whose result it is.
-            record = record._replace(content_for=None)
         try:
-            store.refuse(lock.key, said_of, record)
+            store.refuse(lock.key, said_of, ended.record_of(said_of, seconds))
         except LockUnavailable as error:  # The worker records it when the newcomer comes.
             logger.warning("%s: a message that was replaced may still run: %s", lock.key, error)
 

@@ -24,7 +24,6 @@ from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options.app import Settings, accepted
-from celery_singleton_lock.options.misplaced import wrong_in_call
 from celery_singleton_lock.options.rules import CallOptions, ConflictPolicy, DuplicatePolicy
 from celery_singleton_lock.options.task import (
     Options,
@@ -34,6 +33,7 @@ from celery_singleton_lock.options.task import (
     options_for,
     raw_attribute,
 )
+from celery_singleton_lock.options.words import wrong_in_call
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import entrance, header, map_items, message_identity, queued, sending, synchronous
 from celery_singleton_lock.task.carry_out import carry_out

@@ -12,10 +12,11 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.diagnosis.held import HeldLock, duration
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import mark_of_owner
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.keys.key import is_of_queue
 from celery_singleton_lock.runtime import Runtime
 

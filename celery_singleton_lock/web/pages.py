@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,10 +12,11 @@ from markupsafe import Markup
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.journal.counts import by_task
+from celery_singleton_lock.journal.counts import TIMES, by_task, in_words
 from celery_singleton_lock.journal.timeline import Window, lanes, picture, running
+from celery_singleton_lock.journal.words import seconds
 from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
-from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, shown_name, without_queue
+from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, name_of_beat, shown_name, without_queue
 from celery_singleton_lock.web.asked import SORTS, Asked
 from celery_singleton_lock.web.rendering import address
 from celery_singleton_lock.web.schedule import planned
@@ -76,8 +77,7 @@ class Question:
 def overview(question: Question) -> View:
     """The numbers of everything, and what may need attention."""
     snapshot = question.snapshot
-    # Beat's leader holds its lock for as long as it runs, and nobody need do anything about it.
-    held = [lock for lock in snapshot.locks if not lock.is_queued and lock.key != question.watch.beat_key]
+    held = [lock for lock in snapshot.locks if not lock.is_queued and not lock.is_of_beat]
     waiting = {it.key: it.held.waiters for it in snapshot.locks}  # Each holder of a semaphore has the same waiters.
     tiles: Sequence[tuple[int, str, str, Mapping[str, str]]] = (
         (len(held), "held", "locks", {}),
@@ -147,7 +147,9 @@ def task(question: Question) -> View:
     if not (counts or entries or held or name in known):
         return unknown("task", name)
     shown, pages = question.part(entries)
-    context = {"name": name, "counts": [*_in_words(counts)], "lock_names": names, "held": held[:PAGE], "of": len(held)}
+    times = [(f"{of} in all", seconds(counts[of])) for of in TIMES if counts]
+    words = {"counts": [*in_words(counts), *times]}
+    context = {"name": name, **words, "lock_names": names, "held": held[:PAGE], "of": len(held)}
     return View("task.html", name, {**context, "entries": shown, **pages})
 
 
@@ -185,12 +187,10 @@ def refused(question: Question) -> View:
 
 
 def beat(question: Question) -> View:
-    """Which beat leads, and what it sends next."""
+    """Which beats run, and what they send next."""
     watch, snapshot = question.watch, question.snapshot
-    leaders = [it for it in snapshot.locks if it.key == watch.beat_key]
-    return View(
-        "beat.html", "Beat", {"leaders": leaders, "planned": planned(watch.app, snapshot), "name": watch.beat.name}
-    )
+    beats = [it for it in snapshot.locks if it.name == shown_name(name_of_beat(watch.beat.name))]
+    return View("beat.html", "Beat", {"beats": beats, "planned": planned(watch.app, snapshot), "name": watch.beat.name})
 
 
 def doctor(question: Question) -> View:
@@ -263,18 +263,6 @@ def _of_task(counts: Mapping[str, Any], held: int) -> tuple[str, Sequence[int | 
         *(counts["superseded"], sum(counts["duplicates"].values()), counts["losses"]),
     )
     return counts["task"], numbers, counts["held"] / ran if ran else None
-
-
-def _in_words(counts: Mapping[str, Any]) -> Iterable[tuple[str, str | float]]:
-    """The counts of a task, by their names, without those that are zero; seconds are a float."""
-    for name, value in counts.items():
-        if isinstance(value, Mapping) and value:
-            parts = ", ".join(f"{label.lower()} {count}" for label, count in sorted(value.items()))
-            yield name.replace("_", " "), f"{sum(value.values())} ({parts})"
-        elif name in ("waited", "held"):
-            yield f"{name} in all", float(value)
-        elif isinstance(value, int) and value:
-            yield name.replace("_", " "), str(value)
 
 
 def _happened(question: Question, wanted: Callable[[Entry], bool]) -> dict[str, list[Entry]]:

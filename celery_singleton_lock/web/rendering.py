@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import jinja2
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.diagnosis.held import GONE, duration
+from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.journal import timeline, words
 from celery_singleton_lock.keys.key import name_in, without_queue
 from celery_singleton_lock.web.actions import can_be_stopped, mark_of
@@ -31,10 +31,6 @@ def moment(at: float) -> str:
     return timeline.moment(min(max(at, 0.0), cleaned.MAX_SECONDS))[:19]
 
 
-def _seconds(value: float) -> str:
-    return words.seconds(value) if value < 100 else duration(value)
-
-
 @jinja2.pass_context
 def _address_in(context: jinja2.runtime.Context, page: str, /, **query: object) -> str:
     return address(context["base"], page, **query)
@@ -50,12 +46,12 @@ _ENVIRONMENT = jinja2.Environment(
 _ENVIRONMENT.globals.update(
     address=_address_in,
     can_be_stopped=can_be_stopped,
-    duration=duration,
+    duration=words.duration,
     ending=words.ending,
     mark_of=mark_of,
     moment=moment,
     name_in=name_in,
-    seconds=_seconds,
+    seconds=words.seconds,
     without_queue=without_queue,
     GONE=GONE,
 )

@@ -13,7 +13,7 @@ from celery.schedules import crontab, schedule
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.beat.ticks import next_run
-from celery_singleton_lock.diagnosis.held import duration
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.web.watch import Snapshot
 

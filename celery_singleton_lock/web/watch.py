@@ -97,7 +97,7 @@ class Watch:
 
     @property
     def beat_key(self) -> str:
-        """The key of the lock that beat's leader holds."""
+        """The key beside which it is recorded what beat has sent."""
         return key_of_beat(self.runtime.settings.prefix, self.beat.name)
 
     def look(self) -> Snapshot:

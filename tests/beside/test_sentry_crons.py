@@ -33,8 +33,8 @@ class Monitored:
         self.beats: list[workers.Process] = []
         self.variables = {"TEST_CHECK_INS": str(self.file)}
 
-    def start_beats(self, *names: str, mode: str = "leader") -> None:
-        conf = conf_of(self.server, singleton_lock_beat_mode=mode, singleton_lock_beat_ttl=10.0)
+    def start_beats(self, *names: str) -> None:
+        conf = conf_of(self.server, singleton_lock_beat_ttl=10.0)
         for name in names:
             self.beats.append(
                 self.exits.enter_context(
@@ -76,7 +76,7 @@ def test_each_check_in_is_closed(
     ends = {"skip": "ok", "rerun": "ok", "raise": "error", "reject": "error", "late": "error"}
     monitored.variables["TEST_SCHEDULE"] = json.dumps([*ends])
     worker_with(APP, group=monitored.group, environment=monitored.variables, concurrency=8)
-    monitored.start_beats("one", "two", mode="shared")
+    monitored.start_beats("one", "two")
     until(
         lambda: all(
             sum(it[1:] == [end] for it in monitored.check_ins()[task].values()) >= 2 for task, end in ends.items()
@@ -96,7 +96,7 @@ def test_each_check_in_is_closed(
 
 def test_tick_is_announced_by_the_beat_that_sends_it(monitored: Monitored) -> None:
     monitored.variables["TEST_SCHEDULE"] = json.dumps(["skip"])
-    monitored.start_beats("one", "two", "three", mode="shared")
+    monitored.start_beats("one", "two", "three")
     until(lambda: len(monitored.check_ins()["skip"]) >= 5)
     for beat in monitored.beats:
         assert beat.terminate() == 0

@@ -24,13 +24,14 @@ TTL = 3.0
 #: Seconds until a beat that ended is restarted, as by a supervisor.
 RESTART = 1.0
 
-#: Seconds for which a leader is paused: by then, the others have taken over.
+#: Seconds for which a beat is paused: by then, its claims have ended.
 PAUSE = 2 * TTL
 
 #: Seconds between two events: by then, everything has settled.
 EVERY = 8.0
 
-#: A leader is killed three times, paused and resumed twice, shut down twice, and the lock server restarts once.
+#: The beat that has sent last is killed three times, paused and resumed twice, and shut down twice; the lock server
+#: restarts once.
 EVENTS = ("kill", "pause", "end", "kill", "restart", "pause", "end", "kill")
 
 
@@ -47,7 +48,7 @@ class Outcome:
     """What happened in a minute."""
 
     runs: list[Run] = field(default_factory=list)
-    #: When something was done to the leader, and when the next leader had begun to send.
+    #: When something was done to the beat that had sent last, and when another one had begun to send.
     windows: list[tuple[str, float, float]] = field(default_factory=list)
     #: Beats that ended by themselves.
     died: int = 0
@@ -76,7 +77,7 @@ class Outcome:
         return sum(round((later - earlier) / every) - 1 for earlier, later in self.gaps(entry))
 
     def unexplained(self, entry: str) -> list[tuple[float, float]]:
-        """Gaps that no takeover explains."""
+        """Gaps that nothing explains that was done."""
         return [
             gap
             for gap in self.gaps(entry)
@@ -105,34 +106,34 @@ class Storm:
         return self.outcome
 
     def _do(self, event: str) -> None:
-        leader, before = self._leader(), clock.wall()
-        sent = sum(beat.log.count("Sending due") for beat in self._beats if beat is not leader)
+        latest, before = self._latest(), clock.wall()
+        sent = sum(beat.log.count("Sending due") for beat in self._beats if beat is not latest)
         if event == "restart":
             self._studio.locks.restart()
             self._rest(PAUSE)
         elif event == "pause":
-            leader.pause()
+            latest.pause()
             self._rest(PAUSE)
-            leader.resume()
+            latest.resume()
         else:
             if event == "kill":
-                leader.kill()
+                latest.kill()
             else:
-                leader.terminate()
-            self._wait_for_another(leader, sent)
-            self._beats.remove(leader)
+                latest.terminate()
+            self._wait_for_another(latest, sent)
+            self._beats.remove(latest)
             clock.sleep(RESTART)
             self._beats.append(self._start())
         self.outcome.windows.append((event, before, clock.wall()))
 
-    def _wait_for_another(self, leader: Beat, sent: int) -> None:
+    def _wait_for_another(self, latest: Beat, sent: int) -> None:
         """Wait until another beat has sent something, or for the length of two leases."""
         deadline = clock.now() + 2 * TTL
-        others = [beat for beat in self._beats if beat is not leader]
+        others = [beat for beat in self._beats if beat is not latest]
         while clock.now() < deadline and sum(beat.log.count("Sending due") for beat in others) == sent:
             clock.sleep(0.05)
 
-    def _leader(self) -> Beat:
+    def _latest(self) -> Beat:
         """The beat that has sent last."""
         return max(self._beats, key=lambda beat: _last_sent(beat.log))
 

@@ -11,12 +11,11 @@ from tests.chaos.beats import EVENTS, SCHEDULE, TTL, weather
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("mode", ["leader", "shared"])
-def test_every_tick_runs_once_whatever_happens(tmp_path: Path, mode: str) -> None:
+def test_every_tick_runs_once_whatever_happens(tmp_path: Path) -> None:
     def command(name: str) -> tuple[str, ...]:
         return "beat", "-S", "exclusive", "-s", str(tmp_path / f"{name}.schedule")
 
-    outcome = weather(tmp_path, command, 3, singleton_lock_beat_mode=mode)
+    outcome = weather(tmp_path, command, 3)
     print(outcome.windows)
     assert [event for event, _, _ in outcome.windows] == list(EVENTS)
     assert outcome.died == 0

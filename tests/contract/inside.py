@@ -20,12 +20,12 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.stops import StopOrder
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task.outcome import OF_USE, Outcome
+from celery_singleton_lock.task.outcome import Outcome
 from tests.patience import LIMIT
 
 #: What a store is asked with, and answers.
 __all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Record", "Reservation", "StopOrder", "Store")
-__all__ += ("OF_USE", "Outcome", "new_owner", "open_url")
+__all__ += ("Outcome", "new_owner", "open_url")
 
 #: As much of an owner as all attempts of a Redlock share.
 SHARED = 24
@@ -107,11 +107,6 @@ def line_hash(key: str) -> str:
     return str(named("stores.redis.keyspace.line_key")(key))
 
 
-def shared_counter(key: str) -> str:
-    """Where a server counts the fencing tokens of this lock and of others."""
-    return str(named("stores.redis.keyspace.shared_fence_key")(named("stores.redis.keyspace.shared")(key)))
-
-
 def record_key(key: str, message: str) -> str:
     """Where the record of a message is."""
     return str(named("stores.redis.keyspace.done_key")(key, message))
@@ -143,7 +138,7 @@ def waits_without_a_word() -> float:
 
 
 def fence_counter(key: str) -> str:
-    """Where a node of a Redlock counts fencing tokens."""
+    """Where a server counts fencing tokens."""
     return str(named("stores.redis.keyspace.fence_key")(key))
 
 

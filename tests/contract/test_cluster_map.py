@@ -5,6 +5,8 @@ A proxy for each node, all before one server: what the cluster is, they say.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 
@@ -116,6 +118,22 @@ def test_renewal_finds_the_new_master(nodes: Sequence[ForgingProxy], store: Stor
     lease = taken(store)
     replace(nodes)
     assert is_renewed(store, lease) or is_renewed(store, lease)
+
+
+@pytest.mark.parametrize("answer", [DOWN, b""], ids=["down", "silent"])
+def test_missing_answer_keeps_no_lease_alive(nodes: Sequence[ForgingProxy], store: Store, answer: bytes) -> None:
+    """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
+    lease = taken(store)
+    gone = weakref.ref(lease)
+    for node in nodes:
+        node.forge(SCRIPT, answer)
+    gc.disable()
+    try:
+        assert not is_renewed(store, lease)
+        del lease
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_waiter_finds_the_new_master(nodes: Sequence[ForgingProxy], store: Store) -> None:

@@ -10,7 +10,7 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import FORGOTTEN, Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.store import Store
 from tests.contract.store_contract.asking import KEY, ME, TTL, taken, until_free
@@ -154,22 +154,6 @@ class TestRecorded:
         found = store.recorded(KEY, ME.message)
         assert found is not None
         assert 30 < found.seconds <= 60
-
-    def test_time_that_is_left_is_that_of_the_record_and_not_of_its_content(self, store: Store) -> None:
-        """The age of the message's end follows from it."""
-        store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0, content_for=30.0))
-        found = store.recorded(KEY, ME.message)
-        assert found is not None
-        assert found.content == b"record"
-        assert 50 < found.seconds <= 62
-
-    def test_record_whose_content_was_forgotten(self, store: Store) -> None:
-        store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0, content_for=0.2))
-        clock.sleep(0.4)
-        found = store.recorded(KEY, ME.message)
-        assert found is not None
-        assert found.content in (FORGOTTEN, b"record")
-        assert 0 < found.seconds <= 62
 
     def test_wake_frees_no_lock_and_takes_none(self, store: Store) -> None:
         store.wake(KEY)

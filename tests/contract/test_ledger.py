@@ -42,7 +42,16 @@ def ledger(store: Store) -> Ledger:
 
 
 def claim(ledger: Ledger, entry: str, last: int, owner: str = "a", *, ttl: float = TTL) -> Refused | None:
-    return ledger.claim({entry: last}, owner, ttl=ttl, ceiling=CEILING).get(entry)
+    answer = ledger.claim(entry, last, owner, ttl=ttl, ceiling=CEILING)
+    return answer if isinstance(answer, Refused) else None
+
+
+def secret_of(ledger: Ledger, owner: str = "a") -> str:
+    """The secret, by a claim that is given up at once."""
+    answer = ledger.claim("asks", 1, owner, ttl=TTL, ceiling=CEILING)
+    assert isinstance(answer, str)
+    ledger.record({"asks": 0}, owner, ceiling=CEILING)
+    return answer
 
 
 def record(ledger: Ledger, entry: str, last: int, owner: str = "a") -> None:
@@ -117,6 +126,7 @@ def test_only_one_of_two_beats_claims_a_tick(ledger: Ledger) -> None:
     assert refused is not None
     assert refused.last is None
     assert 0 < refused.remaining <= TTL
+    assert refused.claimer == "a"
 
 
 def test_claim_may_be_repeated(ledger: Ledger) -> None:
@@ -130,14 +140,14 @@ def test_foreign_value_does_not_stop_other_entries(redis_server: RedisServer) ->
         claim_of_x, gone_x = inside.beats_keys(KEY, "x")
         for key in (claim_of_x, gone_x):
             client.lpush(key, "a stranger's")
-        assert ledger.claim({"x": 10, "y": 10}, "a", ttl=TTL, ceiling=CEILING) == {}
+        assert [claim(ledger, entry, 10) for entry in ("x", "y")] == [None, None]
         client.delete(claim_of_x)
         client.lpush(claim_of_x, "a stranger's")
         ledger.record({"x": 20, "y": 20}, "a", ceiling=CEILING)
         assert align(ledger, x=0, y=0) == {"x": 20, "y": 20}
         ledger.unclaim(["x", "y"], "a")
         client.set(inside.beats_keys(KEY, "z")[0], "a stranger's, forever")
-        assert claim(ledger, "z", 10) == Refused(None, TTL)
+        assert claim(ledger, "z", 10) == Refused(None, TTL, "a stranger's, forever")
 
 
 def test_claim_ends_with_its_ttl(ledger: Ledger) -> None:
@@ -164,23 +174,22 @@ def test_claim_that_arrives_after_its_withdrawal_does_not_count(store: Store, le
 
 
 def test_secret_is_the_same_for_all(store: Store, ledger: Ledger) -> None:
-    secret = ledger.secret()
+    secret = secret_of(ledger)
     assert len(secret) == 32
-    assert {store.ledger(KEY).secret() for _ in range(3)} == {secret}
-    assert store.ledger("contract:{beat:2}").secret() != secret
+    assert {secret_of(store.ledger(KEY)) for _ in range(3)} == {secret}
+    assert secret_of(store.ledger("contract:{beat:2}")) != secret
 
 
 def test_first_secret_is_the_same_for_all_that_ask_at_once(store: Store) -> None:
     start, before, after = threading.Barrier(8), [], []
 
-    def ask() -> None:
+    def ask(entry: str) -> None:
         ledger = store.ledger(KEY)
-        start.wait()
-        before.append(ledger.secret())
-        start.wait()
-        after.append(ledger.secret())
+        for answers in (before, after):
+            start.wait()
+            answers.append(ledger.claim(entry, 1, entry, ttl=TTL, ceiling=CEILING))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=ask, args=(f"entry {number}",)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -192,14 +201,14 @@ def test_first_secret_is_the_same_for_all_that_ask_at_once(store: Store) -> None
 def test_secret_outlives_a_minority_of_the_nodes(redis_server: RedisServer) -> None:
     store = open_url(";".join(redis_server.url_of(number) for number in range(5)), {"restart_delay": False})
     ledger = store.ledger(KEY)
-    secret = ledger.secret()
+    secret = secret_of(ledger)
     for lost in ((0, 1), (2, 3), (4, 0)):
         clients = [redis_server.client(number) for number in range(5)]
         until(lambda: all(client.exists(f"{KEY}:secret") for client in clients), "those that lost it have it again")  # noqa: B023
         for number in lost:
             clients[number].flushdb()
-        assert store.ledger(KEY).secret() == secret
-        assert ledger.secret() == secret
+        assert secret_of(store.ledger(KEY)) == secret
+        assert secret_of(ledger) == secret
     store.close()
     redis_server.flush()
 
@@ -208,13 +217,13 @@ def test_lost_secret_is_replaced_unless_somebody_knows_it(redis_server: RedisSer
     if isinstance(store, MemoryStore):
         pytest.skip("nothing is lost there")
     ledger = store.ledger(KEY)
-    secret = ledger.secret()
+    secret = secret_of(ledger)
     redis_server.flush()
-    assert ledger.secret() == secret
+    assert secret_of(ledger) == secret
     redis_server.flush()
-    new = store.ledger(KEY).secret()
+    new = secret_of(store.ledger(KEY))
     assert new != secret
-    assert ledger.secret() == store.ledger(KEY).secret()
+    assert secret_of(ledger) == secret_of(store.ledger(KEY))
 
 
 def test_sent_tick_is_refused_with_its_last_run(ledger: Ledger) -> None:
@@ -247,22 +256,11 @@ def test_record_of_another_beat_does_not_end_a_claim(ledger: Ledger) -> None:
     assert refused.last is None
 
 
-def test_many_entries_are_claimed_at_once(ledger: Ledger) -> None:
-    lasts = {f"entry {number}": number for number in range(100)}
-    assert claim(ledger, "entry 7", 7, "b") is None
-    refused = ledger.claim(lasts, "a", ttl=TTL, ceiling=CEILING)
-    assert list(refused) == ["entry 7"]
-    ledger.record({entry: last + 1 for entry, last in lasts.items()}, "a", ceiling=CEILING)
-    assert ledger.align(lasts, ceiling=CEILING) == {entry: last + 1 for entry, last in lasts.items()}
-
-
 def test_schedule_may_be_large(ledger: Ledger) -> None:
     """On a Redlock nobody waits for a node to read: what is sent at once must fit into a socket's buffer."""
     lasts = {f"entry {number} {'x' * 200}": number + 1 for number in range(20_000)}
     assert ledger.align(lasts, ceiling=CEILING) == lasts
     few = dict(list(lasts.items())[:1000])
-    assert ledger.claim(few, "a", ttl=TTL, ceiling=CEILING) == {}
-    assert len(ledger.claim(few, "b", ttl=TTL, ceiling=CEILING)) == 1000
     ledger.record({entry: last + 1 for entry, last in few.items()}, "a", ceiling=CEILING)
     assert ledger.align(few, ceiling=CEILING) == {entry: last + 1 for entry, last in few.items()}
     assert ledger.align(lasts, ceiling=CEILING) == {entry: last + (entry in few) for entry, last in lasts.items()}
@@ -333,18 +331,19 @@ def test_foreign_value_is_an_error_and_stays(redis_server: RedisServer) -> None:
 
 def test_claim_that_a_silent_server_carries_out_later_delays_nobody(own_redis: RedisServer) -> None:
     store = open_url(own_redis.url, {"socket_timeout": 0.2})
-    beats = [Claims(store.ledger(KEY), ttl=600.0, may_send=lambda: True) for _ in range(2)]
+    beats = [Claims(store.ledger(KEY), ttl=600.0) for _ in range(2)]
     tick = Tick("x", 10, 20, 20, None)
-    assert beats[0].take({"other": tick}) == {}
     own_redis.pause()
     with pytest.raises(LockUnavailable):
-        beats[0].take({"x": tick})
+        beats[0].take(tick)
     with pytest.raises(LockUnavailable):
         beats[0].settle()
     own_redis.resume()
     beats[0].settle()
-    assert beats[1].take({"x": tick}) == {}
-    assert beats[0].take({"x": tick})["x"].remaining > 0
+    assert beats[1].take(tick) is None
+    refused = beats[0].take(tick)
+    assert refused is not None
+    assert refused.remaining > 0
     store.close()
 
 

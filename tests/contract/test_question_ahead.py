@@ -184,7 +184,7 @@ class TestQuestionAhead:
         waiter = piped(redis_store)
         redis_store.free(first)
         with redis_server.client() as client:
-            until(lambda: client.exists(keyspace.shared_fence_key(keyspace.shared(KEY))) and not redis_store.held(KEY))
+            until(lambda: client.exists(keyspace.fence_key(KEY)) and not redis_store.held(KEY))
         other = taken(redis_store, holder=Holder("other"))
         found = waiter.wait(0.05)
         assert isinstance(found, Held)

@@ -14,7 +14,7 @@ from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task import outcome, replacing
+from celery_singleton_lock.task import replacing
 from celery_singleton_lock.task.queue_lock import QueueLock
 from tests.patience import LIMIT
 
@@ -73,15 +73,11 @@ def test_old_message_ends_without_a_start_when_the_newest_is_not_sent(store: Sto
     assert holders(store) == []
 
 
-def test_superseded_message_of_the_same_id_is_known_for_as_long_as_it_may_come(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_superseded_message_of_the_same_id_is_known(store: Store) -> None:
     """The result is the newest message's: the old one must not store there that it was revoked."""
-    monkeypatch.setattr(outcome, "OF_USE", 0.02)
     old, found = queue(store, "same")
     taken = replacing.take_over(store, lock(), "same", found)
     replacing.supersede(store, taken.lock, "same", [found.owner], found)
-    time.sleep(0.2)
     why = replacing.started(store, old)
     assert isinstance(why, LockSuperseded)
     assert why.task_id == "same"

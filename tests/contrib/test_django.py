@@ -66,13 +66,13 @@ def test_values_reach_the_settings_and_the_tasks() -> None:
         CELERY_SINGLETON_LOCK_ON_CONFLICT="raise",
         CELERY_SINGLETON_LOCK_ON_UNAVAILABLE="run",
         CELERY_SINGLETON_LOCK_DONE_TTL=7200,
-        CELERY_SINGLETON_LOCK_BEAT_MODE="shared",
+        CELERY_SINGLETON_LOCK_BEAT_TTL=7,
         CELERY_SINGLETON_LOCK_BEAT_NAME="main",
     )
     settings, beat = Settings.from_app(app), BeatSettings.from_app(app)
     assert settings.backend.urls == ("rediss://locks:6379/3",)
     assert settings.transport_options == {"ssl_ca_certs": "/etc/ca.pem", "socket_timeout": 0.5}
-    assert (settings.prefix, settings.done_ttl, beat.mode, beat.name) == ("shop", 7200, "shared", "main")
+    assert (settings.prefix, settings.done_ttl, beat.ttl, beat.name) == ("shop", 7200, 7.0, "main")
     task = app.task(base=SingletonTask, name="shop.task", shared=False, lock_wait=7)(body)
     options = options_for(task, settings)
     assert (options.ttl, options.wait, options.on_conflict, options.on_unavailable) == (60, 7, "raise", "run")

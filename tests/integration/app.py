@@ -31,12 +31,16 @@ import tests.integration.ready  # noqa: F401
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released
 from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.options import delivery as options_delivery
+from celery_singleton_lock.stores.redis import wake_ups
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.requeue import put_back_count
 from celery_singleton_lock.worker import request
 from tests import recording
 from tests.patience import LIMIT
+
+#: Seconds until a task that is slow to end is stored.
+SLOW = 8.0
 
 app = Celery("tests.integration.app")
 app.conf.update(
@@ -53,12 +57,18 @@ if "test_broadcast" in app.conf:
 if "test_deaf" in app.conf:
     RedisStore.tell = lambda *_: None
 
+if "test_without_pidfds" in app.conf:
+    del os.pidfd_open
+
 if "test_host" in app.conf:
     socket.gethostname = lambda: app.conf.test_host
 
 if "test_held" in app.conf:
     request.HELD = app.conf.test_held
     options_delivery.MAX_DELAY_AMQP = app.conf.test_held
+
+if "test_wakes_once" in app.conf:  # What loses a wake-up waits for as long as a test.
+    request.HELD = wake_ups.REFRESH = 2.0 * LIMIT
 
 # Celery looks every five seconds for tasks whose process has ended; tests would wait for that.
 AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})
@@ -74,9 +84,11 @@ def _lost(task_id: str, key: str, lease: Any, reason: str, **_: Any) -> None:
 
 @lock_released.connect
 def _released(task_id: str, **_: Any) -> None:
-    """The whole worker dies after the body has ended, before anything is stored or sent."""
+    """The body has ended, and nothing is stored or sent yet: the whole worker dies, or it takes long."""
     if task_id.startswith("dies-unstored"):
         os.killpg(0, signal.SIGKILL)
+    if task_id.startswith("slow-to-end"):
+        time.sleep(SLOW)
 
 
 @task_success.connect
@@ -155,6 +167,21 @@ def exclusive(self: Any, job: str, seconds: float = 0.05) -> str:
 @app.task(bind=True, base=Exclusive, on_conflict="retry")
 def patient(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
+
+
+class Unready(Exclusive):
+    """Meets a held lock; when it comes again, it fails before it asks, or its process dies."""
+
+    def before_start(self, *_: Any) -> None:
+        if put_back_count(self.request, "conflict"):
+            if self.request.id.startswith("dies"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("unready")
+
+
+@app.task(bind=True, base=Unready, on_conflict="retry")
+def unready(self: Any, job: str) -> str:
+    return _work(self, job, 0.05)
 
 
 @app.task(bind=True, base=Exclusive, on_conflict="rerun")

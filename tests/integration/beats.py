@@ -18,9 +18,6 @@ from tests.redis_server import RedisServer
 
 APP = "tests.integration.beat_app"
 
-#: Part of the line that a beat logs when it becomes the leader, and of no other line.
-ELECTED = "(fence "
-
 
 class Beat(Process):
     """A `celery beat`, or a worker with one."""
@@ -29,12 +26,6 @@ class Beat(Process):
         self, name: str, command: Sequence[str], *, directory: Path, environment: Mapping[str, str], app: str = APP
     ) -> None:
         super().__init__(name, app, command, directory=directory, environment=environment)
-
-    @property
-    def leads(self) -> bool:
-        """Whether it is the leader, as far as it knows."""
-        lines = [line for line in self.log.splitlines() if " lead" in line or "resigned" in line]
-        return bool(lines) and ": leads schedule" in lines[-1] and "no longer" not in lines[-1]
 
     def wait_for(self, *texts: str, times: int = 1) -> Beat:
         """Wait until the log contains one of the texts that many times."""
@@ -68,7 +59,7 @@ class Studio:
     beats: list[Beat] = field(default_factory=list)
 
     def start(self, *names: str, command: tuple[str, ...] = (), skew: float = 0.0) -> list[Beat]:
-        """Start beats with these names, one by one so that the first leads; their clock is `skew` seconds ahead."""
+        """Start beats with these names, one by one; their clock is `skew` seconds ahead."""
         started = []
         for name in names:
             own = command or ("beat", "-S", "exclusive", "-s", str(self.directory / f"{name}.schedule"))
@@ -76,15 +67,15 @@ class Studio:
             beat = Beat(name, list(own), directory=self.directory, environment=environment)
             self.exits.callback(beat.kill)
             self.beats.append(beat)
-            shared = self.conf.get("singleton_lock_beat_mode") == "shared"
-            told = ("beat: Starting",) if shared else ("beat: leads", "beat: on standby", "Sending due")
-            started.append(beat.wait_for(*told))
+            started.append(beat.wait_for("beat: Starting"))
         return started
 
-    def leader(self) -> Beat:
-        """The beat that leads; waits until there is one."""
-        until(lambda: [beat for beat in self.beats if beat.leads and beat.process.poll() is None])
-        return next(beat for beat in self.beats if beat.leads and beat.process.poll() is None)
+    def seen(self) -> list[int]:
+        """The pids of the beats that other programs see."""
+        with self.locks.client(2) as client:
+            values = [client.get(key) or "" for key in client.keys("*{beat:*:run")]
+        pids = [beat.process.pid for beat in self.beats]
+        return [pid for pid in pids if any(f",{pid}," in value for value in values)]
 
     def stall_next(self, seconds: float, moment: str = "before") -> None:
         """Let the next send take that long, before or after the broker has the message."""

@@ -13,6 +13,7 @@ from celery.result import AsyncResult
 from redis import Redis
 
 from tests.integration.workers import Worker, environment
+from tests.patience import until
 from tests.recording import Record
 
 
@@ -73,6 +74,15 @@ class Shop:
     def held(self) -> list[str]:
         """The locks that are held."""
         return [key for key in self.keys() if key.endswith(":run")]
+
+    def wait_for_renewals(self, count: int) -> None:
+        """Wait until the only lock that is held was renewed so often."""
+        (key,) = self.held()
+        with self.locks() as client:
+            for _ in range(count):
+                left = client.pttl(key)
+                until(lambda left=left: client.pttl(key) > left or not client.exists(key), "the lock is renewed")
+                assert client.exists(key), "the lock is free"
 
     def state_of(self, result: AsyncResult) -> str:
         """The state as it is stored now: `result.state` is the state when the result was read."""

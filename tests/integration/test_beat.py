@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from celery_singleton_lock import clock
-from tests.integration.beats import APP, ELECTED, Studio, gaps, studio, twice
+from tests.integration.beats import APP, Beat, Studio, gaps, studio, twice
 from tests.integration.conftest import until
 from tests.integration.workers import Worker
 from tests.recording import Record, overlaps
 from tests.redis_server import RedisServer
 
-#: Seconds of the lease in these tests.
+#: Seconds of a claim in these tests.
 TTL = 2.0
 
 #: Seconds between two ticks where none may be missing: a beat that is stopped for longer leaves one out, as Celery's.
@@ -46,86 +46,52 @@ def check(studio: Studio, *, missing: int = 0, entry: str = TICK, every: float =
     assert len(gaps(sent, every)) <= missing, (gaps(sent, every), [message.due for message in sent])
 
 
-def test_one_leads_and_the_other_follows_at_once_when_it_stops(beats: Studio) -> None:
+def test_beats_share_the_ticks_and_go_on_without_one_that_stops(beats: Studio) -> None:
     beats.conf["singleton_lock_beat_ttl"] = 60.0
     first, second = beats.start("first", "second")
     beats.wait_for_sent(3)
-    assert first.leads
-    assert not second.leads
-    assert "Sending due" not in second.log
+    until(lambda: beats.seen() == [first.process.pid, second.process.pid])
     assert first.terminate() == 0
-    second.wait_for(ELECTED)
-    assert f"(pid {first.process.pid}) resigned" in second.log
+    assert beats.seen() == [second.process.pid]
     beats.wait_for_sent(3)
-    check(beats)
     assert second.terminate() == 0
+    assert beats.seen() == []
     check(beats)
 
 
-def test_standby_needs_no_schedule_file(beats: Studio) -> None:
-    beats.start("first", "second")
-    beats.wait_for_sent(1)
-    assert list(beats.directory.glob("first.schedule*"))
-    assert not list(beats.directory.glob("second.schedule*"))
-
-
-def test_standby_that_is_stopped_disturbs_nobody(beats: Studio) -> None:
-    beats.conf["singleton_lock_beat_ttl"] = 60.0
-    first, second = beats.start("first", "second")
-    assert second.terminate() == 0
-    beats.wait_for_sent(2)
-    assert first.leads
-    check(beats)
-
-
-def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Studio) -> None:
+@pytest.mark.parametrize("end", [Beat.kill, Beat.pause], ids=["killed", "stopped"])
+def test_beat_that_dies_between_ticks_leaves_no_gap(beats: Studio, end: Callable[[Beat], None]) -> None:
+    beats.schedule = OFTEN
     beats.conf["singleton_lock_beat_ttl"] = 600.0
-    first, second = beats.start("first", "second")
+    first, _ = beats.start("first", "second")
+    first.wait_for("Sending due")
     beats.wait_for_sent(2)
-    beats.pause_between_ticks(first, TICK)
-    first.kill()
-    second.wait_for(ELECTED)
-    assert f"(pid {first.process.pid}) was killed" in second.log
-    beats.wait_for_sent(3)
-    check(beats, missing=1)
-
-
-def test_stopped_leader_is_replaced_within_its_lease_and_goes_on_standby(beats: Studio) -> None:
-    beats.conf["singleton_lock_beat_ttl"] = 2 * TTL
-    first, second = beats.start("first", "second")
-    beats.wait_for_sent(2)
-    beats.pause_between_ticks(first, TICK)
-    began = clock.now()
-    second.wait_for(ELECTED)
-    assert clock.now() - began < 2 * TTL + 5
-    assert f"(pid {first.process.pid}) let its lease end" in second.log
-    beats.wait_for_sent(2)
-    first.resume()
-    first.wait_for("no longer leads")
-    first.wait_for("on standby")
-    beats.wait_for_sent(3)
-    check(beats, missing=1)
-    assert not first.leads
-    second.terminate()
-    first.wait_for(ELECTED, times=2)
-    beats.wait_for_sent(2)
-    check(beats, missing=1)
+    beats.pause_between_ticks(first)
+    if end is Beat.kill:
+        first.kill()
+    beats.wait_for_sent(4)
+    check(beats, entry="half", every=0.5)
+    if end is Beat.pause:
+        first.resume()
+        beats.wait_for_sent(4)
+        check(beats, entry="half", every=0.5)
 
 
 @pytest.mark.slow
-def test_leader_that_stalls_in_a_send_sends_nothing_afterwards(beats: Studio, own_redis: RedisServer) -> None:
-    """Three jobs are due at once, and sending the first takes longer than the lease."""
+def test_beat_that_stalls_in_a_send_keeps_nothing_from_being_sent(beats: Studio) -> None:
+    """Three jobs are due at once, and sending the first takes longer than the claim lasts."""
     beats.schedule = {"a": 3600.0, "b": 3600.0, "c": 3600.0}
-    first, second = beats.start("first", "second")
+    (first,) = beats.start("first")
     until(lambda: len(beats.ledger()) == 3)
+    first.terminate()
     beats.age(3601)
     beats.stall_next(3.5 * TTL)
-    first.terminate()
-    (third,) = beats.start("third")
+    (second,) = beats.start("second")
     second.wait_for("Sending due")
-    third.wait_for(ELECTED)
-    second.wait_for("no longer leads")
+    (third,) = beats.start("third")
+    third.wait_for("Sending due", times=3)
     until(lambda: len(beats.sent()) >= 4)
+    second.wait_for("Sending due")
     clock.sleep(TTL)
     assert sorted(message.entry for message in beats.sent()) in (
         ["a", "a", "b", "c"],
@@ -136,7 +102,7 @@ def test_leader_that_stalls_in_a_send_sends_nothing_afterwards(beats: Studio, ow
     record = Record(beats.directory / "record")
     with running_worker(beats):
         record.wait_for(ends=3)
-        until(lambda: own_redis.client(0).llen("celery") == 0)
+        until(lambda: beats.broker.client(0).llen("celery") == 0)
     assert sorted(run.job for run in record.runs()) == ["a", "b", "c"]
 
 
@@ -150,7 +116,8 @@ def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> N
         first, second = beats.start("first", "second")
         beats.wait_for_sent(2)
         locks.kill()
-        beats.leader().wait_for("sends nothing until the lock server answers")
+        for beat in (first, second):
+            beat.wait_for("sends nothing until the lock server answers", "the lock server does not answer this beat")
         before = len(beats.sent())
         clock.sleep(2 * TTL)
         assert len(beats.sent()) <= before + 1
@@ -163,10 +130,12 @@ def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_lock_server_that_hangs(own_redis: RedisServer, tmp_path: Path) -> None:
     with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
-        beats.start("first", "second")
+        silent = ("sends nothing until the lock server answers", "the lock server does not answer this beat")
+        both = beats.start("first", "second")
         beats.wait_for_sent(2)
         locks.pause()
-        beats.leader().wait_for("sends nothing until the lock server answers")
+        for beat in both:
+            beat.wait_for(*silent)
         clock.sleep(TTL)
         locks.resume()
         beats.wait_for_sent(4)
@@ -192,7 +161,6 @@ def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path,
 
 @pytest.mark.slow
 def test_each_beat_sends_what_no_other_has_claimed(beats: Studio) -> None:
-    beats.conf |= {"singleton_lock_beat_mode": "shared", "singleton_lock_beat_ttl": TTL}
     beats.schedule = {"half": 0.5, **{f"entry {number}": 1.0 for number in range(10)}}
     first, second, third = beats.start("first", "second", "third")
     beats.wait_for_sent(8, "half")
@@ -211,7 +179,7 @@ def test_each_beat_sends_what_no_other_has_claimed(beats: Studio) -> None:
         assert len(ids) - len(set(ids)) <= 1, "only the tick that was being sent when its beat was stopped"
 
 
-def test_new_leader_continues_where_the_old_one_stopped(beats: Studio) -> None:
+def test_new_beat_continues_where_the_old_one_stopped(beats: Studio) -> None:
     """A long interval is neither restarted nor cut short."""
     beats.schedule = {"long": 3.0}
     (first,) = beats.start("first")
@@ -225,8 +193,8 @@ def test_new_leader_continues_where_the_old_one_stopped(beats: Studio) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, moment: str) -> None:
-    """The next leader sends it again, with the same id."""
+def test_beat_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, moment: str) -> None:
+    """Another beat of this host sends it again at once, with the same id."""
     beats.conf["singleton_lock_beat_ttl"] = 600.0
     beats.schedule = {"daily": 86400.0}
     (first,) = beats.start("first")
@@ -234,8 +202,9 @@ def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, momen
     first.terminate()
     beats.age(86400 + 1)
     beats.stall_next(60.0, moment)
-    second, third = beats.start("second", "third")
+    (second,) = beats.start("second")
     second.wait_for("Sending due")
+    (third,) = beats.start("third")
     until(lambda: len(beats.sent()) == (moment == "after"))
     second.kill()
     third.wait_for("Sending due")
@@ -250,15 +219,14 @@ def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, momen
 
 @pytest.mark.slow
 @pytest.mark.parametrize("skew", [3.0, -3.0], ids=["ahead", "behind"])
-def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
+def test_next_beat_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
     """No tick is sent twice; the first one is early or late by the difference of the clocks."""
     beats.schedule = {"half": 0.5, "long": 20.0}
     (first,) = beats.start("first")
-    (second,) = beats.start("second", skew=skew)
     beats.wait_for_sent(3, "half")
     ended_at = clock.wall()
     first.terminate()
-    second.wait_for(ELECTED)
+    beats.start("second", skew=skew)
     beats.wait_for_sent(3, "half")
     assert twice(beats.sent()) == []
     assert clock.wall() - ended_at < 6.0 + max(-skew, 0.0)
@@ -270,7 +238,6 @@ def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
 @pytest.mark.parametrize("skew", [1.0, -1.0], ids=["ahead", "behind"])
 def test_beats_with_different_clocks_side_by_side(beats: Studio, skew: float) -> None:
     beats.schedule = OFTEN
-    beats.conf["singleton_lock_beat_mode"] = "shared"
     beats.start("first")
     beats.start("second", skew=skew)
     beats.wait_for_sent(10)
@@ -291,6 +258,30 @@ def test_changed_schedule_is_honoured(beats: Studio) -> None:
         assert twice(beats.sent(entry)) == []
     assert len(beats.sent("removed")) == removed
     assert {*beats.ledger()} >= {"changed", "kept", "new"}
+
+
+@pytest.mark.slow
+def test_schedule_is_changed_beat_by_beat(beats: Studio) -> None:
+    """A rolling deploy: for a while, beats with two schedules run side by side."""
+    beats.schedule = {"kept": 0.5, "removed": 0.5, "slower": 0.5}
+    first, second = beats.start("first", "second")
+    beats.wait_for_sent(3, "removed")
+    first.terminate()
+    beats.schedule = {"kept": 0.5, "slower": 1.5, "added": 0.5}
+    beats.start("third")
+    beats.wait_for_sent(4, "added")
+    beats.wait_for_sent(2, "removed")
+    second.terminate()
+    removed = len(beats.sent("removed"))
+    beats.start("fourth")
+    for entry in ("kept", "added", "slower"):
+        beats.wait_for_sent(4, entry)
+    assert twice(beats.sent()) == []
+    assert len(beats.sent("removed")) == removed
+    for entry in ("kept", "added", "removed"):
+        assert gaps(beats.sent(entry), 0.5) == []
+    *_, before, after = beats.sent("slower")
+    assert after.due - before.due == pytest.approx(1.5, abs=1e-5)
 
 
 @pytest.mark.parametrize(("catch_up", "caught_up"), [(None, 1), (10.0, 0)], ids=["made up for", "too late"])
@@ -318,12 +309,10 @@ def test_beat_embedded_in_workers(beats: Studio) -> None:
         schedule = str(beats.directory / f"{name}.schedule")
         command = ("worker", "-B", "--scheduler", "exclusive", "-s", schedule, "-n", f"{name}@test", "-c", "1")
         workers += beats.start(name, command=(*command, "--without-mingle", "--without-gossip"))
-    first, second = workers
+    first, _ = workers
     record = Record(beats.directory / "record")
     record.wait_for(ends=3)
-    assert first.leads
     first.terminate()
-    second.wait_for(ELECTED)
     seen = len(record.runs())
     runs = record.wait_for(ends=seen + 4)
     assert len({run.task_id for run in runs}) == len(runs)
@@ -349,32 +338,31 @@ def test_on_a_redlock(own_redis: RedisServer, tmp_path: Path) -> None:
             "singleton_lock_backend": ";".join(node.url_of(2) for node in nodes),
             "singleton_lock_transport_options": {"restart_delay": False},
         }
-        first, second = beats.start("first", "second")
+        first, _ = beats.start("first", "second")
         beats.wait_for_sent(2)
         nodes[2].kill()
         beats.wait_for_sent(2)
         first.terminate()
-        second.wait_for(ELECTED)
         beats.wait_for_sent(3)
         check(beats)
 
 
 def test_user_with_the_documented_rights_is_enough(own_redis: RedisServer, beats: Studio) -> None:
     with own_redis.client(0) as client:
-        rights = ("~singleton_lock:*", "+@read", "+@write", "+@scripting", "+select")
+        rights = ("~singleton_lock:*", "+@read", "+@write", "+@scripting", "+time", "+select")
         client.execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rights)
     address = own_redis.url_of(2).rpartition("@")[2].removeprefix("redis://")
     beats.conf["singleton_lock_backend"] = f"redis://locks:secret@{address}"
-    first, second = beats.start("first", "second")
+    first, _ = beats.start("first", "second")
     beats.wait_for_sent(2)
     first.terminate()
-    second.wait_for(ELECTED)
     beats.wait_for_sent(2)
     check(beats)
 
 
 def test_wrong_setting_is_refused_at_the_start(beats: Studio) -> None:
-    beats.conf["singleton_lock_beat_mode"] = "both"
-    with pytest.raises(AssertionError, match="allowed: 'leader' or 'shared'"):
-        beats.start("first")
+    beats.conf["singleton_lock_beat_mode"] = "leader"
+    (beat,) = beats.start("first")
+    with pytest.raises(AssertionError, match="there is no setting singleton_lock_beat_mode; remove it"):
+        beat.wait_for("Sending due")
     assert os.listdir(beats.directory)

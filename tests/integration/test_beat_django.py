@@ -26,8 +26,8 @@ from tests.redis_server import RedisServer
 
 PROJECT = "tests.integration.django_project"
 
-#: Seconds of the lease in these tests, and the longest time until the next leader sends.
-TTL, TAKE_OVER = 2, 10
+#: Seconds of a claim in these tests.
+TTL = 2
 
 #: Seconds by which two computations of the same time may differ.
 JITTER = 0.001
@@ -74,7 +74,7 @@ class Site:
         return self.orm("show")[entry]
 
     def start(self, *names: str) -> list[Beat]:
-        """Start beats with these names, one by one so that the first leads."""
+        """Start beats with these names, one by one."""
         started = []
         for name in names:
             command = ["beat", "-S", "exclusive", "--pidfile", ""]
@@ -82,14 +82,8 @@ class Site:
             beat = Beat(name, command, directory=self.directory, environment=self.environment, app=app)
             self.exits.callback(beat.kill)
             self.beats.append(beat)
-            started.append(beat.wait_for("beat: leads schedule", "beat: on standby", "Sending due"))
+            started.append(beat.wait_for("beat: Starting"))
         return started
-
-    def leader(self, *candidates: Beat) -> Beat:
-        """The beat among these that became the leader."""
-        until(lambda: any("beat: leads schedule" in beat.log for beat in candidates))
-        (found,) = (beat for beat in candidates if "beat: leads schedule" in beat.log)
-        return found
 
     def sent(self, entry: str) -> list[Message]:
         """The messages in the queue, in the order in which they were sent."""
@@ -161,43 +155,34 @@ def check_distinct(messages: list[Message]) -> None:
     assert all(spacing > 2 * JITTER for spacing in spacings(messages)), messages
 
 
-def seen_by_leader(site: Site) -> None:
-    """Wait until the leader has seen the change: it looks before each tick, so "clock" has to go on."""
+def seen_by_all(site: Site) -> None:
+    """Wait until the beats have seen the change: they look before each tick, so "clock" has to go on."""
     site.wait_for_sent("clock", 3)
 
 
 @pytest.mark.slow
-def test_each_tick_is_sent_once_while_leaders_are_killed(site: Site) -> None:
+def test_each_tick_is_sent_once_while_beats_are_killed(site: Site) -> None:
     site.orm("add", name="clock", every=1)
-    first, second, third = site.start("first", "second", "third")
+    first, second, _ = site.start("first", "second", "third")
     site.wait_for_sent("clock", 4)
     site.kill_between_ticks(first, "clock")
-    leader = site.leader(second, third)
     site.wait_for_sent("clock", 4)
-    site.kill_between_ticks(leader, "clock")
-    site.leader(*{second, third} - {leader})
+    site.kill_between_ticks(second, "clock")
     site.wait_for_sent("clock", 4)
     _, *sent = site.sent("clock")  # The first message makes up for what was due before there was a beat.
     check_distinct(sent)
-    odd = [spacing for spacing in spacings(sent) if spacing != pytest.approx(1, abs=JITTER)]
-    assert len(odd) <= 2, odd
-    assert all(1 < spacing < TAKE_OVER for spacing in odd), odd
+    assert spacings(sent) == pytest.approx([1] * (len(sent) - 1), abs=JITTER)
 
 
 @pytest.mark.slow
-def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: Site) -> None:
-    site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
+def test_beat_that_stops_writes_to_the_database(site: Site) -> None:
     site.orm("add", name="clock", every=1)
-    first, second = site.start("first", "second")
-    for leader in (first, second):
-        leader.wait_for("beat: leads schedule")
+    for name in ("first", "second"):
+        (beat,) = site.start(name)
         site.wait_for_sent("clock", 3)
-        assert leader.terminate() == 0
-        if leader is first:
-            second.wait_for("beat: leads schedule")
+        assert beat.terminate() == 0
     sent = site.sent("clock")
     check_distinct(sent)
-    assert spacings(sent)[1:] == pytest.approx([1] * (len(sent) - 2), abs=JITTER)
     row = site.row("clock")
     assert row["total_run_count"] == len(sent)
     assert row["last_run_at"] == pytest.approx(sent[-1].due, abs=0.9)
@@ -205,17 +190,15 @@ def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: 
 
 
 @pytest.mark.slow
-def test_leader_that_is_terminated_while_it_sends_finishes_the_send(site: Site) -> None:
-    site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
+def test_beat_that_is_terminated_while_it_sends_finishes_the_send(site: Site) -> None:
     site.orm("add", name="clock", every=1)
-    first, second = site.start("first", "second")
+    first, _ = site.start("first", "second")
     site.wait_for_sent("clock", 2)
     linger = site.directory / "linger"
     linger.touch()
     site.wait_for_sent("clock", 2)
     assert first.terminate() == 0
     linger.unlink()
-    second.wait_for("beat: leads schedule")
     site.wait_for_sent("clock", 3)
     check_distinct(site.sent("clock"))
 
@@ -228,7 +211,7 @@ def test_edits_are_honoured(site: Site) -> None:
     site.wait_for_sent("edited", 2)
 
     site.orm("change", name="edited", every=3600)
-    seen_by_leader(site)
+    seen_by_all(site)
     before = site.sent("edited")
     site.wait_for_sent("clock", 3)
     assert site.sent("edited") == before
@@ -238,7 +221,7 @@ def test_edits_are_honoured(site: Site) -> None:
     assert spacings(edited[-3:]) == pytest.approx([2, 2], abs=JITTER)
 
     site.orm("change", name="edited", enabled=False)
-    seen_by_leader(site)
+    seen_by_all(site)
     before = site.sent("edited")
     site.wait_for_sent("clock", 5)
     assert site.sent("edited") == before
@@ -274,7 +257,7 @@ def soon(seconds: float) -> float:
     return round(clock.wall() + seconds, 3)
 
 
-#: How a leader may end: with its state written to the database, and without.
+#: How a beat may end: with its state written to the database, and without.
 ENDS = pytest.mark.parametrize("end", [Beat.terminate, Beat.kill], ids=["stopped", "killed"])
 
 
@@ -282,7 +265,7 @@ ENDS = pytest.mark.parametrize("end", [Beat.terminate, Beat.kill], ids=["stopped
 @pytest.mark.slow
 def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
     site.orm("add", name="clock", every=1)
-    first, second = site.start("first", "second")
+    (first,) = site.start("first")
     site.wait_for_sent("clock")  # This tick writes to the database; the next write is three minutes away.
     when = soon(8)
     site.orm("add", name="one", clocked=when, one_off=True)
@@ -290,7 +273,7 @@ def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
     assert sent.due == pytest.approx(when, abs=JITTER)
     assert site.row("one")["total_run_count"] == 0
     end(first)
-    second.wait_for("beat: leads schedule")
+    site.start("second")
     until(lambda: not site.row("one")["enabled"])
     site.wait_for_sent("clock", 3)
     assert site.sent("one") == [sent]
@@ -301,13 +284,13 @@ def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
 @ENDS
 def test_one_off_interval_is_sent_once(site: Site, end: Any) -> None:
     site.orm("add", name="clock", every=1)
-    first, second = site.start("first", "second")
+    (first,) = site.start("first")
     site.wait_for_sent("clock")
     site.orm("add", name="one", every=4, one_off=True)
     (sent,) = site.wait_until_recorded("one")
     assert site.row("one")["total_run_count"] == 0
     end(first)
-    second.wait_for("beat: leads schedule")
+    site.start("second")
     until(lambda: not site.row("one")["enabled"])
     site.wait_for_sent("clock", 6)
     assert site.sent("one") == [sent]
@@ -339,12 +322,12 @@ def test_clocked_entry_of_the_past_is_sent_at_once(site: Site) -> None:
     """As in django-celery-beat: "now" is over when the form is saved."""
     site.orm("add", name="clock", every=1)
     site.orm("add", name="before", clocked=soon(-60), one_off=True)
-    first, second = site.start("first", "second")
+    (first,) = site.start("first")
     site.wait_until_recorded("before")
     site.orm("add", name="now", clocked=soon(-0.5), one_off=True)
     site.wait_until_recorded("now")
     first.kill()
-    second.wait_for("beat: leads schedule")
+    site.start("second")
     for entry in ("before", "now"):
         until(lambda: not site.row(entry)["enabled"])  # noqa: B023 - called at once
     site.wait_for_sent("clock", 2)
@@ -359,7 +342,7 @@ def test_clocked_entry_of_the_past_is_sent_at_once(site: Site) -> None:
 @pytest.mark.slow
 def test_entry_starts_at_its_start_time(site: Site) -> None:
     site.orm("add", name="clock", every=1)
-    first, second = site.start("first", "second")
+    (first,) = site.start("first")
     site.wait_for_sent("clock")
     start = soon(2 + 3 * site.took)
     site.orm("add", name="later", every=2, start_time=start)
@@ -367,7 +350,7 @@ def test_entry_starts_at_its_start_time(site: Site) -> None:
     assert clock.wall() >= start
     site.wait_until_recorded("later")
     assert first.terminate() == 0
-    second.wait_for("beat: leads schedule")
+    site.start("second")
     later = site.wait_for_sent("later", 2)
     assert later[0].due == pytest.approx(start, abs=JITTER)
     assert spacings(later) == pytest.approx([2] * (len(later) - 1), abs=JITTER)
@@ -380,10 +363,10 @@ def test_crontab_of_another_time_zone(site: Site) -> None:
     hours = f"{there.hour},{(there + timedelta(hours=1)).hour}"
     site.orm("add", name="there", crontab={"hour": hours, "timezone": "Asia/Kolkata"})
     site.orm("add", name="elsewhere", crontab={"hour": hours, "timezone": "America/Anchorage"})
-    first, second = site.start("first", "second")
+    (first,) = site.start("first")
     site.wait_until_recorded("there", 75)
     first.kill()
-    second.wait_for("beat: leads schedule")
+    site.start("second")
     until(lambda: len(site.sent("there")) >= 2, seconds=75)
     sent = site.sent("there")
     assert [message.due % 60 for message in sent] == [0, 0]
@@ -396,15 +379,15 @@ def test_crontab_of_another_time_zone(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_database_learns_what_a_killed_leader_has_sent(site: Site) -> None:
-    """So the next leader knows it even if the lock server has lost everything."""
+def test_database_learns_what_a_killed_beat_has_sent(site: Site) -> None:
+    """So the next beat knows it even if the lock server has lost everything."""
     site.orm("add", name="clock", every=1)
-    first, second = site.start("first", "second")
+    (first,) = site.start("first")
     site.wait_for_sent("clock")
     site.orm("add", name="rare", every=3600, last_run_at=soon(-3590))
     (sent,) = site.wait_until_recorded("rare")
     first.kill()
-    second.wait_for("beat: leads schedule")
+    (second,) = site.start("second")
     site.wait_for_sent("clock", 2)
     second.terminate()
     row = site.row("rare")
@@ -419,7 +402,6 @@ def test_database_learns_what_a_killed_leader_has_sent(site: Site) -> None:
 
 @pytest.mark.slow
 def test_each_beat_sends_what_no_other_has_claimed(site: Site) -> None:
-    site.settings["CELERY_SINGLETON_LOCK_BEAT_MODE"] = "shared"
     names = ["clock", "a", "b", "c"]
     for name in names:
         site.orm("add", name=name, every=1)
@@ -440,11 +422,10 @@ def test_each_beat_sends_what_no_other_has_claimed(site: Site) -> None:
 def test_worker_runs_what_is_due(site: Site) -> None:
     site.orm("add", name="clock", every=1)
     record = Record(site.directory / "record")
-    first, second = site.start("first", "second")
+    first, _ = site.start("first", "second")
     with Worker("runner", directory=site.directory, environment=site.environment, app=f"{PROJECT}.celery") as worker:
         record.wait_for(ends=3)
         first.kill()
-        second.wait_for("beat: leads schedule")
         runs = record.wait_for(ends=len(record.runs()) + 3)
         assert worker.terminate() == 0
     assert {run.outcome for run in runs} == {"done"}

@@ -257,6 +257,22 @@ class TestAtARenewal:
                 holder.get(timeout=LIMIT)
         assert [run.task_id for run in brief.record.runs("report")] == [holder.id, newest.id]
 
+    @pytest.mark.slow
+    def test_holder_that_has_stopped_may_take_time_to_store_its_end(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
+        """For more renewals than a holder that does not stop is left alone."""
+        shop = shop_on(redis_server, singleton_lock_ttl=2 * BRIEF)
+        shop.start("one", "two")
+        holder = running(shop, task_id=f"slow-to-end-{uuid()}")
+        (run,) = shop.record.runs("report")
+        os.kill(run.pid, signal.SIGSTOP)
+        newest = send(shop, "replacing")
+        until(lambda: newest.id in shop.refused("replace"))
+        shop.wait_for_renewals(1)  # The main process knows that it is to stop.
+        os.kill(run.pid, signal.SIGCONT)
+        assert is_superseded_by(holder, newest)
+
     def test_worker_that_is_killed_before_it_stops_its_task(self, redis_server: RedisServer, shop_on: Any) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=12.0, broker_transport_options=FORGETFUL, test_deaf=True)
         (killed,) = shop.start("killed", arguments=("-Q", "held"))

@@ -70,15 +70,16 @@ class TestList:
         until(lambda: [line["waiters"] for line in listed(shop)] == [2])
         del first
 
-    def test_shows_the_leader_of_beat(self, own_redis: RedisServer, tmp_path: Path) -> None:
+    def test_shows_the_beats(self, own_redis: RedisServer, tmp_path: Path) -> None:
         with studio(own_redis, own_redis, tmp_path) as beats:
-            first, _ = beats.start("first", "second")
+            both = beats.start("first", "second")
+            until(lambda: len(beats.seen()) == 2)
             shown = locks("list", "--json", app=BEAT_APP, env=beats.environment())
-            (line,) = map(json.loads, shown.stdout.splitlines())
-            assert line["name"] == f"beat:{BEAT_APP}"
-            assert line["pid"] == first.process.pid
-            _, row = locks("list", app=BEAT_APP, env=beats.environment()).stdout.splitlines()
-            assert row.split()[1] == "leader"
+            lines = [json.loads(line) for line in shown.stdout.splitlines()]
+            assert {line["name"] for line in lines} == {f"beat:{BEAT_APP}"}
+            assert {line["pid"] for line in lines} == {beat.process.pid for beat in both}
+            _, *rows = locks("list", app=BEAT_APP, env=beats.environment()).stdout.splitlines()
+            assert [row.split()[1] for row in rows] == ["beat", "beat"]
 
     def test_skips_foreign_values(self, shop: Shop) -> None:
         with shop.locks() as client:

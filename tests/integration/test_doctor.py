@@ -162,7 +162,7 @@ class TestOneServer:
         assert (finding.severity, "volatile-lru" in finding.text) == ("problem", True)
 
     def test_least_rights_are_enough(self, own_redis: RedisServer) -> None:
-        with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting") as url:
+        with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting", "+time") as url:
             diagnosis = looked_at(url)
         assert serious(diagnosis) == []
         assert any("could not be checked" in finding.text for finding in diagnosis.findings)
@@ -170,7 +170,8 @@ class TestOneServer:
     @pytest.mark.parametrize(
         ("rules", "missing"),
         [
-            (["~singleton_lock:*", "+@read", "+@write"], "EVAL, EVALSHA, SCRIPT"),
+            (["~singleton_lock:*", "+@read", "+@write"], "EVAL, EVALSHA, SCRIPT, TIME"),
+            (["~singleton_lock:*", "+@read", "+@write", "+@scripting"], "TIME"),
             (["~singleton_lock:*", "+@all", "-xadd", "-pexpire"], "PEXPIRE, XADD"),
             (["~other:*", "+@all"], "SET"),
         ],
@@ -179,7 +180,7 @@ class TestOneServer:
         with user(own_redis, *rules) as url:
             first, *_ = serious(looked_at(url))
         assert first.text == f"its user may not run {missing} on singleton_lock:*"
-        assert first.remedy == "ACL SETUSER <its user> ~singleton_lock:* +@read +@write +@scripting"
+        assert first.remedy == "ACL SETUSER <its user> ~singleton_lock:* +@read +@write +@scripting +time"
 
     def test_wrong_password_is_reported_once(self, own_redis: RedisServer) -> None:
         with user(own_redis, "+@all") as url:
@@ -241,17 +242,19 @@ class TestKeys:
 
 
 class TestBeat:
-    """Which beat leads."""
+    """Which beats run."""
 
-    def test_leader_is_named(self, own_redis: RedisServer, tmp_path: Path) -> None:
+    def test_beats_are_named(self, own_redis: RedisServer, tmp_path: Path) -> None:
         with studio(own_redis, own_redis, tmp_path) as beats:
-            (first,) = beats.start("first")
+            both = beats.start("first", "second")
+            until(lambda: len(beats.seen()) == 2)
             shown = locks_of("doctor", "--timeout", "0.1", app=APP, env=beats.environment())
-        assert f"(pid {first.process.pid}) leads the schedule {APP}" in shown.stdout, shown.stderr
+        for beat in both:
+            assert f"(pid {beat.process.pid}) sends the schedule {APP}" in shown.stdout, shown.stderr
 
-    def test_missing_leader_is_a_warning(self, own_redis: RedisServer) -> None:
+    def test_missing_beat_is_a_warning(self, own_redis: RedisServer) -> None:
         (finding,) = serious(looked_at(own_redis.url, beat_scheduler="exclusive"))
-        assert (finding.severity, "no beat leads the schedule shop" in finding.text) == ("warning", True)
+        assert (finding.severity, "no beat runs for the schedule shop" in finding.text) == ("warning", True)
         assert serious(looked_at(own_redis.url)) == []
 
 

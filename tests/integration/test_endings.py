@@ -10,6 +10,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimit
 
 from celery_singleton_lock import LockConflict, SingletonTask
 from tests.integration.conftest import LONG, Shop, is_alive, until
+from tests.integration.operators import of_shop
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -220,6 +221,8 @@ class TestRetry:
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LIMIT)
         assert_free_and_runs(shop)
+        until(lambda: "SUCCESS" in of_shop(shop, "stats").stdout)
+        assert "CRASHED" not in of_shop(shop, "stats").stdout, "no run was cut short"
 
     def test_many_retained_retries(self, shop: Shop) -> None:
         results = [shop.send("retaining", f"job-{n}", 0) for n in range(20)]

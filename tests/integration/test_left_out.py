@@ -24,7 +24,7 @@ PLAIN = [
     {"once": False, "waiting": True},
     {"once": True, "waiting": True},
 ]
-RECORDS = [None, Record(ME.message, b"r", 60.0), Record(ME.message, b"r", 600.0, content_for=60.0)]
+RECORDS = [None, Record(ME.message, b"r", 60.0)]
 
 Said = Callable[[Any], Sequence[object]]
 
@@ -61,8 +61,6 @@ def left(client: Redis) -> dict[bytes, tuple[object, int]]:
         value = client.get(key) if kind == b"string" else kind
         if key.endswith((b":run", b":fence")):
             value = value.rpartition(b",")[0]
-        elif key.endswith(b":ended"):
-            value = value[:8]
         found[key] = (value, round(client.pttl(key) / 60_000))
     return found
 
@@ -77,12 +75,11 @@ STATES: dict[str, Callable[[Redis], object]] = {
     "given up": lambda client: client.set(f"{KEY}:over:{OWNER}", 1),
     "asked too late": lambda client: client.set(f"{KEY}:over:{NAME}", 1),
     "recorded": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[1])),
-    "noted": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[2])),
 }
 
 #: States in which an acquire gets nothing; and those for an acquire that also looks for a record.
 NONE = {"held", "of several slots", "given up", "asked too late"}
-NONE_ONCE = {*NONE, "recorded", "noted"}
+NONE_ONCE = {*NONE, "recorded"}
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -99,7 +96,7 @@ def test_acquire(client: Redis, options: dict[str, bool], state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["free", "held", "waited for"])
-@pytest.mark.parametrize("record", RECORDS, ids=["no record", "record", "noted"])
+@pytest.mark.parametrize("record", RECORDS, ids=["no record", "record"])
 def test_free(client: Redis, record: Record | None, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = []
     for said in (tuple, lock_commands.without_defaults):

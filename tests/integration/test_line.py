@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from celery.result import AsyncResult
+from celery.utils import uuid
 from kombu import Connection
 from redis import Redis
 
@@ -30,6 +31,12 @@ SEVERAL_DELAYS = 4.0
 @pytest.fixture
 def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
     return shop_on(redis_server, singleton_lock_ttl=TTL)
+
+
+@pytest.fixture
+def strict(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop in which a copy that is not woken waits for as long as the test."""
+    return shop_on(redis_server, singleton_lock_ttl=TTL, test_wakes_once=True)
 
 
 def conflicts(shop: Shop) -> int:
@@ -66,10 +73,15 @@ def delivered(shop: Shop) -> int:
         return broker.hlen("unacked")
 
 
-def send(shop: Shop, count: int, job: str = "report", **options: object) -> Sequence[AsyncResult]:
-    """Send copies; all are refused, and wait."""
+def send(shop: Shop, task: str = "patient", **options: object) -> AsyncResult:
+    """Send a copy, which is refused, and waits."""
+    (result,) = send_all(shop, 1, task, **options)
+    return result
+
+
+def send_all(shop: Shop, count: int, task: str = "patient", **options: object) -> Sequence[AsyncResult]:
     refused = conflicts(shop)
-    results = [shop.send("patient", job, **options) for _ in range(count)]
+    results = [shop.send(task, "report", **options) for _ in range(count)]
     until(lambda: conflicts(shop) == refused + count)
     until(lambda: all(shop.log.count(f"[{result.id}] received") > 1 for result in results))
     until(lambda: in_line(shop) > 0)
@@ -83,26 +95,26 @@ def check(shop: Shop, results: Sequence[AsyncResult]) -> None:
 
 
 @pytest.mark.parametrize("pool", [pool for pool in POOLS if "eventlet" not in getattr(pool, "values", ())])
-def test_copies_take_no_slot_until_the_lock_is_free(shop: Shop, pool: str) -> None:
-    shop.start("one", "two", pool=pool)
-    holder = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
-    results = send(shop, 10)
+def test_copies_take_no_slot_until_the_lock_is_free(strict: Shop, pool: str) -> None:
+    strict.start("one", "two", pool=pool)
+    holder = strict.send("exclusive", "report", LONG)
+    strict.record.wait_for(starts=1)
+    results = send_all(strict, 10)
     clock.sleep(SEVERAL_DELAYS)
-    assert conflicts(shop) == 10
-    shop.record.let_end("report")
-    check(shop, [holder, *results])
+    assert conflicts(strict) == 10
+    strict.record.let_end("report")
+    check(strict, [holder, *results])
 
 
-def test_first_come_first_served(shop: Shop) -> None:
-    shop.start("holding", arguments=("-Q", "held"))
-    shop.start("one", concurrency=1)  # Two copies that start together may overtake each other.
-    holder = shop.send("exclusive", "report", LONG, queue="held")
-    shop.record.wait_for(starts=1)
-    results = [result for _ in range(6) for result in send(shop, 1)]
-    shop.record.let_end("report")
-    check(shop, [holder, *results])
-    begun = sorted(shop.record.runs("report"), key=lambda run: run.start)
+def test_first_come_first_served(strict: Shop) -> None:
+    strict.start("holding", arguments=("-Q", "held"))
+    strict.start("one", concurrency=1)  # Two copies that start together may overtake each other.
+    holder = strict.send("exclusive", "report", LONG, queue="held")
+    strict.record.wait_for(starts=1)
+    results = [send(strict) for _ in range(6)]
+    strict.record.let_end("report")
+    check(strict, [holder, *results])
+    begun = sorted(strict.record.runs("report"), key=lambda run: run.start)
     assert [run.task_id for run in begun] == [holder.id, *(result.id for result in results)]
 
 
@@ -111,7 +123,7 @@ def test_each_waiting_copy_counts_for_as_long_as_it_waits(shop: Shop) -> None:
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     began = clock.now()
-    results = send(shop, 5)
+    results = send_all(shop, 5)
     until(lambda: are_older_than(shop, WAITING_TTL) and waiting(shop) == [5])
     assert json.loads(ask(shop, "show", "--json", EXCLUSIVE, "report").stdout)["waiters"] == 5
     assert shop.log.count("put back, waits for the lock") == 5
@@ -126,23 +138,26 @@ def test_copies_of_a_killed_process_stop_counting(shop: Shop) -> None:
     (killed,) = shop.start("killed")
     shop.send("exclusive", "report", LONG, queue="held")
     shop.record.wait_for(starts=1)
-    send(shop, 3)
+    send_all(shop, 3)
     until(lambda: waiting(shop) == [3])
     killed.kill()
     until(lambda: waiting(shop) == [0])
     shop.record.let_end("report")
 
 
-def test_copy_that_was_revoked_does_not_keep_the_next_one_waiting(shop: Shop) -> None:
-    shop.start("one")
-    holder = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
-    revoked, *results = (result for _ in range(3) for result in send(shop, 1))
-    revoked.revoke()
-    until(lambda: "revoked" in shop.log)
-    shop.record.let_end("report")
-    check(shop, [holder, *results])
-    until(lambda: revoked.state == "REVOKED")
+@pytest.mark.parametrize("how", ["is-revoked", "fails", pytest.param("dies", marks=pytest.mark.slow)])
+def test_copy_that_has_no_use_for_the_lock_lets_the_next_one_begin(strict: Shop, how: str) -> None:
+    strict.start("one")
+    holder = strict.send("exclusive", "report", LONG)
+    strict.record.wait_for(starts=1)
+    first = send(strict, "unready", task_id=f"{how}-{uuid()}")
+    results = [send(strict) for _ in range(2)]
+    if how == "is-revoked":
+        first.revoke()
+        until(lambda: "revoked" in strict.log)
+    strict.record.let_end("report")
+    check(strict, [holder, *results])
+    until(lambda: first.state == ("REVOKED" if how == "is-revoked" else "FAILURE"))
 
 
 def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
@@ -152,7 +167,7 @@ def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on:
     shop.send("exclusive", "report", LONG, queue="held")
     shop.record.wait_for(starts=1)
     shop.start("other")
-    results = send(shop, 3, expires=3600)
+    results = send_all(shop, 3, expires=3600)
     shop.record.let_end("report")
     dying.kill()
     assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
@@ -164,7 +179,7 @@ def test_killed_main_process_keeps_nobody_else_waiting(shop: Shop) -> None:
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     (killed,) = shop.start("killed", arguments=("-Q", "another"))
-    results = [*send(shop, 4, queue="another"), *send(shop, 4)]  # The dead process is the first in line.
+    results = [*send_all(shop, 4, queue="another"), *send_all(shop, 4)]  # The dead process is the first in line.
     assert in_line(shop) == 2
     # Workers have all copies, and none is on its way: kombu would lose it with the killed worker.
     until(lambda: delivered(shop) == len(results))
@@ -186,7 +201,7 @@ def test_cut_connections_cost_no_wake_up(shop: Shop) -> None:
     shop.start("one", "two")
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
-    results = send(shop, 6)
+    results = send_all(shop, 6)
     with shop.locks() as client:
         for one in client.client_list(_type="normal"):
             if one["cmd"] == "blpop":
@@ -195,16 +210,16 @@ def test_cut_connections_cost_no_wake_up(shop: Shop) -> None:
     check(shop, [holder, *results])
 
 
-def test_worker_that_is_shut_down_leaves_its_copies_to_another(shop: Shop) -> None:
-    (going,) = shop.start("going")
-    holder = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
-    results = send(shop, 4)
-    shop.start("staying")
-    until(lambda: in_line(shop) > 0)
-    shop.record.let_end("report")
+def test_worker_that_is_shut_down_leaves_its_copies_to_another(strict: Shop) -> None:
+    (going,) = strict.start("going")
+    holder = strict.send("exclusive", "report", LONG)
+    strict.record.wait_for(starts=1)
+    results = send_all(strict, 4)
+    strict.start("staying")
+    until(lambda: in_line(strict) > 0)
+    strict.record.let_end("report")
     assert going.terminate() == 0
-    check(shop, [holder, *results])
+    check(strict, [holder, *results])
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -224,7 +239,7 @@ def test_on_rabbitmq(
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     if kind == "classic":
-        results = send(shop, 8)
+        results = send_all(shop, 8)
         clock.sleep(SEVERAL_DELAYS)
         assert conflicts(shop) == 8
     else:

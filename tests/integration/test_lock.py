@@ -220,13 +220,6 @@ class TestHolding:
             make().acquire(blocking_timeout=0.1)
         assert [key for key in client.scan_iter() if client.pttl(key) == -1] == []
 
-    def test_token_of_the_callers_choice(self, client: Redis) -> None:
-        lock = Lock(client, NAME)
-        assert lock.acquire(token="task-12")
-        assert lock.local.token == b"task-12"
-        assert not Lock(client, NAME).acquire(blocking=False, token="tas")
-        lock.release()
-
     def test_seeded_random_numbers_make_no_equal_tokens(self, client: Redis) -> None:
         tokens = []
         for _ in range(2):
@@ -402,8 +395,8 @@ class TestWaiting:
         lock.release()
         for thread in threads:
             thread.join()
-        left = keyspace.shared_fence_key(keyspace.shared(keyspace.PlainKey(NAME)))
-        until(lambda: {*client.scan_iter()} <= {left.encode()}, "only the counter is kept, for all locks")
+        left = keyspace.fence_key(keyspace.PlainKey(NAME))
+        until(lambda: {*client.scan_iter()} <= {left.encode()}, "only the counter is kept")
         assert client.info("clients")["blocked_clients"] == 0
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import celery
 import pytest
@@ -13,13 +15,24 @@ from billiard.exceptions import WorkerLostError
 from redis import Redis
 
 from celery_singleton_lock import LockLost, clock
-from tests.integration.conftest import POOLS, Shop, kill_child, until
+from tests.integration.conftest import LONG, POOLS, Shop, kill_child, until
+from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.redis_server import RedisServer
+from tests.servers import Nodes
 
 #: Seconds of the leases in the tests that wait for one to end. Some are renewed by the main process alone.
 TTL = 4.0
+
+
+def pidfds(worker: Worker) -> list[str]:
+    """The processes whose end a worker would notice at once."""
+    found = []
+    for descriptor in Path(f"/proc/{worker.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return [name for name in found if "pidfd" in name]
 
 
 @pytest.fixture
@@ -92,6 +105,19 @@ class TestChildIsKilled:
         for n, result in enumerate(again):
             assert result.get(timeout=LIMIT) == f"job-{n}"
         assert worker.process.poll() is None
+        # It watches the children that have had something to do.
+        until(lambda: len(pidfds(worker)) <= 4, "those that are gone left no descriptor")
+
+    def test_where_nobody_can_watch_processes(self, shop: Shop) -> None:
+        """The main process renews, and frees the lock once Celery has noticed."""
+        shop.conf["test_without_pidfds"] = True
+        shop.start("one")
+        shop.send("exclusive", "report", LONG)
+        (run,) = shop.record.wait_for(starts=1)
+        os.kill(run.pid, signal.SIGSTOP)
+        shop.wait_for_renewals(1)
+        kill_child(run)
+        assert shop.send("waiting", "report").get(timeout=LIMIT) == "report"
 
 
 class TestWorkerIsKilled:
@@ -174,6 +200,72 @@ class TestChildDoesNotRun:
         assert first.outcome == "done"
         assert overlaps([first, second]) == []
         assert shop.record.runs("lost") == []
+
+    @pytest.mark.slow
+    def test_stopped_child_keeps_the_lock_however_many_tasks_there_were(self, shop: Shop) -> None:
+        """Its report has room, though nobody needed those of the others."""
+        shop.start("one")
+        others = [shop.send("exclusive", f"{number} {'x' * 200}", 0.0) for number in range(500)]
+        assert all(other.get(timeout=LIMIT) for other in others)
+        result = shop.send("exclusive", "report", LONG)
+        (run,) = shop.record.wait_for(starts=1, job="report")
+        os.kill(run.pid, signal.SIGSTOP)
+        shop.wait_for_renewals(2)
+        shop.record.let_end("report")
+        os.kill(run.pid, signal.SIGCONT)
+        assert result.get(timeout=LIMIT) == "report"
+
+    @pytest.mark.slow
+    def test_stopped_child_gets_its_lock_again_on_a_node_that_forgot_it(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
+        """Once the main process knows that the child has the lock, and in which place."""
+        with Nodes(3) as nodes:
+            shop = shop_on(redis_server, singleton_lock_backend=nodes.url, singleton_lock_ttl=9.0)
+            shop.start("one")
+            shop.send("exclusive", "report", LONG)
+            (before,) = shop.record.wait_for(starts=1)
+            result = shop.send("waiting", "report", LONG)
+            until(lambda: nodes.clients()[0].keys("*:waiting"), "it waits")
+            clock.sleep(1.0)  # The main process hears what it waits for; nothing reports that.
+            kill_child(before)
+            _, run = shop.record.wait_for(starts=2)
+            os.kill(run.pid, signal.SIGSTOP)
+            for node in nodes.clients():
+                (key,) = node.keys("*:run")
+                node.delete(key)
+                until(lambda node=node, key=key: node.exists(key), "it has the lock again")
+            shop.record.let_end("report")
+            os.kill(run.pid, signal.SIGCONT)
+            assert result.get(timeout=LIMIT) == "report"
+
+    def test_stopped_child_that_had_to_ask_again_keeps_the_lock_through_an_outage(
+        self, own_redis: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
+        """It was in its slot while neither lock server nor broker answered, and asked as another owner then."""
+        with RedisServer() as broker:
+            shop = shop_on(
+                broker, locks=own_redis, singleton_lock_ttl=9.0, broker_transport_options={"socket_timeout": 1}
+            )
+            (worker,) = shop.start("one")
+            own_redis.pause()
+            result = shop.send("exclusive", "report", LONG)
+            until(lambda: "received" in worker.log)
+            broker.pause()
+            until(lambda: "cannot be put back" in worker.log)
+            own_redis.resume()
+            (run,) = shop.record.wait_for(starts=1)
+            broker.resume()
+            until(lambda: "answers again" in worker.log)
+            os.kill(run.pid, signal.SIGSTOP)
+            worker.forget_log()
+            own_redis.pause()
+            until(lambda: "trying again" in worker.log, "a renewal has failed")
+            own_redis.resume()
+            shop.wait_for_renewals(2)
+            shop.record.let_end("report")
+            os.kill(run.pid, signal.SIGCONT)
+            assert result.get(timeout=LIMIT) == "report"
 
 
 class TestWorkerIsStopped:

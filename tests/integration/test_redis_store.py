@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -17,6 +18,7 @@ from redis import Redis
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
 from tests.contract import inside
 from tests.contract.inside import Held, Holder, Lease, LockRequest, Record, Reservation, Store, new_owner, open_url
+from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
 from tests.servers import until
@@ -200,14 +202,14 @@ class TestServer:
     ) -> None:
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         first = store.acquire(request)
-        client.delete(inside.shared_counter(KEY))
+        client.delete(inside.fence_counter(KEY))
         again = store.acquire(request)
         assert isinstance(first, Lease)
         assert isinstance(again, Lease)
         assert again.fence == first.fence
 
     def test_fence_is_exact_beyond_the_digits_that_lua_prints(self, store: Store, client: Redis) -> None:
-        client.set(inside.shared_counter(KEY), 2**53 - 10)
+        client.set(inside.fence_counter(KEY), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
 
     def test_waiter_that_leaves_discards_no_wake_up_of_others(self, store: Store, client: Redis) -> None:
@@ -262,6 +264,7 @@ class TestServer:
         client.acl_setuser(
             "locks", enabled=True, passwords=["+secret"], keys=["probe:*"],
             categories=["+@read", "+@write", "+@scripting", "-@dangerous"],
+            commands=["+time"],
         )  # fmt: skip
         store = open_url(f"redis://locks:secret@127.0.0.1:{own_redis.port}/0")
         lease = taken(store)
@@ -344,7 +347,7 @@ class TestForeignValues:
 
     def test_broken_fence_counter_counts_as_lost(self, store: Store, client: Redis) -> None:
         """Other locks share the counter: they must stay available."""
-        counter, fences = inside.shared_counter(KEY), [0]
+        counter, fences = inside.fence_counter(KEY), [0]
         for break_it in (lambda: client.set(counter, "hello"), lambda: client.lpush(counter, "x"), lambda: None):
             client.delete(counter)
             break_it()
@@ -376,6 +379,25 @@ class TestInterrupted:
         with pytest.raises(KeyboardInterrupt):
             store.acquire(request)
         assert store.held(KEY) == []
+
+    def test_waiter_waits_no_longer(self, store: Store, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else the next user of its connection would wait for its wake-up."""
+        request, sendall = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), socket.socket.sendall
+
+        def waits() -> bool:
+            return bool(client.info("clients")["blocked_clients"])
+
+        def interrupted(it: socket.socket, data: bytes) -> None:
+            sendall(it, data)
+            if b"BLPOP" in data:
+                until(waits)
+                raise KeyboardInterrupt
+
+        taken(store)
+        with pytest.raises(KeyboardInterrupt), store.waiter(request) as waiter, monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "sendall", interrupted)
+            waiter.wait(LIMIT)
+        until(lambda: not waits())
 
 
 class TestConnections:

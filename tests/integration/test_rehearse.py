@@ -157,6 +157,7 @@ class TestBeforeAnythingRuns:
             ({"task_always_eager": True}, "task_always_eager"),
             ({"singleton_lock_enabled": False}, "singleton_lock_enabled"),
             ({"singleton_lock_backend": "memory://"}, "belong to one process"),
+            ({"singleton_lock_scope": "until_executed"}, "is 'until_executed': only a lock that begins with the run"),
         ],
     )
     def test_refuses_settings_under_which_nothing_can_be_observed(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from tests.integration.beats import APP, ELECTED, Studio, studio
+from tests.integration.beats import APP, Studio, studio
 from tests.integration.test_cli import locks as locks_of
 from tests.integration.workers import Worker, environment
 from tests.patience import until
@@ -43,8 +43,7 @@ def test_key_prefix_keeps_the_schedules_apart(beats: Studio, own_redis: RedisSer
             broker_transport_options={"global_keyprefix": prefix},
             singleton_lock_backend=own_redis.url_of(0),
         )
-        (beat,) = beats.start(f"beat-{number}")
-        beat.wait_for(ELECTED)
+        beats.start(f"beat-{number}")
     with own_redis.client(0) as client:
         until(lambda: all(client.llen(f"{prefix}celery") > 2 for prefix in ("shop:", "{crm}:")))
         ledgers = client.keys("*:ledger")
@@ -78,13 +77,12 @@ def test_key_prefix_keeps_equal_tasks_apart(own_redis: RedisServer, tmp_path: Pa
             worker.kill()
 
 
-@pytest.mark.parametrize("mode", ["leader", "shared"])
-def test_schedule_of_another_project_is_reported(beats: Studio, own_redis: RedisServer, mode: str) -> None:
+def test_schedule_of_another_project_is_reported(beats: Studio, own_redis: RedisServer) -> None:
     """Their brokers differ, and nothing else: only one of the two schedules is sent."""
-    of_project(beats, 0, singleton_lock_beat_mode=mode)
+    of_project(beats, 0)
     beats.start("ours")
     until(lambda: beats.ledger())
-    of_project(beats, 1, singleton_lock_beat_mode=mode, broker_url=own_redis.url_of(5))
+    of_project(beats, 1, broker_url=own_redis.url_of(5))
     (beat,) = beats.start("theirs")
     beat.wait_for(STRANGERS)
     assert "the lock server records what was sent of of-0, " in beat.log
@@ -107,7 +105,7 @@ def test_doctor_finds_the_schedule_of_another_project(beats: Studio, own_redis: 
 
 
 def test_beat_of_one_project_does_not_speak_of_strangers(beats: Studio) -> None:
-    """Not on standby either, nor after a deploy that removes an entry."""
+    """Nor during a deploy that removes an entry."""
     beats.schedule = {"a": 0.5, "b": 0.5, "c": 0.5}
     first, second = beats.start("first", "second")
     until(lambda: len(beats.ledger()) == 3)
@@ -115,21 +113,19 @@ def test_beat_of_one_project_does_not_speak_of_strangers(beats: Studio) -> None:
     (third,) = beats.start("third")
     first.terminate()
     second.terminate()
-    third.wait_for(ELECTED)
     until(lambda: "d" in beats.ledger())
     assert not any(STRANGERS in beat.log for beat in (first, second, third))
 
 
-def test_standby_leaves_the_alarm_to_the_leader(own_redis: RedisServer, tmp_path: Path) -> None:
-    """The lock server is silent for less than the lease: the beat that leads goes on afterwards."""
+def test_beat_that_is_beaten_leaves_the_alarm_to_the_others(own_redis: RedisServer, tmp_path: Path) -> None:
+    """The lock server is silent for a while."""
     with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
-        beats.conf["singleton_lock_beat_ttl"] = 60.0
-        first, second = beats.start("first", "second")
-        beats.wait_for_sent(2)
+        (behind,) = beats.start("behind", skew=-0.2)
+        beats.start("first")
+        beats.wait_for_sent(6)
         locks.client().client_pause(8000, all=True)
-        second.wait_for("on standby, and the lock server does not answer")
-        second.wait_for("answers again")
+        behind.wait_for("the lock server does not answer this beat")
+        behind.wait_for("answers again")
         beats.wait_for_sent(2)
-    assert first.leads
-    assert "ERROR" not in second.log
-    assert "sends nothing" not in second.log
+    assert "ERROR" not in behind.log
+    assert "sends nothing" not in behind.log

@@ -19,7 +19,7 @@ from tests.mutation.files import ROOT
 
 #: Seconds for all tests: a change may make one wait forever.
 PATIENCE = 600
-_NOT_COPIED = shutil.ignore_patterns(".venv", ".git", ".nox", "__pycache__", "_build")
+_NOT_COPIED = shutil.ignore_patterns(".venv", ".git", "__pycache__", "_build")
 
 
 def tested(changes: Sequence[Change], folders: Sequence[str], *, jobs: int) -> Iterator[tuple[Change, str]]:

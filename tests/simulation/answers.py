@@ -371,7 +371,7 @@ class Answers:
 
     def _is_of_a_third(self, value: bytes, other: _Other) -> bool:
         """Whether a hold is that of a third message, or of a retry that was never sent, since its sender died."""
-        queued, task_id = self.world.senders_queue, holds.task_id_in(value)
+        queued, task_id = self.world.senders_queue, inside.hold_of(value).task_id
         was_never_sent = queued is not None and holds.stem(value) not in queued.claims
         return task_id != "" and (task_id != f"m{other.number}" or was_never_sent)
 

@@ -14,18 +14,14 @@ from itertools import pairwise
 from typing import Any
 
 from tests.simulation import apps, fakes, holds, inside, trouble
-from tests.simulation.plan import Fault
 from tests.simulation.program import Program
 from tests.simulation.scheduler import Process
 from tests.simulation.worker import Worker
-from tests.simulation.world import World, must_be_kept
+from tests.simulation.world import World
 
-#: Seconds beyond the ttl within which a beat on standby leads: it asks every 4 s, a step may take 1 s, and if the
-#: server did not answer it tries again after 1 s.
-FOLLOWS = 8.0
-
-#: Most seconds that a claim keeps others from sending a tick.
-CLAIMED = 5.0
+#: Seconds beyond its calm after which all goes well: a step may take a second, and after an outage beat tries again a
+#: second later.
+RECOVERS = 4.0
 
 #: Seconds by which a tick may be late while nothing goes wrong.
 LATE = 0.5
@@ -33,16 +29,13 @@ LATE = 0.5
 #: Most seconds by which the clock of a beat is wrong.
 AHEAD = 0.2
 
-#: Seconds within which another beat leads after the leader was shut down, if nothing else goes wrong.
-AT_ONCE = 1.5
-
 #: Seconds for which all must go well at the end.
 CALM = 10.0
 
 #: Least seconds that a look at the schedule takes.
 TICK = 0.001
 
-#: Faults that strike only one beat, so that another one can take over from their beginning.
+#: Faults that strike only one beat, so that others go on.
 _OF_ONE = frozenset({"worker killed", "worker stopped", "host suspended", "beat ended"})
 
 #: Faults during which a beat can still shut down properly.
@@ -55,7 +48,6 @@ def begin(world: World) -> BeatsChecker:
     world.settings |= {
         "singleton_lock_beat_scheduler": "celery.beat:Scheduler",
         "singleton_lock_beat_ttl": plan.ttl,
-        "singleton_lock_beat_mode": plan.mode,
         "beat_schedule": {
             name: {"task": "shop.tick", "schedule": seconds, "args": (name,)} for name, seconds in plan.entries
         },
@@ -82,17 +74,11 @@ class BeatsChecker:
         #: The tick of each id; the id of each tick; by entry, the sent ticks and their times.
         self._ticks: dict[str, tuple[str, str]] = {}
         self._ids: dict[tuple[str, str], str] = {}
-        self._sent_at: dict[tuple[str, str], float] = {}
+        self._sent_at: dict[tuple[str, str], tuple[float, Process]] = {}
         self._sent: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         self._not_taken: set[tuple[str, str]] = set()
-        self._led_at = 0.0
-        #: When there was last no leader.
-        self._not_led_at = 0.0
-        self._patience = world.plan.ttl + FOLLOWS
-        self._calm_from = max((self._calm_after(fault) for fault in world.plan.faults), default=0.0)
         # A new node of a Redlock has no vote for one ttl.
-        self._calm_from = max(self._calm_from, world.plan.ttl if world.plan.nodes > 1 else 0.0)
-        self._calm_from_all = max(world.plan.calm_at, self._calm_from)
+        self._calm_from = max(world.plan.calm_at, world.plan.ttl if world.plan.nodes > 1 else 0.0)
         world.broker.on_put.append(self._is_sent)
 
     def live(self, beat: Program) -> None:
@@ -106,7 +92,7 @@ class BeatsChecker:
             self._tick_until_ended(scheduler)
             scheduler.close()
             self.run.note("has ended in order")
-            self._must_lead_no_more(process)
+            self._must_be_seen_no_more(process)
         except SystemExit:
             self.run.note("does not end in order", "a second signal came meanwhile")
         self.run.kill(process)
@@ -154,7 +140,7 @@ class BeatsChecker:
             must(before == task_id, "{}: its tick of {} is sent as {}, and was as {}", *what)
         other = self._ticks.setdefault(task_id, tick)
         must(other == tick, "{}: {} is its tick of {}, and of {}", entry, task_id, due, other)
-        self._is_sent_once(tick)
+        self._is_sent_once(tick, task.process)
         wall = task.process.host.wall_clock(self.run.now)
         if is_repeated and self._sent[entry] and self._sent[entry][-1][1] == _seconds(due):
             self._sent[entry][-1] = (*self._sent[entry][-1][:2], wall)
@@ -162,12 +148,15 @@ class BeatsChecker:
             self._sent[entry].append((self.run.now, _seconds(due), wall))
             self._follows_on_the_last(entry)
 
-    def _is_sent_once(self, tick: tuple[str, str]) -> None:
-        """Check that a tick is sent again only when, after a fault, the claim may be over under which it was sent."""
-        after = self.run.now - self._sent_at.get(tick, -math.inf)
-        self._sent_at[tick] = self.run.now
-        if not self._may_lose_its_claim():
-            is_over = after >= (min(self.plan.ttl, CLAIMED) / 2 if self.plan.faults else math.inf)
+    def _is_sent_once(self, tick: tuple[str, str], sender: Process) -> None:
+        """Check that a tick is sent again only when, after a fault, the claim may be over under which it was sent: with
+        its ttl, or because its process has ended.
+        """
+        sent_at, before = self._sent_at.get(tick, (-math.inf, sender))
+        after = self.run.now - sent_at
+        self._sent_at[tick] = self.run.now, sender
+        if before.alive and not self._may_lose_its_claim():
+            is_over = after >= (self.plan.ttl / 2 if self.plan.faults else math.inf)
             self.run.must(is_over, "{}: its tick of {} is sent again after {:.3f} s", *tick, after)
 
     @trouble.excuse
@@ -208,52 +197,36 @@ class BeatsChecker:
         is_lost = any(fault.kind == "server restarted empty" and fault.at >= sent_at for fault in self.plan.faults)
         return is_lost and len(self.plan.faults) > 1
 
-    def _must_lead_no_more(self, process: Any) -> None:
-        """Check that it gave up its lease: otherwise nobody would lead until the lease ends."""
-        leads = [value for key, value in holds.on_most(self.world.servers).items() if inside.is_of_beat(key)]
+    def _must_be_seen_no_more(self, process: Any) -> None:
+        """Check that it is not shown as a beat that runs."""
+        shown = [value for key, value in holds.on_most(self.world.servers).items() if inside.is_of_beat(key)]
         if not trouble.is_there(self.world, but=_ENDS):
-            is_free = all(holds.pid_in(it) != process.pid for it in leads)
-            self.run.must(is_free, "{} has ended in order, and keeps its lease", process.name)
-
-    def _calm_after(self, fault: Fault) -> float:
-        """From when on there is a beat that nothing keeps from leading."""
-        is_one = fault.kind in _OF_ONE and self.plan.workers > 1 and len(self.plan.faults) == 1
-        self._patience = AT_ONCE if is_one and fault.kind == "beat ended" else self._patience
-        return fault.at + (0.0 if is_one else fault.seconds)
+            is_gone = all(inside.hold_of(it).pid != process.pid for it in shown)
+            self.run.must(is_gone, "{} has ended in order, and is shown as a beat that runs", process.name)
 
     def look(self) -> None:
         """Check, whenever time is about to advance."""
-        run, leaders = self.run, []
-        for process, scheduler in self._schedulers.items():
-            lease = inside.lease_of_beat(scheduler)
-            if not process.alive or lease is None:
-                continue
-            if lease.reason is None and lease.trusted_until > process.host.clock(run.now):
-                leaders.append(process.name)
-                must_be_kept(self.world, process, lease, f"leader {process.name}")
-        if leaders:
-            run.must(len(leaders) == 1, "{} believe that they lead", leaders)
-        else:
-            self._not_led_at = run.now
-        if leaders or run.now < self._calm_from:
-            self._led_at = run.now
-        # While the only beat is stopped, nothing happens, and no check runs.
-        elif self.plan.mode == "leader":
-            is_soon = run.now <= max(self._led_at, self._calm_from) + self._patience
-            run.must(is_soon, "nobody leads since {:.3f} s", run.now - self._led_at)
-        if run.now > self._well_from() + CALM:
-            run.is_finished = True
+        if self.run.now > self._well_from() + CALM:
+            self.run.is_finished = True
 
     def _well_from(self) -> float:
-        """From when each tick must be sent in time: a beat leads, or all may send, and no dead beat has a claim."""
-        latest = self._calm_from_all + self.plan.ttl + FOLLOWS
-        is_led = self.plan.mode == "leader"
+        """From when each tick must be sent in time: no dead beat has a claim."""
         # What was due meanwhile is sent as soon as a claim has ended, and may be followed at once by the next tick.
-        return (min(max(self._calm_from_all, self._not_led_at), latest) if is_led else latest) + CLAIMED + LATE
+        return self._calm_from + self.plan.ttl + RECOVERS + LATE
+
+    def _must_go_on(self) -> None:
+        """Check that others send while one beat is dead: what it had claimed, when its claim has ended."""
+        kinds = {fault.kind for fault in self.plan.faults}
+        if self.plan.workers > 1 and len(self.plan.faults) == 1 and kinds <= _OF_ONE:
+            for entry, interval in self._intervals.items():
+                for (earlier, *_), (at, *_) in pairwise(self._sent[entry]):
+                    is_soon = at - earlier <= interval + self.plan.ttl + RECOVERS
+                    self.run.must(is_soon, "{}: nothing is sent for {:.3f} s", entry, at - earlier)
 
     def look_at_the_end(self) -> None:
         """Check, when everything has been well for a while."""
         since, must = self._well_from(), self.run.must
+        self._must_go_on()
         for entry, interval in self._intervals.items():
             ticks = [at for at, _, _ in self._sent[entry] if at > since]
             # One tick may be just before, and the beat's clock may be slow.

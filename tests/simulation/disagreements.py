@@ -104,7 +104,7 @@ def named(theme: Theme) -> str:
 def _ways(rng: random.Random, theme: Theme, messages: int) -> tuple[str, ...]:
     if messages and rng.random() < 0.7:
         return (f"{COPY_OF}m{rng.randrange(messages)}",)
-    often = {"with": 0.2, "checks": 0.3, "fixed": 0.1, "reacquire": 0.3, "shared": 0.2, "token": 0.1}
+    often = {"with": 0.2, "checks": 0.3, "fixed": 0.1, "reacquire": 0.3, "shared": 0.2}
     if theme is _slow:
         often |= {"fixed": 0.6, "reacquire": 0.6}
     return tuple(each for each, chance in often.items() if rng.random() < chance)

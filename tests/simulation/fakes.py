@@ -185,40 +185,16 @@ class Event:
     def __init__(self) -> None:
         self._condition, self._set = Condition(), False
 
-    def is_set(self) -> bool:
-        return self._set
-
     def set(self) -> None:
         with self._condition:
             self._set = True
             self._condition.notify_all()
-
-    def clear(self) -> None:
-        self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
         with self._condition:
             if not self._set:
                 self._condition.wait(timeout)
             return self._set
-
-
-class Semaphore:
-    """`threading.BoundedSemaphore`."""
-
-    def __init__(self, value: int = 1) -> None:
-        self._free, self._condition = value, Condition()
-
-    def __enter__(self) -> None:
-        with self._condition:
-            while not self._free:
-                self._condition.wait()
-            self._free -= 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._condition:
-            self._free += 1
-            self._condition.notify()
 
 
 class Thread:
@@ -273,23 +249,20 @@ class _MainThread(Thread):
 
 def current_thread() -> Any:
     task = _task()
-    if task is None:
-        return threading.current_thread()
-    thread = getattr(task, "thread", None)
-    if thread is None:
-        thread = task.thread = _MainThread(task)  # type: ignore[attr-defined]
-    return thread
+    return threading.current_thread() if task is None else _thread_of(task)
 
 
 def main_thread() -> Any:
     task = _task()
-    if task is None or task.process.main is None:
-        return threading.main_thread()
-    main = task.process.main
-    thread = getattr(main, "thread", None)
-    if thread is None:
-        thread = main.thread = _MainThread(main)  # type: ignore[attr-defined]
-    return thread
+    is_there = task is not None and task.process.main is not None
+    return _thread_of(task.process.main) if is_there else threading.main_thread()  # type: ignore[union-attr]
+
+
+def _thread_of(task: Any) -> Any:
+    """Its thread; a main thread is made when it is asked for."""
+    if not hasattr(task, "thread"):
+        task.thread = _MainThread(task)
+    return task.thread
 
 
 def get_ident() -> int:
@@ -454,6 +427,12 @@ def _randbytes(count: int) -> bytes:
     return run.rng.randbytes(count) if run is not None else b"\0" * count
 
 
+def _ready(it: Any) -> int:
+    """The events of what is at a descriptor; each of them, if that is closed."""
+    reads, writes = it is None or it.readable, it is None or getattr(it, "writable", False)
+    return selectors.EVENT_READ * reads | selectors.EVENT_WRITE * writes
+
+
 class _Selector:
     """`selectors.DefaultSelector`."""
 
@@ -473,9 +452,6 @@ class _Selector:
         self.unregister(it)
         return self.register(it, events, data)
 
-    def get_map(self) -> dict[int, selectors.SelectorKey]:
-        return self._keys
-
     def close(self) -> None:
         self._keys.clear()
 
@@ -484,17 +460,8 @@ class _Selector:
         return self._there()
 
     def _there(self) -> list[tuple[selectors.SelectorKey, int]]:
-        found, its = [], descriptors()
-        for fd, key in self._keys.items():
-            it = its.get(fd)
-            events = 0
-            if it is None or it.readable:
-                events |= key.events & selectors.EVENT_READ
-            if it is None or getattr(it, "writable", False):
-                events |= key.events & selectors.EVENT_WRITE
-            if events:
-                found.append((key, events))
-        return found
+        found = ((key, key.events & _ready(descriptors().get(fd))) for fd, key in self._keys.items())
+        return [(key, events) for key, events in found if events]
 
 
 def wait_for(fds: list[int], timeout: float | None, is_there: Callable[[], bool]) -> None:
@@ -619,8 +586,6 @@ MODULES: dict[str, ModuleType] = {
         RLock=RLock,
         Condition=Condition,
         Event=Event,
-        Semaphore=Semaphore,
-        BoundedSemaphore=Semaphore,
         Thread=Thread,
         local=local,
         current_thread=current_thread,

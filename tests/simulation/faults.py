@@ -12,7 +12,6 @@ from typing import Any
 from tests.simulation import senders, ways
 from tests.simulation.network import Link
 from tests.simulation.plan import HOLDS_BACK, Fault
-from tests.simulation.scheduler import Process
 from tests.simulation.worker import Child, Worker
 from tests.simulation.world import look_at_the_last
 
@@ -69,8 +68,8 @@ def _ended(world: Any, fault: Fault) -> bool:
     return True
 
 
-def _freeze(world: Any, process: Process | None, seconds: float) -> bool:
-    if process is None or not process.alive:
+def _freeze(world: Any, of: Child | Worker | None, seconds: float) -> bool:
+    if of is None or (process := of.process) is None or not process.alive:
         return False
     world.run.stop(process)
     _look_at_the_last(world)
@@ -87,15 +86,6 @@ def _look_at_the_last(world: Any) -> None:
     for process, lease in world.leases():
         if not process.runs:
             look_at_the_last(world, process, lease)
-
-
-def _child_stopped(world: Any, fault: Fault) -> bool:
-    child = _child(world, fault)
-    return _freeze(world, child.process if child is not None else None, fault.seconds)
-
-
-def _worker_stopped(world: Any, fault: Fault) -> bool:
-    return _freeze(world, _worker(world, fault).process, fault.seconds)
 
 
 def _host_suspended(world: Any, fault: Fault) -> bool:
@@ -247,8 +237,8 @@ BY_KIND: dict[str, Any] = {
     "child killed at an end": _killed_at_an_end,
     "worker killed": lambda world, fault: _worker(world, fault).kill_for(fault.seconds),
     "worker ended": _ended,
-    "child stopped": _child_stopped,
-    "worker stopped": _worker_stopped,
+    "child stopped": lambda world, fault: _freeze(world, _child(world, fault), fault.seconds),
+    "worker stopped": lambda world, fault: _freeze(world, _worker(world, fault), fault.seconds),
     "host suspended": _host_suspended,
     "wall clock set": _wall_clock_set,
     "server stalled": _server_stalled,

@@ -18,12 +18,6 @@ def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict
     return {key: value for key, value in holds if each[key, stem(value)] * 2 > len(servers)}
 
 
-def is_noted(server: Any, name: bytes) -> bool:
-    """Whether a message with this name is among the ended messages whose contents are forgotten."""
-    lists = (value for key, value in server.living_values() if inside.part_of(key) == "ended")
-    return any(name in inside.names_of_ended(value) for value in lists)
-
-
 def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, bytes]]:
     """The keys and values of the holds on a server; locks outside of tasks have these names."""
     return [(key, value) for key, value in server.living_values() if inside.part_of(key) == "run" or key in names]
@@ -46,13 +40,3 @@ def must_not_be_given_up(run: Any, server: Any, names: frozenset[str] = frozense
 def stem(value: bytes) -> str:
     """The beginning of the owner, the same for all its attempts."""
     return inside.stem(inside.hold_of(value).owner)
-
-
-def pid_in(value: bytes) -> int:
-    """The process that holds a lock; 0 for a reservation, and for a hold that a node got back."""
-    return inside.hold_of(value).pid
-
-
-def task_id_in(value: bytes) -> str:
-    """The message that holds a lock; empty for a reservation, and for a hold that a node got back."""
-    return inside.hold_of(value).task_id or ""

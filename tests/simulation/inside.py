@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
+from celery import states
+
 from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH
 from celery_singleton_lock.stores.redis import keyspace
@@ -25,7 +27,6 @@ from celery_singleton_lock.stores.redis.script import ms
 from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task import header
-from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.queued import SOON
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation.scheduler import active
@@ -45,9 +46,6 @@ __all__ = (
     "WAKE_TTL",
     "ms",
 )
-
-#: The bytes of a message in a list of ended messages, and of its name in them.
-NOTED, NAMED = 12, 8
 
 
 class UnknownInside(AssertionError):
@@ -213,11 +211,6 @@ def _listed(name: str, value: Any) -> Any:
     return _made(kind, *value)
 
 
-def names_of(kind: Any) -> list[str]:
-    """What is in the places of such a list."""
-    return [*kind.__annotations__]
-
-
 def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
     try:
         return kind(*fields, **named)
@@ -231,15 +224,15 @@ def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
 #: at its name itself.
 PARTS = frozenset(
     {"", "run", "wake", "fence", "slots", "waiting", "line", "order", "nudge", "done", "over", "memory"}
-    | {"ended", "ledger", "secret", "claim", "queue"}
+    | {"ledger", "secret", "claim", "queue"}
 )
 
 #: In the keys of the lock of a waiting message; and at the end of the keys at which waiters wait.
 OF_QUEUE, WAKE = ":queue:", b":wake"
 
 #: The names of records, after the part of their keys: of how an attempt of a plan's message has ended; and of others.
-_OF_ATTEMPT = re.compile(r"(?P<id>m\d+(-after)?):[0-9a-f]{16}:\d+\.(?P<attempt>\d+)")
-_OF_OTHERS = re.compile(r"(began|heir):.+|((runs|heir):)?[0-9a-f]{28,32}:\d+\.\d+|[0-9a-f-]{36}:[0-9a-f]{16}:\d+\.\d+")
+_OF_ATTEMPT = re.compile(r"(?P<id>m\d+(-after)?):[0-9a-f]{10}:\d+\.(?P<attempt>\d+)")
+_OF_OTHERS = re.compile(r"(began|heir):.+|((runs|heir):)?[0-9a-f]{28,32}:\d+\.\d+|[0-9a-f-]{36}:[0-9a-f]{10}:\d+\.\d+")
 
 
 def check_keys(keys: Any) -> None:
@@ -302,11 +295,6 @@ def run_key(package: Any, lock: str, slot: int) -> bytes:
     return str(attribute(package("stores.redis.keyspace"), "run_key")(lock, slot)).encode()
 
 
-def shared_fence_key(lock: str) -> str:
-    """The key of the highest fence on a server."""
-    return keyspace.shared_fence_key(keyspace.shared(lock))
-
-
 #: The parts of the keys of those that are in line.
 OF_LINES = ("waiting", "line")
 
@@ -316,9 +304,9 @@ def line_keys(lock: str) -> tuple[str, str]:
     return keyspace.waiting_key(lock), keyspace.line_key(lock)
 
 
-def fence_key(name: str) -> str:
-    """The key of the last fence of a lock outside of tasks, on a node of a Redlock."""
-    return keyspace.fence_key(keyspace.plain_key(name))
+def fence_key(lock: str, *, is_plain: bool = False) -> str:
+    """The key of the highest fence of a lock, which may be one outside of tasks."""
+    return keyspace.fence_key(keyspace.plain_key(lock) if is_plain else lock)
 
 
 def over_keys(name: str, owner: str) -> set[str]:
@@ -333,7 +321,7 @@ def names_run(lock: str) -> str:
 
 
 def is_of_beat(key: str) -> bool:
-    """Whether a lock is that of leading beats."""
+    """Whether a lock only shows that a beat runs."""
     return "{beat:" in key
 
 
@@ -403,19 +391,8 @@ def stem(owner: str) -> str:
 @lru_cache(maxsize=1024)
 def record_of(value: bytes) -> Record:
     """The record that is the value of a key."""
-    return _made(Record, *json.loads(value.partition(b"\n")[0]))
-
-
-def ended_name(task: Any, lock: str) -> bytes:
-    """The name under which a lock server notes that the message of a running task, with this lock, has ended."""
-    return keyspace.ended_name(lock, holder_of(task, task.request).message)
-
-
-def names_of_ended(value: bytes) -> set[bytes]:
-    """The names in a list of messages that have ended; the second from which it forgets each one is beside it."""
-    if len(value) % NOTED:
-        raise _unknown(f"a list of ended messages has {len(value)} bytes")
-    return {value[at : at + NAMED] for at in range(0, len(value), NOTED)}
+    found = json.loads(value.partition(b"\n")[0])
+    return Record(states.SUCCESS, found, False, True) if isinstance(found, int) else _made(Record, *found)
 
 
 def repeated_by(process: Any) -> list[tuple[str, str, str]]:
@@ -434,9 +411,6 @@ NEEDED = (
     *("stores.redis.store", "stores.redis.redlock", "stores.redis.cluster", "stores.redis.address"),
 )
 
-#: What is the same in each process, and takes thousands of statements to make, in which nothing can happen.
-TABLES = ("_steps",)
-
 
 def is_loaded(
     package: Any,
@@ -452,8 +426,6 @@ def is_loaded(
     for name in ("own", "is_over"):
         assign(identity, name, uninterrupted()(attribute(identity, name)))
     assign(module(package, "task.abort"), "is_child_of_a_pool", is_child)
-    for table in TABLES:
-        attribute(module(package, "stores.redis.keyspace"), table)()
 
 
 def all_that_start_anew(package: Any) -> Any:
@@ -615,12 +587,6 @@ def reaches_no_majority(nodes: Any, now: float) -> bool:
 def scheduler_of(package: Any, app: Any) -> Any:
     """The scheduler of a beat."""
     return attribute(module(package, "beat.scheduler"), "ExclusiveScheduler")(app)
-
-
-def lease_of_beat(scheduler: Any) -> Any:
-    """The lease of a beat that leads, if it does."""
-    leadership = attribute(scheduler, "_leadership")
-    return None if leadership is None else attribute(leadership, "_lease")
 
 
 def _unknown(what: str) -> UnknownInside:

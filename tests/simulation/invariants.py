@@ -9,7 +9,7 @@ from celery import states
 
 from tests.simulation import apps, holds, inside, trouble
 from tests.simulation.inside import SLICE
-from tests.simulation.scheduler import Process
+from tests.simulation.scheduler import Process, every
 
 #: Seconds of the simulation between two looks at the servers' data.
 OFTEN = 0.05
@@ -47,7 +47,6 @@ class Invariants:
         self.world, self.run = world, world.run
         #: The additional time of several consecutive network messages.
         self._more = SOME * world.plan.latency
-        self._next_look = 0.0
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
         #: Free locks that some node could not grant. Nobody notices when a node can again.
@@ -60,11 +59,9 @@ class Invariants:
         self._unsure: set[tuple[str, str]] = set()
         world.broker.on_put.append(self._put)
 
+    @every(OFTEN)
     def look(self) -> None:
-        """Check, whenever time is about to advance."""
-        if self.run.now < self._next_look:
-            return
-        self._next_look = self.run.now + OFTEN
+        """Check, when time is about to advance."""
         if len(self.world.servers) == 1:
             self._look_at_records(self.world.servers[0].living_values())
         held = holds.on_most(self.world.servers)
@@ -196,7 +193,7 @@ class Invariants:
                 grants = self._grant(run := inside.of_lock(lock))
                 if sessions and run not in held and is_lock and grants * 2 > len(self.world.servers):
                     # Including the fence: another holder may have come in between.
-                    it = lock, sessions[0].id, values.get(inside.shared_fence_key(lock))
+                    it = lock, sessions[0].id, values.get(inside.fence_key(lock))
                     found.add(it)
                     if grants < len(self.world.servers):
                         self._free_on_some.add(("free", *it))
@@ -266,16 +263,14 @@ class Invariants:
 
     def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:
         """Check that most servers know its end and, if `is_settled`, that everything after it was sent."""
-        servers, name, must = self.world.servers, self.world.bodies.ended_names[number], self.run.must
+        servers, must = self.world.servers, self.run.must
         known = [_ends_on(server, task_id) for server in servers]
 
-        def is_there(server: Any, ends: list[inside.Record]) -> bool:
+        def is_there(ends: list[inside.Record]) -> bool:
             succeeded = [end for end in ends if end.state == states.SUCCESS]
-            if is_settled:
-                return holds.is_noted(server, name) and all(end.is_settled for end in succeeded)
-            return holds.is_noted(server, name) or bool(succeeded)
+            return bool(succeeded) and (not is_settled or all(end.is_settled for end in succeeded))
 
-        there = sum(is_there(server, ends) for server, ends in zip(servers, known, strict=True))
+        there = sum(map(is_there, known))
         failed = [ends for ends in known if any(end.state in (states.FAILURE, states.REVOKED) for end in ends)]
         is_right = there * 2 > len(servers) >= len(failed) * 2
         if is_settled:
@@ -289,10 +284,6 @@ def _attempt_at(key: str) -> tuple[int, int]:
     attempt = inside.attempt_of(key)
     assert attempt is not None
     return int(attempt[0][1:]), attempt[1]
-
-
-def _holds_in(values: Iterable[tuple[str, bytes]]) -> set[tuple[str, str]]:
-    return {(key, holds.stem(value)) for key, value in values if inside.part_of(key) == "run"}
 
 
 def _in_slots(blocked: Iterable[Any]) -> list[Any]:

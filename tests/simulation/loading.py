@@ -277,9 +277,8 @@ class Package:
         self._caches = [
             part
             for module in self._modules.values()
-            for part_name, part in vars(module).items()
+            for part in vars(module).values()
             if hasattr(part, "cache_clear") and getattr(part, "__module__", "") == module.__name__
-            if part_name not in inside.TABLES
         ]
         self._globals = [
             (vars(module), {name: vars(module)[name] for name in names if name in vars(module)})

@@ -193,7 +193,7 @@ class LocksChecker:
             except inside.locks(package).NotAcquired:
                 return False
             return True
-        return bool(lock.acquire(token=f"token {use.number}" if "token" in use.ways else None))
+        return bool(lock.acquire())
 
     def _keep(self, turn: Turn) -> None:
         """Hold the lock for its time; in the middle, ask something of the lock."""
@@ -398,7 +398,8 @@ class LocksChecker:
             it: self._held_since.get(it, now) for it in ((key, holds.stem(it)) for key, it in held.items())
         }
         for key, value in held.items():
-            given, since = self._held_since[key, holds.stem(value)], self._frozen_since.get(holds.pid_in(value), now)
+            given = self._held_since[key, holds.stem(value)]
+            since = self._frozen_since.get(inside.hold_of(value).pid, now)
             brief = (*trouble.BRIEF, *trouble.OF_WORKERS)
             if given > since + SEEN and not trouble.was_there(self.world, since, but=brief):
                 is_short = now <= given + HANDED_TO_FROZEN + SEEN
@@ -415,7 +416,7 @@ class LocksChecker:
         unused = {
             (key, owner)
             for key, value in held.items()
-            if holds.pid_in(value) in living and (owner := holds.stem(value)) not in used
+            if inside.hold_of(value).pid in living and (owner := holds.stem(value)) not in used
         }
         self._unused_since = {it: self._unused_since.get(it, self.run.now) for it in unused}
         if not self._unused_since or trouble.is_there(self.world):

@@ -14,6 +14,7 @@ from celery import states
 
 from tests.simulation import apps, inside, trouble
 from tests.simulation.answers import number_of
+from tests.simulation.scheduler import every
 from tests.simulation.world import Running
 
 #: Seconds of the simulation between two looks.
@@ -38,7 +39,6 @@ class Newest:
     _order: dict[str, dict[int, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
     #: By superseded message: when the first end was stored that says so.
     superseded: dict[int, float] = field(default_factory=dict)
-    _next_look: float = 0.0
 
     def __post_init__(self) -> None:
         self.run = self.world.run
@@ -102,12 +102,13 @@ class Newest:
         """Check, whenever time is about to advance, that a message without a lock that is not the newest ends."""
         if not self._is_of_use:
             return
-        trouble_ends = trouble.last_end(self.world, but=trouble.BRIEF)
-        self._look_at_line(trouble_ends)
-        if self.run.now < self._next_look:
-            return
-        self._next_look = self.run.now + OFTEN
+        self._look_at_line(trouble.last_end(self.world, but=trouble.BRIEF))
+        self._look_at_the_rest()
+
+    @every(OFTEN)
+    def _look_at_the_rest(self) -> None:
         self._look_at_orders()
+        trouble_ends = trouble.last_end(self.world, but=trouble.BRIEF)
         for body in self.world.bodies.each():
             self._is_stopped(body, trouble_ends)
 

@@ -136,7 +136,7 @@ class NodesChecker(LocksChecker):
     def _fence_is_known(self, turn: Turn) -> None:
         """Check that a majority has counted up to a fence when it is given out: any later majority counts on."""
         name, fence, servers = turn.use.name, turn.lease.fence, self.world.servers
-        known = [int(dict(server.living_values()).get(inside.fence_key(name), 0)) for server in servers]
+        known = [int(dict(server.living_values()).get(inside.fence_key(name, is_plain=True), 0)) for server in servers]
         is_known = sum(it >= fence for it in known) * 2 > len(servers)
         self.run.must(is_known, "{}: use {} has fence {}, of {}", name, turn.use.number, fence, known)
 

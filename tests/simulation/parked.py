@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.simulation import holds, inside, trouble
 from tests.simulation.inside import MAX_PASSED_ON, MAX_PAUSE, REFRESH, WAKE_TTL
-from tests.simulation.scheduler import Process
+from tests.simulation.scheduler import Process, every
 
 #: Seconds of the simulation between two looks.
 OFTEN = 0.05
@@ -113,7 +113,6 @@ class Parked:
         world.bodies.watched.append((lambda body, request: self._leaves(body.process, request.id), lambda *_: None))
         world.at_received.append(self._received)
         self._free_since: dict[Any, float] = {}
-        self._next_look = 0.0
 
     def watch(self, worker: Any) -> None:
         """Watch a worker's main process that has just started."""
@@ -290,11 +289,9 @@ class Parked:
                 if inside.part_of(key) in inside.OF_LINES:
                     self.run.must(name not in value, "{} ends, and stays in line: {}", process.name, key)
 
+    @every(OFTEN)
     def look(self) -> None:
-        """Check, whenever time is about to advance."""
-        if self.run.now < self._next_look:
-            return
-        self._next_look = self.run.now + OFTEN
+        """Check, when time is about to advance."""
         self._copies = {it: copy for it, copy in self._copies.items() if copy.process.alive}
         keys = dict.fromkeys(copy.key for copy in self._copies.values() if copy.is_in_line and copy.key)
         free = {}

@@ -71,7 +71,6 @@ class Plan:
             or of which only the newest runs; "follows": parts of a canvas that are duplicates.
         limits: names of the locks outside of tasks, and how many may hold each.
         entries: names of the beats' schedule, and seconds between two ticks.
-        mode: of the beats.
         forgets: whether the result backend keeps results only for a moment.
         beyond: the assumption of the guarantees that does not hold, by its name in `beyond.py`; empty if all hold.
         latency: most seconds that a message to or from a lock server takes, if that is more than usual.
@@ -96,7 +95,6 @@ class Plan:
     uses: tuple[Use, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
     entries: tuple[tuple[str, float], ...] = ()
-    mode: str = "leader"
     forgets: bool = False
     beyond: str = ""
     latency: float = 0.0
@@ -337,7 +335,7 @@ def _locks(seed: int, nodes: int | None) -> Plan:
 
 
 def _ways(rng: random.Random, nodes: int) -> tuple[str, ...]:
-    often = {"with": 0.3, "checks": 0.3, "fixed": 0.15, "reacquire": 0.2, "shared": 0.2, "token": 0.1}
+    often = {"with": 0.3, "checks": 0.3, "fixed": 0.15, "reacquire": 0.2, "shared": 0.2}
     # All locks with one key on a Redlock have the same ttl.
     often["extend"] = 0.2 if nodes == 1 else 0.0
     return tuple(way for way, chance in often.items() if rng.random() < chance)
@@ -356,9 +354,9 @@ def _beats(seed: int, nodes: int | None) -> Plan:
     kinds = {kind: how for kind, how in KINDS.items() if kind not in NOT_OF_PROGRAMS and kind != "wall clock set"}
     befall = (*_faults(rng, until, ttl, nodes, kinds | OF_BEATS), *_held_back(seed, [0.5, 1.0, until / 2, until]))
     faults = tuple(sorted(befall, key=lambda fault: fault.at))
-    mode, beats = rng.choice(("leader", "leader", "leader", "shared")), rng.choice((1, 2, 2, 3))
+    beats = rng.choice((1, 2, 2, 3))
     interval = rng.choice((15.0, 60.0, 200.0))
-    return Plan(seed, "threads", nodes, beats, 2, ttl, 60.0, interval, (), faults, "beats", entries=entries, mode=mode)
+    return Plan(seed, "threads", nodes, beats, 2, ttl, 60.0, interval, (), faults, "beats", entries=entries)
 
 
 def _words(rng: random.Random, ttl: float) -> str:

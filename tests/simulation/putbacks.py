@@ -89,7 +89,7 @@ class PutBacks:
             return
         values = (value for server in self.world.servers for _, value in holds.on(server))
         is_known = self.world.bodies.begun[number_of(task_id)] or self.world.ends[task_id]
-        is_known = is_known or any(holds.task_id_in(value) == task_id for value in values)
+        is_known = is_known or any(inside.hold_of(value).task_id == task_id for value in values)
         is_known = is_known or any(inside.has_ended(server.living_values(), task_id) for server in self.world.servers)
         # The other copy may have given the lock back, and gone, since this one has looked.
         is_known = is_known or self.run.now - self._put_back_at.get(task_id, -SENT) < SENT

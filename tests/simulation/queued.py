@@ -13,7 +13,7 @@ from celery import states
 from tests.simulation import apps, holds, inside, trouble
 from tests.simulation.inside import UNCONFIRMED_TTL
 from tests.simulation.plan import Message
-from tests.simulation.scheduler import Process
+from tests.simulation.scheduler import Process, every
 from tests.simulation.world import Running
 
 #: Seconds of the simulation between two looks.
@@ -129,7 +129,6 @@ class Queued:
     _confirmed: list[tuple[float, float, float, Process, Claim]] = field(default_factory=list)
     #: When holds without a sent message were first seen.
     _unsent: dict[tuple[str, str], float] = field(default_factory=dict)
-    _next_look: float = 0.0
     _forgot_at: float = -1.0
 
     def __post_init__(self) -> None:
@@ -370,11 +369,9 @@ class Queued:
 
     # What must hold
 
+    @every(OFTEN)
     def look(self) -> None:
-        """Check, whenever time is about to advance."""
-        if self.run.now < self._next_look:
-            return
-        self._next_look = self.run.now + OFTEN
+        """Check, when time is about to advance."""
         (server,) = self.world.servers
         if server.model is None:
             return
@@ -444,7 +441,7 @@ class Queued:
 
     def _is_provisional(self, key: str, stem: str, ends_at: float, value: bytes) -> None:
         """Check that the lock of a message that was never sent ends soon, or at once if its sender knows that."""
-        task_id = holds.task_id_in(value)
+        task_id = inside.hold_of(value).task_id
         if (key, stem) not in self._unsent:
             self._unsent[key, stem] = self.run.now
             self.run.at(ends_at + NEARLY, lambda: None)  # This triggers a check at that time.
@@ -458,7 +455,7 @@ class Queued:
         """Check that nobody has a lock for a message whose caller was told that it is not sent."""
         stems, ids = (
             {stem for stem, _, _ in found.values()},
-            {holds.task_id_in(value) for _, _, value in found.values()},
+            {inside.hold_of(value).task_id for _, _, value in found.values()},
         )
         for task_id, call in self.calls.items():
             if call.failed_at is None or self._may_last(call.failed_at, self.run.now):

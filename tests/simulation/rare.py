@@ -39,8 +39,16 @@ def dies_in_its_retry(plan: Plan, rng: random.Random) -> Plan:
         for number, at in enumerate(times, 1)
     )
     kills = Fault(round(begins + rng.uniform(0.5, 0.9) * takes, 3), "child killed", rng.randrange(9))
-    plan = replace(plan, messages=(first, *rest), faults=(kills,), latency=latency)
-    return replace(plan, pool="prefork", workers=rng.choice((1, 2)), concurrency=3, visibility=60.0)
+    return replace(
+        plan,
+        messages=(first, *rest),
+        faults=(kills,),
+        latency=latency,
+        pool="prefork",
+        workers=rng.choice((1, 2)),
+        concurrency=3,
+        visibility=60.0,
+    )
 
 
 def pids_come_again(plan: Plan, rng: random.Random) -> Plan:
@@ -71,8 +79,18 @@ def _main_pid_comes_again(plan: Plan, rng: random.Random) -> Plan:
     messages = tuple(Message(0.05 + 0.2 * number, "shop.patient", "a", number, "takes=1.5") for number in range(4))
     killed = Fault(round(rng.uniform(0.5, 1.2), 3), "worker killed", rng.randrange(9), round(rng.uniform(0.0, 0.3), 3))
     faults = (Fault(0.0, "pids come again"), killed)
-    plan = replace(plan, messages=messages, faults=faults, pool="threads", workers=2, concurrency=2, latency=0.0)
-    return replace(plan, on_one_host=True, in_turns=True, ttl=rng.choice((6.0, 10.0)))
+    return replace(
+        plan,
+        messages=messages,
+        faults=faults,
+        pool="threads",
+        workers=2,
+        concurrency=2,
+        latency=0.0,
+        on_one_host=True,
+        in_turns=True,
+        ttl=rng.choice((6.0, 10.0)),
+    )
 
 
 def one_id_for_all(plan: Plan, rng: random.Random) -> Plan:
@@ -88,8 +106,15 @@ def one_id_for_all(plan: Plan, rng: random.Random) -> Plan:
     )
     kinds = ("delivered again", "acknowledgement lost", "woken in vain", "connections closed")
     faults = sorted((round(rng.uniform(0.1, 4.0), 3), rng.choice(kinds), rng.randrange(99)) for _ in "12")
-    plan = replace(plan, messages=messages, faults=tuple(Fault(*fault) for fault in faults), nodes=1, concurrency=2)
-    return replace(plan, workers=rng.choice((1, 2)), visibility=60.0)
+    return replace(
+        plan,
+        messages=messages,
+        faults=tuple(Fault(*fault) for fault in faults),
+        nodes=1,
+        concurrency=2,
+        workers=rng.choice((1, 2)),
+        visibility=60.0,
+    )
 
 
 def lost_as_it_is_renewed(plan: Plan, rng: random.Random) -> Plan:
@@ -104,8 +129,17 @@ def lost_as_it_is_renewed(plan: Plan, rng: random.Random) -> Plan:
     sleeps = Fault(
         round(renews + rng.uniform(-1.0, 3.0) * latency, 3), "host suspended", 0, round(rng.uniform(0.9, 1.4) * ttl, 3)
     )
-    plan = replace(plan, messages=messages, faults=(sleeps,), latency=latency, in_turns=True, visibility=60.0)
-    return replace(plan, nodes=1, workers=2, concurrency=rng.choice((1, 2)))
+    return replace(
+        plan,
+        messages=messages,
+        faults=(sleeps,),
+        latency=latency,
+        in_turns=True,
+        visibility=60.0,
+        nodes=1,
+        workers=2,
+        concurrency=rng.choice((1, 2)),
+    )
 
 
 def race_for_ticks(plan: Plan, rng: random.Random) -> Plan:
@@ -117,7 +151,7 @@ def race_for_ticks(plan: Plan, rng: random.Random) -> Plan:
         Fault(round(rng.uniform(0.5, 6.0), 3), rng.choice(kinds), rng.randrange(100), round(rng.uniform(0.0, 2.0), 3))
         for _ in range(rng.randrange(4))
     )
-    plan = replace(plan, nodes=1, workers=rng.choice((2, 3)), mode="shared", entries=entries, latency=latency)
+    plan = replace(plan, nodes=1, workers=rng.choice((2, 3)), entries=entries, latency=latency)
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
@@ -133,8 +167,17 @@ def stubborn(plan: Plan, rng: random.Random) -> Plan:
     faults = [Fault(round(rng.uniform(0.5, ttl), 3), rng.choice(("cut", "cut back", "server stalled")), 0, 1.5 * ttl)]
     if ignores > 1:
         faults.insert(0, Fault(0.05, "child killed"))  # Before there is any message: as what follows may be.
-    plan = replace(plan, nodes=1, pool=pool, ttl=ttl, messages=messages, faults=tuple(faults), visibility=60.0)
-    return replace(plan, workers=rng.choice((1, 2)), concurrency=2)
+    return replace(
+        plan,
+        nodes=1,
+        pool=pool,
+        ttl=ttl,
+        messages=messages,
+        faults=tuple(faults),
+        visibility=60.0,
+        workers=rng.choice((1, 2)),
+        concurrency=2,
+    )
 
 
 def bounded(plan: Plan, rng: random.Random) -> Plan:
@@ -154,8 +197,15 @@ def bounded(plan: Plan, rng: random.Random) -> Plan:
     faults = sorted(
         (round(rng.uniform(0.2, 6.0), 3), rng.choice(kinds), rng.randrange(99), 0.5) for _ in range(rng.randrange(3))
     )
-    plan = replace(plan, nodes=1, messages=messages, faults=tuple(Fault(*fault) for fault in faults))
-    return replace(plan, workers=rng.choice((1, 2)), concurrency=2, visibility=60.0)
+    return replace(
+        plan,
+        nodes=1,
+        messages=messages,
+        faults=tuple(Fault(*fault) for fault in faults),
+        workers=rng.choice((1, 2)),
+        concurrency=2,
+        visibility=60.0,
+    )
 
 
 def expires_in_line(plan: Plan, rng: random.Random) -> Plan:
@@ -167,8 +217,16 @@ def expires_in_line(plan: Plan, rng: random.Random) -> Plan:
         for number, at in enumerate(times)
     )
     faults = (Fault(at, "delivered again", rng.randrange(9)) for at in (0.6, 1.2)[: rng.randrange(3)])
-    plan = replace(plan, nodes=1, messages=messages, faults=tuple(faults), concurrency=2, visibility=60.0)
-    return replace(plan, workers=rng.choice((1, 2)), queue_ttl=None)
+    return replace(
+        plan,
+        nodes=1,
+        messages=messages,
+        faults=tuple(faults),
+        concurrency=2,
+        visibility=60.0,
+        workers=rng.choice((1, 2)),
+        queue_ttl=None,
+    )
 
 
 BY_KIND: dict[str, tuple[Shape, ...]] = {

@@ -49,8 +49,8 @@ class Refusals:
             self._has_met(headers["id"])
         most = apps.TASKS.get(headers["task"], {}).get("lock_conflict_retries")
         if most is not None and not may_have_begun and not headers["retries"]:
-            times = put_back.conflict
-            self.run.must(times <= most, "message {} meets {} conflicts, of {}", headers["id"], times, most)
+            is_few = put_back.conflict <= most
+            self.run.must(is_few, "message {} meets {} conflicts, of {}", headers["id"], put_back.conflict, most)
 
     def _has_met(self, task_id: str, *, may_expire: bool = False) -> None:
         """Check that a message that has met a conflict can have met one, unless it may also have expired."""

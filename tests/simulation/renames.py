@@ -29,7 +29,7 @@ _NEW = "_renamed"
 
 #: The plans that are simulated, by kind and seed: together they carry each part of a header, and of a key.
 PLANS = (
-    *(("tasks", 0), ("sent", 0), ("joined", 21), ("newest", 1), ("follows", 0), ("beats", 2), ("nodes", 0)),
+    *(("tasks", 25), ("sent", 0), ("joined", 21), ("newest", 1), ("follows", 0), ("beats", 2), ("nodes", 0)),
     *(("lines", 66), ("lines", 6003), ("tasks", 3624)),
 )
 
@@ -92,7 +92,7 @@ def every() -> Iterator[Rename]:
         for field in fields(kind):
             yield _of_field(field.name, is_put_back=kind is inside.PutBack)
     for name, (kind, _) in inside.LISTS.items():
-        for at in range(len(inside.names_of(kind)) - 1):
+        for at in range(len(kind.__annotations__) - 1):
             files = "|".join(sorted({f"task/{file}.py" for file, _ in _LISTS[name]}))
             texts = "|".join(re.escape(text) for _, text in _LISTS[name])
             yield Rename(name, rf"(?<![\w.])({texts})(?! = )", _EXCHANGED.format(at, r"\1"), files)
@@ -164,13 +164,9 @@ def found(rename: Rename, folder: Path) -> tuple[str | None, str]:
     copy, ignored = folder / _PACKAGE, shutil.ignore_patterns("__pycache__")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(_ROOT / _PACKAGE, copy, ignore=ignored)
-    for tests in ("__init__.py", "simulation"):  # Compiled texts of earlier renamings stay beside it.
-        source, to = _ROOT / "tests" / tests, folder / "tests" / tests
-        if source.is_dir():
-            shutil.copytree(source, to, ignore=ignored, dirs_exist_ok=True)
-        elif source.is_file():
-            to.parent.mkdir(exist_ok=True)
-            shutil.copy(source, to)
+    # Compiled texts of earlier renamings stay beside it.
+    shutil.copytree(_ROOT / "tests/simulation", folder / "tests/simulation", ignore=ignored, dirs_exist_ok=True)
+    (folder / "tests/__init__.py").touch()
     changes = 0
     for path in copy.rglob("*"):
         if path.suffix in (".py", ".lua") and re.search(rename.files, str(path)):

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.simulation import apps, holds, inside, trouble
 from tests.simulation.answers import number_of
+from tests.simulation.scheduler import every
 from tests.simulation.world import Running
 
 #: Seconds of the simulation between two looks; and within which the newest message begins.
@@ -19,14 +20,13 @@ class Reserved:
         self.world, self.run = world, world.run
         #: By number of a message that waits in line: since when nothing but such a lock keeps it from running.
         self._since: dict[int | str, float] = {}
-        self._next_look = 0.0
         world.bodies.watched.append((self._begins, lambda *_: None))
 
+    @every(OFTEN)
     def look(self) -> None:
-        """Check, whenever time is about to advance."""
-        if self.world.plan.kind != "newest" or self.run.now < self._next_look:
+        """Check, when time is about to advance."""
+        if self.world.plan.kind != "newest":
             return
-        self._next_look = self.run.now + OFTEN
         held = holds.on_most(self.world.servers)
         found = (self._waits_for_older(copy, held) for copy in self.world.parked.in_line())
         waiting = [number for number in found if number is not None]
@@ -50,10 +50,10 @@ class Reserved:
     def _waits_for_older(self, copy: Any, held: dict[str, bytes]) -> int | None:
         """The number of the message in line, if it is the newest, and its lock is kept for another one."""
         number, value = number_of(copy.request.id), held.get(inside.of_lock(copy.key))
-        if number is None or value is None or holds.pid_in(value) or not self.world.parked.has_room(copy):
+        if number is None or value is None or inside.hold_of(value).pid or not self.world.parked.has_room(copy):
             return None
         if apps.TASKS[copy.request.task.name]["on_conflict"] != "replace":
             return None
         order = self.world.newest.order_of(number)
         is_newest = number in order and order[number] == max(order.values())
-        return number if is_newest and number_of(holds.task_id_in(value)) not in (None, number) else None
+        return number if is_newest and number_of(inside.hold_of(value).task_id or "") not in (None, number) else None

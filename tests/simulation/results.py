@@ -21,11 +21,8 @@ class Backend(KeyValueStoreBackend):
 
     @property
     def _content(self) -> dict[Any, Any]:
-        run = simulation()
-        found: dict[Any, Any] | None = getattr(run, "results", None)
-        if found is None:
-            found = run.results = {}  # type: ignore[attr-defined]
-        return found
+        content: dict[Any, Any] = vars(simulation()).setdefault("results", {})
+        return content
 
     def get(self, key: Any) -> Any:
         return self._content.get(_text(key))

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from math import log
 from typing import Any
 
@@ -161,6 +161,8 @@ class Simulation:
         self.switches = 0
         #: Called whenever time is about to advance, to check what must hold at every moment.
         self.watch: list[Callable[[], None]] = []
+        #: When the checkers look next that do not always do.
+        self.looks_at: dict[Callable[[Any], None], float] = {}
         #: Called when it is over.
         self.at_close: list[Callable[[], object]] = []
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -441,6 +443,22 @@ class Simulation:
 
 #: The simulation that is under way.
 _current: list[Simulation] = []
+
+
+def every(seconds: float) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """A checker's look, which it takes only so often, since it takes long."""
+
+    def seldom(look: Callable[[Any], None]) -> Callable[[Any], None]:
+        @wraps(look)
+        def looks(checker: Any) -> None:
+            run: Simulation = checker.run
+            if run.now >= run.looks_at.get(looks, 0.0):
+                run.looks_at[looks] = run.now + seconds
+                look(checker)
+
+        return looks
+
+    return seldom
 
 
 def simulation() -> Simulation:

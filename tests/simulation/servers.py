@@ -5,7 +5,7 @@ data, with older data, or with nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -217,13 +217,6 @@ class Server:
     def living_values(self) -> list[tuple[str, bytes]]:
         """Its string values, with their keys; the same list while nothing changes."""
         return self._see().values
-
-    def last_values(self) -> Iterator[tuple[str, bytes]]:
-        """The string values, with their keys, that it had when it last crashed."""
-        if self._data is not None:
-            for key, value in self._data.values.items():
-                if isinstance(value, bytes):
-                    yield key.decode(), value
 
     def held(self, names: frozenset[str] = frozenset()) -> str | None:
         """A held lock that is not of a waiting message; locks outside of tasks have these names."""

@@ -24,7 +24,7 @@ from tests.simulation.putbacks import PutBacks, given_to_messages
 from tests.simulation.queued import Queued
 from tests.simulation.refusals import Refusals
 from tests.simulation.reserved import Reserved
-from tests.simulation.scheduler import Simulation, begin
+from tests.simulation.scheduler import Simulation, active, begin
 from tests.simulation.worker import Worker
 from tests.simulation.world import NOTICES, World, must_be_kept
 
@@ -293,7 +293,5 @@ def _send(world: World, client: Any) -> None:
 
 
 def _random(plain: Callable[[int], bytes], count: int) -> bytes:
-    from tests.simulation.scheduler import active
-
     run = active()
     return plain(count) if run is None or run.over else run.rng.randbytes(count)

@@ -54,7 +54,7 @@ def test_some_seeds_keep_all_promises() -> None:
     ("file", "old", "new"),
     [
         pytest.param(
-            "stores/redis/scripts/lock/end.lua",
+            "stores/redis/scripts/lock/free.lua",
             " and string.sub(value, 1, #owner) == owner",
             "",
             id="freed without a look at the owner",

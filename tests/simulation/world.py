@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import states
 
-from tests.simulation import apps, holds, inside, loading, trouble
+from tests.simulation import apps, inside, loading, trouble
 from tests.simulation.broker import Broker
 from tests.simulation.network import Network
 from tests.simulation.parked import Parked
@@ -150,8 +150,6 @@ class Running:
     began: float
     #: When it asked for its lock.
     asked_at: float
-    #: The name under which a lock server notes that its message has ended.
-    ended_name: bytes
 
 
 @dataclass(eq=False)
@@ -171,8 +169,6 @@ class Bodies:
     kept: dict[str, tuple[Running, float]] = field(default_factory=dict)
     #: Locks that must rest (`lock_at_least_for`): the message that had the lock last, and until when.
     rests: dict[str, tuple[int, float]] = field(default_factory=dict)
-    #: By number of the message: the name under which lock servers note that it has ended well.
-    ended_names: dict[int | str, bytes] = field(default_factory=dict)
     #: The processes in which bodies have ended, by the beginning of their leases' owners.
     owners_ended: dict[str, Process] = field(default_factory=dict)
     #: How many processes are to be killed when a body ends in them.
@@ -202,7 +198,6 @@ class Bodies:
         words = apps.words_of(plan)
         is_shared = apps.TASKS.get(name, {}).get("lock_scope") not in apps.OF_EACH_MESSAGE
         lock = f"{name}:{key}" if is_shared else f"{name}:{key}:{number}"
-        ended_name = inside.ended_name(task, lease.key)
         mine = Running(
             name,
             lock,
@@ -215,7 +210,6 @@ class Bodies:
             run.now,
             # By the clock of its host. Between the lock and the body, a record may be written, over a slow way.
             run.now - (lease.trusted_until - lease.remaining - lease.acquired_at),
-            ended_name,
         )
         self._begins(mine)
         for begins, _ in self.watched:
@@ -254,7 +248,6 @@ class Bodies:
             raise ValueError(f"message {number} fails")
         ended_as.append(states.SUCCESS)
         self.succeeded[number] += 1
-        self.ended_names[number] = ended_name
         run.note("body ends well", f"{lock} message={number}")
 
     def each(self) -> Iterator[Running]:
@@ -365,10 +358,7 @@ class Bodies:
         """Whether most lock servers know of the end of this attempt."""
         servers, attempt = self.world.servers, (f"m{ended.number}", ended.attempt)
         known = [
-            server
-            for server in servers
-            if holds.is_noted(server, ended.ended_name)
-            or any(inside.attempt_of(key) == attempt for key, _ in server.living_values())
+            server for server in servers if any(inside.attempt_of(key) == attempt for key, _ in server.living_values())
         ]
         return len(known) * 2 > len(servers)
 

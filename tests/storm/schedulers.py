@@ -22,11 +22,8 @@ class Scheduler:
     settings: Callable[[str, float], Mapping[str, Any]]
 
 
-def _exclusive(mode: str) -> Callable[[str, float], Mapping[str, Any]]:
-    def settings(url: str, seconds: float) -> Mapping[str, Any]:
-        return {"singleton_lock_backend": url, "singleton_lock_beat_ttl": seconds, "singleton_lock_beat_mode": mode}
-
-    return settings
+def _exclusive(url: str, seconds: float) -> Mapping[str, Any]:
+    return {"singleton_lock_backend": url, "singleton_lock_beat_ttl": seconds}
 
 
 def _redbeat(url: str, seconds: float) -> Mapping[str, Any]:
@@ -39,8 +36,7 @@ def _none(url: str, seconds: float) -> Mapping[str, Any]:
 
 #: By their names for `--beat`.
 SCHEDULERS: Mapping[str, Scheduler] = {
-    "exclusive": Scheduler("this package", "exclusive", _exclusive("leader")),
-    "shared": Scheduler('this package, `"shared"`', "exclusive", _exclusive("shared")),
+    "exclusive": Scheduler("this package", "exclusive", _exclusive),
     "redbeat": Scheduler("RedBeat", "redbeat.RedBeatScheduler", _redbeat),
     "celery": Scheduler("Celery's own", "celery.beat:PersistentScheduler", _none),
 }

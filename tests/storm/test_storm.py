@@ -54,7 +54,7 @@ def test_a_broken_build_is_found(tmp_path: Path, mutant: str) -> None:
 @pytest.mark.slow
 @pytest.mark.storm
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("scheduler", "sends_twice"), [("exclusive", False), ("shared", False), ("celery", True)])
+@pytest.mark.parametrize(("scheduler", "sends_twice"), [("exclusive", False), ("celery", True)])
 def test_two_beats_send_each_tick_once_or_under_one_id(tmp_path: Path, scheduler: str, sends_twice: bool) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

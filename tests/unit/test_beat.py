@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,12 +20,11 @@ from celery.beat import ScheduleEntry, Scheduler, Service
 from celery.signals import beat_embedded_init, before_task_publish
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import InvalidOption, SingletonTask, clock
+from celery_singleton_lock import InvalidOption, SingletonTask, clock, process_identity
+from celery_singleton_lock._celery import forget_heap
 from celery_singleton_lock.beat import ExclusiveScheduler, ticks
-from celery_singleton_lock.beat.leader import Leadership
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.memory.ledger import MemoryLedger
 from celery_singleton_lock.task.header import HEADER
@@ -43,7 +43,7 @@ class Recorder(Scheduler):
 
 def app_with(name: str = "unit", **conf: Any) -> Celery:
     app = Celery(name, broker="memory://", set_as_current=False)
-    app.conf.update(singleton_lock_beat_scheduler=Recorder, result_expires=None, **conf)
+    app.conf.update({"singleton_lock_beat_scheduler": Recorder, "result_expires": None, **conf})
     return app
 
 
@@ -52,6 +52,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
     """Schedulers that share their locks."""
     store = MemoryStore()
     monkeypatch.setattr(Recorder, "sent", [])
+    refusals.clear()
     monkeypatch.setattr("celery_singleton_lock.runtime.open_store", lambda settings: store)
 
     def made(**conf: Any) -> ExclusiveScheduler:
@@ -77,12 +78,13 @@ def age(scheduler: ExclusiveScheduler, seconds: float) -> None:
     scheduler._claims._ledger._lasts.clear()
     for entry in scheduler.schedule.values():
         entry.last_run_at -= timedelta(seconds=seconds)
-    scheduler._inner._heap = None
+    forget_heap(scheduler)
 
 
 def test_making_a_scheduler_connects_to_nothing() -> None:
     app = Celery("unit", broker="redis://127.0.0.1:1/0", set_as_current=False)
     assert "celery.beat.PersistentScheduler" in ExclusiveScheduler(app, lazy=True).info
+    app.conf.singleton_lock_beat_scheduler = Recorder
     ExclusiveScheduler(app)
 
 
@@ -94,7 +96,7 @@ def test_scheduler_is_found_by_its_short_name() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "allowed"),
     [
-        ("singleton_lock_beat_mode", "both", "'leader' or 'shared'"),
+        ("singleton_lock_beat_mode", "shared", "remove it: every beat sends the ticks that no other beat has claimed"),
         ("singleton_lock_beat_ttl", 0.5, "seconds from 1"),
         ("singleton_lock_beat_catch_up", -1, "0 or more"),
         ("singleton_lock_beat_name", "", "non-empty"),
@@ -102,7 +104,7 @@ def test_scheduler_is_found_by_its_short_name() -> None:
         ("singleton_lock_beat_scheduler", "celery.beat:Service", "a subclass of celery.beat.Scheduler"),
         ("singleton_lock_beat_scheduler", "exclusive", "exclusive"),
         ("singleton_lock_beat_scheduler", "celery_singleton_lock.beat:ExclusiveScheduler", "other than"),
-        ("singleton_lock_beat_modus", "leader", "did you mean 'singleton_lock_beat_mode'"),
+        ("singleton_lock_beat_tll", 5, "did you mean 'singleton_lock_beat_ttl'"),
     ],
 )
 def test_wrong_settings_are_refused_with_what_is_allowed(setting: str, value: Any, allowed: str) -> None:
@@ -113,47 +115,34 @@ def test_wrong_settings_are_refused_with_what_is_allowed(setting: str, value: An
     assert setting in str(refused.value)
 
 
-def test_only_one_of_two_schedulers_sends(make: Callable[..., ExclusiveScheduler]) -> None:
-    first, second = make(beat_schedule=every(0.05, "a", "b")), make(beat_schedule=every(0.05, "a", "b"))
-    run(first, lambda: len(Recorder.sent) >= 4)
-    before = len(Recorder.sent)
-    for _ in range(20):
-        second.tick()
-    assert len(Recorder.sent) == before
-    assert second.schedule == {}
-    first.close()
-    run(second, lambda: len(Recorder.sent) >= before + 4)
-    ids = [task_id for task_id, _ in Recorder.sent]
-    assert len(set(ids)) == len(ids)
-    assert all({"due", "entry"} <= headers[HEADER].keys() for _, headers in Recorder.sent)
+def test_each_of_two_schedulers_sends_what_the_other_has_not_claimed(make: Callable[..., ExclusiveScheduler]) -> None:
+    schedulers = [make(beat_schedule=every(0.05, "a", "b")) for _ in range(2)]
+    deadline = clock.now() + LIMIT
+    while len(Recorder.sent) < 12:
+        assert clock.now() < deadline
+        for scheduler in schedulers:
+            scheduler.tick()
+    dues = [(headers[HEADER]["entry"], headers[HEADER]["due"]) for _, headers in Recorder.sent]
+    assert len({task_id for task_id, _ in Recorder.sent}) == len({*dues}) == len(dues)
 
 
 def test_close_within_a_tick_waits_for_the_next_call(make: Callable[..., ExclusiveScheduler]) -> None:
     """A signal handler closes the scheduler, whatever it has interrupted."""
-    scheduler = make(beat_schedule=every(60, "a"))
-    scheduler.tick()
-    scheduler._ticking = True
-    scheduler.close()
-    assert scheduler.schedule
-    scheduler._ticking = False
-    scheduler.close()
-    scheduler.close()
-    assert scheduler.schedule == {}
+    closed = []
 
+    class Closing(Recorder):
+        def close(self) -> None:
+            closed.append(True)
 
-def test_many_due_entries_are_claimed_in_few_round_trips(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"entry {number}" for number in range(250)]
-    scheduler = make(beat_schedule=every(3600, *names))
+    scheduler = make(beat_schedule=every(60, "a"), singleton_lock_beat_scheduler=Closing)
     scheduler.tick()
-    claimed = []
-    ledger = scheduler._claims._ledger
-    claim = ledger.claim
-    monkeypatch.setattr(ledger, "claim", lambda lasts, *a, **k: claimed.append(len(lasts)) or claim(lasts, *a, **k))
-    age(scheduler, 3601)
-    run(scheduler, lambda: len(Recorder.sent) == 250)
-    assert claimed == [100, 100, 50]
+    scheduler._is_ticking = True
+    scheduler.close()
+    assert closed == []
+    scheduler._is_ticking = False
+    scheduler.close()
+    scheduler.close()
+    assert closed == [True]
 
 
 def test_many_sent_entries_are_recorded_in_few_round_trips(
@@ -170,66 +159,21 @@ def test_many_sent_entries_are_recorded_in_few_round_trips(
         ledger, "record", lambda lasts, *args, **kw: (recorded.append(len(lasts)), record(lasts, *args, **kw))
     )
     run(scheduler, lambda: len(Recorder.sent) == len(names))
-    assert recorded == [100, 100, 50]
-
-
-def many_due(scheduler: ExclusiveScheduler) -> None:
-    """All entries are due, the first few are sent, and no others are looked at before the next pause."""
+    assert recorded == []
     scheduler.tick()
-    age(scheduler, 3600)
-    while len(Recorder.sent) < 5:
-        assert scheduler.tick() == 0
-
-
-@pytest.fixture
-def seldom_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_singleton_lock.beat.comparing.COMPARE_AFTER", float("inf"))
+    assert recorded == [250]
 
 
 def entries_sent() -> list[str]:
     return [headers[HEADER]["entry"] for _, headers in Recorder.sent]
 
 
-@pytest.mark.usefixtures("seldom_compared")
-def test_time_per_entry_does_not_grow_with_the_number_of_entries(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared, equal = [], ScheduleEntry.editable_fields_equal
-
-    def counted(self: ScheduleEntry, other: ScheduleEntry) -> bool:
-        compared.append(self.name)
-        return equal(self, other)
-
-    names = [f"entry {number}" for number in range(250)]
-    scheduler = make(beat_schedule=every(3600, *names))
-    many_due(scheduler)
-    monkeypatch.setattr(ScheduleEntry, "editable_fields_equal", counted)
-    run(scheduler, lambda: len(Recorder.sent) == len(names))
-    assert len(compared) <= 3 * len(names)
-    assert sorted(entries_sent()) == sorted(names)
+#: The tasks of the messages that the broker has refused.
+refusals: list[str] = []
 
 
-@pytest.mark.usefixtures("seldom_compared")
-@pytest.mark.parametrize("place", [0, 44], ids=["next", "last"])
-@pytest.mark.parametrize("change", ["removed", "replaced"])
-def test_entry_that_is_changed_while_many_are_sent_is_not_sent_unchanged(
-    make: Callable[..., ExclusiveScheduler], place: int, change: str
-) -> None:
-    names = [f"entry {number}" for number in range(50)]
-    scheduler = make(beat_schedule=every(3600, *names))
-    many_due(scheduler)
-    inner = scheduler._inner
-    changed = sorted(inner._heap)[place].entry.name
-    assert changed not in entries_sent()
-    del inner.schedule[changed]
-    # The number of entries is the same, so it does not show the change.
-    added = "another" if change == "removed" else changed
-    inner.schedule[added] = inner._maybe_entry(added, {"task": "task.another", "schedule": 7200})
-    run(scheduler, lambda: scheduler.tick() > 0)
-    assert sorted(entries_sent()) == sorted({*names} - {changed})
-
-
-def refuse(*args: Any, **kwargs: Any) -> None:
+def refuse(_: Recorder, name: str, *args: Any, **kwargs: Any) -> None:
+    refusals.append(name)
     raise OperationalError("no broker")
 
 
@@ -243,15 +187,32 @@ def test_entry_that_is_changed_while_the_broker_is_away_is_not_sent_unchanged(
     monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
     with monkeypatch.context() as broken:
         broken.setattr(Recorder, "send_task", refuse)
-        run(scheduler, lambda: len(scheduler._inner._unsent) == 2)
-    inner = scheduler._inner
-    del inner.schedule["a"]
+        run(scheduler, lambda: {*refusals} == {"task.a", "task.b"})
+    del scheduler.schedule["a"]
     if change == "replaced":
-        inner.schedule["a"] = inner._maybe_entry("a", {"task": "task.another", "schedule": 7200})
-    run(scheduler, lambda: entries_sent() and not inner._unsent)
+        scheduler.schedule["a"] = scheduler._maybe_entry("a", {"task": "task.another", "schedule": 7200})
+    run(scheduler, entries_sent)
     for _ in range(10):
         scheduler.tick()
     assert entries_sent() == ["b"]
+
+
+def test_entries_take_turns_while_the_broker_is_away(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may refuse one of them only."""
+    scheduler = make(beat_schedule=every(3600, "a", "b"))
+    scheduler.tick()
+    age(scheduler, 3601)
+    monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.02)
+    with monkeypatch.context() as broken:
+        broken.setattr(Recorder, "send_task", refuse)
+        run(scheduler, lambda: len(refusals) >= 6)
+    assert abs(refusals.count("task.a") - refusals.count("task.b")) <= 1
+    run(scheduler, lambda: len(Recorder.sent) == 2)
+    for _ in range(10):
+        scheduler.tick()
+    assert sorted(entries_sent()) == ["a", "b"]
 
 
 def test_refused_tick_that_nobody_sent_is_made_up_for(
@@ -264,10 +225,11 @@ def test_refused_tick_that_nobody_sent_is_made_up_for(
     monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
     with monkeypatch.context() as broken:
         broken.setattr(Recorder, "send_task", refuse)
-        run(scheduler, lambda: scheduler._inner._unsent)
-    _, refused = scheduler._inner._unsent["a"]
+        run(scheduler, lambda: refusals)
+    refused = scheduler._claims._granted
     last = refused.last + 500_000
     scheduler._claims._ledger.record({"a": last}, "another", ceiling=refused.due)
+    forget_heap(scheduler)
     run(scheduler, entries_sent)
     for _ in range(10):
         scheduler.tick()
@@ -315,11 +277,10 @@ def test_first_tick_that_the_broker_refuses_is_sent_by_the_next_beat(
 ) -> None:
     """Of an entry in a database, only what was sent is recorded."""
     last = row.last_run_at
-    first, second = (make(beat_schedule=every(3600, "a")) for _ in range(2))
-    first._wrapped = second._wrapped = KeptInRows
+    first, second = (make(beat_schedule=every(3600, "a"), singleton_lock_beat_scheduler=KeptInRows) for _ in range(2))
     with monkeypatch.context() as broken:
         broken.setattr(Recorder, "send_task", refuse)
-        run(first, lambda: first._inner and first._inner._unsent)
+        run(first, lambda: refusals)
     first.close()
     assert (row.last_run_at, row.total_run_count) == (last, 1)
     run(second, entries_sent)
@@ -335,13 +296,10 @@ def test_row_of_a_tick_that_the_broker_takes_later_says_so(
 ) -> None:
     last = row.last_run_at
     monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
-    scheduler = make(beat_schedule=every(3600, "a"))
-    scheduler._wrapped = KeptInRows
+    scheduler = make(beat_schedule=every(3600, "a"), singleton_lock_beat_scheduler=KeptInRows)
     with monkeypatch.context() as broken:
         broken.setattr(Recorder, "send_task", refuse)
-        run(scheduler, lambda: scheduler._inner and scheduler._inner._unsent)
-        clock.sleep(0.02)
-        scheduler.tick()
+        run(scheduler, lambda: len(refusals) == 2)
         scheduler.sync()
         assert (row.last_run_at, row.total_run_count) == (last, 1), "it was refused again"
     run(scheduler, entries_sent)
@@ -353,64 +311,12 @@ def test_row_of_a_tick_that_the_broker_takes_later_says_so(
     assert entries_sent() == ["a"]
 
 
-def put_another_in(scheduler: ExclusiveScheduler) -> None:
-    """Replace an entry that was sent: the number of entries is the same, so it does not show the change."""
-    schedule = scheduler._inner.schedule
-    del schedule[entries_sent()[0]]
-    schedule["another"] = scheduler._inner._maybe_entry("another", {"task": "task.another", "schedule": 0.01})
-
-
-@pytest.mark.usefixtures("seldom_compared")
-def test_entry_that_is_added_while_many_are_sent_is_sent_after_them(make: Callable[..., ExclusiveScheduler]) -> None:
-    names = [f"entry {number}" for number in range(50)]
-    scheduler = make(beat_schedule=every(3600, *names))
-    many_due(scheduler)
-    put_another_in(scheduler)
-    run(scheduler, lambda: "another" in entries_sent())
-    assert {*entries_sent()} == {*names, "another"}
-
-
-def test_entry_that_is_added_while_many_are_sent_is_seen_in_between(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("celery_singleton_lock.beat.comparing.COMPARE_AFTER", 0.0)
-    names = [f"entry {number}" for number in range(50)]
-    scheduler = make(beat_schedule=every(3600, *names))
-    many_due(scheduler)
-    put_another_in(scheduler)
-    populate, heaps = scheduler._inner.populate_heap, []
-    monkeypatch.setattr(scheduler._inner, "populate_heap", lambda: (heaps.append(len(Recorder.sent)), populate()))
-    scheduler.tick()
-    assert heaps == [5]
-
-
-@pytest.mark.usefixtures("seldom_compared")
-def test_wrapped_scheduler_with_its_own_look_uses_it_before_each_message(
-    make: Callable[..., ExclusiveScheduler],
-) -> None:
-    """Like that of django-celery-beat, which asks its database."""
-    looked = []
-
-    class Looking(Recorder):
-        def schedules_equal(self, *args: Any, **kwargs: Any) -> bool:
-            looked.append(len(Recorder.sent))
-            return super().schedules_equal(*args, **kwargs)
-
-    scheduler = make(beat_schedule=every(3600, *map(str, range(20))))
-    scheduler._wrapped = Looking
-    many_due(scheduler)
-    run(scheduler, lambda: len(Recorder.sent) == 20)
-    assert {*range(5, 20)} <= {*looked}
-
-
-@pytest.mark.parametrize("mode", ["leader", "shared"])
-def test_ticks_that_another_beat_has_sent_are_skipped(make: Callable[..., ExclusiveScheduler], mode: str) -> None:
-    conf = {"beat_schedule": every(3600, "a", "b", "c"), "singleton_lock_beat_mode": mode}
-    scheduler = make(**conf)
+def test_ticks_that_another_beat_has_sent_are_skipped(make: Callable[..., ExclusiveScheduler]) -> None:
+    scheduler = make(beat_schedule=every(3600, "a", "b", "c"))
     scheduler.tick()
     age(scheduler, 3601)
     ledger = scheduler._claims._ledger
-    scheduler._inner.populate_heap()
+    scheduler.populate_heap()
     sent_at = round(clock.wall() * 1_000_000)
     ledger.record({"a": sent_at, "b": sent_at}, "another", ceiling=2 * sent_at)
     run(scheduler, lambda: len(Recorder.sent) == 1)
@@ -438,12 +344,11 @@ class SendsSlowly(Recorder):
 
 
 def test_tick_that_takes_long_to_send_does_not_delay_the_next_one(make: Callable[..., ExclusiveScheduler]) -> None:
-    scheduler = make(beat_schedule=every(3600, "a"))
-    scheduler._wrapped = SendsSlowly
+    scheduler = make(beat_schedule=every(3600, "a"), singleton_lock_beat_scheduler=SendsSlowly)
     scheduler.tick()
     age(scheduler, 3601)
     run(scheduler, lambda: Recorder.sent)
-    ((looks_at, *_),) = scheduler._inner._heap
+    ((looks_at, *_),) = scheduler._heap
     assert looks_at == pytest.approx(scheduler.schedule["a"].last_run_at.timestamp() + 3600, abs=0.1)
 
 
@@ -458,35 +363,9 @@ class SendsByItself(Recorder):
 
 
 def test_scheduler_that_sends_in_its_own_way_is_refused(make: Callable[..., ExclusiveScheduler]) -> None:
-    scheduler = make(beat_schedule=every(0.01, "a"))
-    scheduler._wrapped = SendsByItself
+    scheduler = make(beat_schedule=every(0.01, "a"), singleton_lock_beat_scheduler=SendsByItself)
     with pytest.raises(InvalidOption, match="singleton_lock_beat_scheduler"):
         run(scheduler, lambda: False)
-
-
-def test_broken_wrapped_scheduler_does_not_stop_another_beat(
-    make: Callable[..., ExclusiveScheduler],
-) -> None:
-    class Broken(Recorder):
-        def setup_schedule(self) -> None:
-            raise OSError("no such database")
-
-    broken, well = make(beat_schedule=every(0.05, "a")), make(beat_schedule=every(0.05, "a"))
-    broken._wrapped = Broken
-    with pytest.raises(OSError, match="database"):
-        broken.tick()
-    run(well, lambda: Recorder.sent)
-
-
-def test_each_term_has_a_new_wrapped_scheduler(make: Callable[..., ExclusiveScheduler]) -> None:
-    scheduler = make(beat_schedule=every(60, "a"))
-    scheduler.tick()
-    first = scheduler._inner
-    store = Runtime.of(scheduler.app).store
-    store._occupants.clear()  # As after a flush of the lock server.
-    scheduler._leadership._renews_at = 0.0
-    scheduler.tick()
-    assert scheduler._inner is not first
 
 
 def test_own_task_id_and_headers_of_an_entry_are_kept(make: Callable[..., ExclusiveScheduler]) -> None:
@@ -544,8 +423,7 @@ def unanswered(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_claim_without_an_answer_delays_nobody(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conf = {"singleton_lock_beat_mode": "shared", "singleton_lock_beat_ttl": 600.0}
-    first, second = (make(beat_schedule=every(3600, "a"), **conf) for _ in range(2))
+    first, second = (make(beat_schedule=every(3600, "a"), singleton_lock_beat_ttl=600.0) for _ in range(2))
     first.tick()
     second.tick()
     ledger = first._claims._ledger
@@ -562,27 +440,10 @@ def test_claim_without_an_answer_delays_nobody(
     assert len(Recorder.sent) == 1
 
 
-def test_claim_without_an_answer_is_taken_back_even_if_another_leads(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = (make(beat_schedule=every(3600, "a")) for _ in range(2))
-    first.tick()
-    ledger = first._claims._ledger
-    age(first, 3601)
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger, "claim", unanswered(ledger.claim))
-        first.tick()
-    first._leadership.resign()
-    second.tick()
-    assert second._leadership.holds
-    first.tick()
-    run(second, lambda: Recorder.sent)
-
-
 def test_id_of_a_tick_cannot_be_predicted(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(0.05, "a"))
     run(scheduler, lambda: len(Recorder.sent) == 1)
-    (task_id, headers), secret = Recorder.sent[0], scheduler._claims._ledger.secret()
+    (task_id, headers), secret = Recorder.sent[0], scheduler._claims.secret
     due = ticks.micros(datetime.fromisoformat(headers[HEADER]["due"]))
     tick = ticks.Tick("a", 0, due, due, None)
     assert tick.id_for("unit", secret) == task_id
@@ -608,94 +469,10 @@ def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[.
     assert sent[1][HEADER]["sent"] != sent[0][HEADER]["sent"], "copied headers are another sending"
 
 
-@pytest.mark.parametrize("goes_on", [False, True], ids=["it ends", "it goes on"])
-def test_candidate_without_an_answer_does_not_keep_others_from_leading(
-    monkeypatch: pytest.MonkeyPatch, goes_on: bool
-) -> None:
-    store = MemoryStore()
-    first, second = (Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=pid)) for pid in (1, 2))
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "acquire", unanswered(store.acquire))
-        with pytest.raises(LockUnavailable):
-            first.lead(0)
-    assert store.held("k"), "it leads without knowing"
-    if goes_on:
-        assert first.lead(0)
-    else:
-        first.resign()
-        assert second.lead(0)
-
-
 def test_disabled_locks_leave_only_the_wrapped_scheduler(make: Callable[..., ExclusiveScheduler]) -> None:
     first, second = (make(beat_schedule=every(0.05, "a"), singleton_lock_enabled=False) for _ in range(2))
     run(first, lambda: len(Recorder.sent) >= 2)
     run(second, lambda: len(Recorder.sent) >= 4)
-
-
-def test_each_app_has_its_own_leader(make: Callable[..., ExclusiveScheduler]) -> None:
-    first, second = make(name="one", beat_schedule=every(0.05, "a")), make(name="two", beat_schedule=every(0.05, "a"))
-    run(first, lambda: len(Recorder.sent) >= 2)
-    run(second, lambda: len(Recorder.sent) >= 4)
-
-
-@pytest.mark.parametrize("step", ["beat.leader.trust.renewed_at", "beat.leader.Leadership._stop_waiting"])
-def test_leader_that_is_stopped_as_it_starts_to_lead_resigns(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    store = MemoryStore()
-    leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
-
-    def stopped(*_: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(f"celery_singleton_lock.{step}", stopped)
-        with pytest.raises(SystemExit):
-            leadership.lead(0)
-    leadership.resign()
-    assert store.held("k") == []
-
-
-@pytest.mark.parametrize("is_candidate", [False, True], ids=["leader", "candidate without an answer"])
-def test_leader_that_is_stopped_as_it_resigns_resigns_when_it_is_called_again(
-    monkeypatch: pytest.MonkeyPatch, is_candidate: bool
-) -> None:
-    store = MemoryStore()
-    leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
-
-    def stopped(*_: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        if is_candidate:
-            patch.setattr(store, "acquire", unanswered(store.acquire))
-            with pytest.raises(LockUnavailable):
-                leadership.lead(0)
-        else:
-            assert leadership.lead(0)
-        patch.setattr(store, "abandon" if is_candidate else "free", stopped)
-        with pytest.raises(SystemExit):
-            leadership.resign()
-    assert not leadership.holds
-    assert store.held("k")
-    leadership.resign()
-    assert store.held("k") == []
-
-
-def test_leader_that_is_stopped_twice_as_it_resigns_frees_its_lease_the_second_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Celery's handler of each signal closes the scheduler, in the middle of whatever is under way."""
-    store = MemoryStore()
-    leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
-    assert leadership.lead(0)
-
-    def stopped_again(*_: object) -> None:
-        leadership.resign()
-        raise SystemExit
-
-    monkeypatch.setattr(store, "free", stopped_again)
-    with pytest.raises(SystemExit):
-        leadership.resign()
-    assert store.held("k") == []
 
 
 @pytest.mark.parametrize("place", [(MemoryStore, "_live"), (MemoryLedger, "_known")], ids=["store", "ledger"])
@@ -725,7 +502,7 @@ def test_beat_that_is_stopped_twice_ends_also_without_a_lock_server(
     stopping.start()
     stopping.join(LIMIT)
     assert not stopping.is_alive()
-    assert not scheduler._leadership.holds
+    assert scheduler._is_closed
 
 
 def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
@@ -750,52 +527,108 @@ def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
         patch.setattr(ledger, "record", stopped_again)
         with pytest.raises(SystemExit):
             first.close()
-    assert first.schedule == {}
+    assert first._is_closed
     assert ledger._claims == {}
     run(second, lambda: len(Recorder.sent) == 2)
     assert sorted(entries_sent()) == ["a", "b"]
 
 
-def test_beat_in_a_worker_that_is_stopped_twice_frees_its_lease(
+def test_each_app_has_its_own_schedule(make: Callable[..., ExclusiveScheduler]) -> None:
+    first, second = make(name="one", beat_schedule=every(0.05, "a")), make(name="two", beat_schedule=every(0.05, "a"))
+    run(first, lambda: len(Recorder.sent) >= 2)
+    run(second, lambda: len(Recorder.sent) >= 4)
+
+
+def seen(scheduler: ExclusiveScheduler) -> list[int]:
+    """The pids of the beats of its schedule, as other programs see them."""
+    locks = [HeldLock.of(*item) for item in scheduler._presence._store.all_held("singleton_lock")]
+    return [lock.holder.pid for lock in locks if (lock.name, lock.who) == ("beat:unit", "beat")]
+
+
+def test_each_beat_is_seen_until_it_is_closed(make: Callable[..., ExclusiveScheduler]) -> None:
+    first, second = make(beat_schedule=every(60, "a")), make(beat_schedule=every(60, "a"))
+    assert first.tick() <= 5 / 3, "it has to show itself again"
+    second.tick()
+    assert seen(first) == [os.getpid()] * 2
+    first.close()
+    assert seen(second) == [os.getpid()]
+    second.close()
+    assert seen(second) == []
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["in time", "too late"])
+def test_beat_goes_on_to_be_seen(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    scheduler = make(beat_schedule=every(60, "a"))
+    now = clock.now()
+    scheduler.tick()
+    monkeypatch.setattr(clock, "now", lambda: now + (4.0 if is_there else 40.0))
+    assert len(seen(scheduler)) == is_there
+    scheduler.tick()
+    monkeypatch.setattr(clock, "now", lambda: now + (8.0 if is_there else 44.0))
+    assert len(seen(scheduler)) == 1
+
+
+def test_tick_of_a_beat_that_was_killed_as_it_sent_is_sent_at_once(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another beat on this host need not wait for the end of its claim."""
+    scheduler = make(beat_schedule=every(3600, "a"), singleton_lock_beat_ttl=600.0)
+    scheduler.tick()
+    age(scheduler, 3601)
+    (entry,) = scheduler.schedule.values()
+    ended = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, check=True, text=True).stdout.strip()
+    ledger = scheduler._claims._ledger
+    for claimer in (f"alive/{process_identity.own()}", f"dead/{ended}"):
+        assert Recorder.sent == []
+        ledger._claims.clear()
+        assert isinstance(ledger.claim("a", ticks.micros(entry.last_run_at), claimer, ttl=600.0, ceiling=2**60), str)
+        forget_heap(scheduler)
+        scheduler.tick()
+        scheduler.tick()
+    assert entries_sent() == ["a"]
+
+
+PROCESS = "from celery_singleton_lock import process_identity; print(process_identity.own())"
+
+
+def test_beat_whose_last_tick_another_one_has_sent_leaves_the_alarm_to_that(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (make(beat_schedule=every(0.01, "a")) for _ in range(2))
+    first.tick()
+    second.tick()
+    clock.sleep(0.02)
+    run(first, entries_sent)
+    run(second, lambda: second._claims.is_beaten)
+    ledger = second._claims._ledger
+
+    def silent(*_: Any, **__: Any) -> Any:
+        raise LockUnavailable("redis://x")
+
+    monkeypatch.setattr(ledger, "align", silent)
+    forget_heap(second)
+    with caplog.at_level("WARNING"):
+        assert [second.tick(), second.tick()] == [1.0, 1.0]
+    assert [it.levelname for it in caplog.records if "does not answer this beat" in it.message] == ["WARNING"]
+
+
+def test_beat_in_a_worker_that_is_stopped_twice_closes(make: Callable[..., ExclusiveScheduler]) -> None:
     """A service manager may signal all processes, and then the worker signals its beat."""
     scheduler = make(beat_schedule=every(3600, "a"))
     scheduler.tick()
-    store, key = scheduler._leadership._store, scheduler._leadership._key
+    store = scheduler._presence._store
     service = Service(scheduler.app)
     service.scheduler = scheduler
     before = signal.getsignal(signal.SIGTERM)
     beat_embedded_init.send(sender=service)
     handler = signal.signal(signal.SIGTERM, before)
-    monkeypatch.setattr(store, "free", lambda lease: handler(signal.SIGTERM, None))
-    assert store.held(key)
+    free = store.free
+    store.free = lambda lease: (setattr(store, "free", free), handler(signal.SIGTERM, None))
     with pytest.raises(SystemExit):
         service.sync()
-    assert store.held(key) == []
-
-
-def test_leader_that_renews_too_late_asks_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process slept, and nobody else has taken its lease."""
-    store = MemoryStore()
-    leadership = Leadership(store, "k", "unit", ttl=1.0, holder=Holder(pid=1))
-    assert leadership.lead(0)
-    assert leadership.term == 1
-    lease = leadership._lease
-    assert lease is not None
-    lease.trusted_until = clock.now() - 1
-    assert not leadership.holds
-    assert leadership.lead(0)
-    assert leadership.term == 1
-    other = Leadership(store, "k", "unit", ttl=1.0, holder=Holder(pid=2))
-    assert not other.lead(0.001)
-    lease.trusted_until = clock.now() - 1
-    store._occupants.clear()
-    clock.sleep(0.01)
-    assert other.lead(0)
-    assert not leadership.lead(0.001)
-    leadership.resign()
-    assert other.lead(0), "a standby frees nothing"
+    assert seen(scheduler) == []
 
 
 IN_A_WORKER = """

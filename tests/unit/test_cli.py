@@ -18,9 +18,10 @@ from celery_singleton_lock import cli, clock
 from celery_singleton_lock.cli import target
 from celery_singleton_lock.cli.explain import _holder
 from celery_singleton_lock.cli.layout import WIDTH, locks_table, refusals_table
-from celery_singleton_lock.cli.selection import selected
-from celery_singleton_lock.diagnosis.held import HeldLock, duration, in_order, precise
+from celery_singleton_lock.cli.listing import selected
+from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -48,7 +49,7 @@ def test_holder_is_shown_in_short_and_in_words() -> None:
     assert lock().who == "task some-task"
     assert lock().holder_in_words() == "task some-task on one@host (pid 42)"
     assert lock(pid=0).holder_in_words() == "kept for task some-task on one@host"
-    assert lock("beat:shop", task_id=None).holder_in_words() == "leader on one@host (pid 42)"
+    assert lock("beat:shop", task_id=None).holder_in_words() == "beat on one@host (pid 42)"
     assert lock().end_in_words() == "expires in 20 s unless renewed (ttl 30 s)"
     assert lock(ttl=0.0).end_in_words() == "expires in 20 s; nobody renews it"
 
@@ -90,12 +91,12 @@ def test_columns_are_as_wide_as_necessary() -> None:
 def test_each_lock_has_a_line_with_its_task_first() -> None:
     third = lock("shop.render")
     third = replace(third, held=replace(third.held, slot=2))
-    leader = lock("beat:shop", task_id=None, label="")
-    each = [shown(it) for it in (lock(), lock(pid=0), third, leader)]
+    beat = lock("beat:shop", task_id=None, label="")
+    each = [shown(it) for it in (lock(), lock(pid=0), third, beat)]
     assert each[0] == ["job", "tenant=7", "some-tas", "one@host", "100 s", "2"]
     assert each[1][3] == "(kept) one@host"
     assert each[2][0] == "shop.render slot 2"
-    assert each[3][:3] == ["beat:shop", "leader", "one@host"]
+    assert each[3][:3] == ["beat:shop", "beat", "one@host"]
 
 
 def test_table_of_locks_is_not_wider_than_a_terminal() -> None:
@@ -124,14 +125,6 @@ def test_refusals_in_a_row_are_those_of_tasks() -> None:
         "shop.sync  tenant_id=7  14",
         "shop.bill               1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.00144, "1.44 ms"), (0.2012, "201 ms"), (1.8, "1.8 s"), (95, "95 s"), (4100, "68 min"), (0.0, "0 ms")],
-)
-def test_precise_duration_is_in_a_readable_unit(seconds: float, text: str) -> None:
-    assert precise(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,13 @@ def test_lifecycle_names_tests_that_exist() -> None:
 def test_design_names_modules_that_exist() -> None:
     named = re.findall(r"`([a-z_/]+\.py)`", (ROOT / "docs" / "design.md").read_text())
     assert len(named) > 10
-    assert [name for name in named if not (ROOT / "celery_singleton_lock" / name).exists()] == []
+    assert [name for name in named if not (house.PACKAGE / name).exists()] == []
 
 
 def test_each_section_of_the_protocol_is_named_where_it_is_implemented() -> None:
     sections = re.findall(r"^## (\d+)\.", (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE)
     named: set[str] = set()
-    for path in (ROOT / "celery_singleton_lock").rglob("*.py"):
+    for path in house.PACKAGE.rglob("*.py"):
         for first, joined, last in re.findall(r"protocol\.md`, sections? (\d+)(?: (to|and) (\d+))?", path.read_text()):
             named |= {str(it) for it in range(int(first), int(last) + 1)} if joined == "to" else {first, last or first}
     assert named == set(sections)

@@ -99,7 +99,7 @@ def test_missing_rights_are_named_with_the_command_that_gives_them() -> None:
     (finding,) = found(few, of=settings("redis://locks:secret@a", singleton_lock_prefix="shop"))
     assert finding.severity == "problem"
     assert "PEXPIRE, XADD on shop:*" in finding.text
-    assert finding.remedy == "ACL SETUSER <its user> ~shop:* +@read +@write +@scripting"
+    assert finding.remedy == "ACL SETUSER <its user> ~shop:* +@read +@write +@scripting +time"
     assert "secret" not in str(finding)
 
 

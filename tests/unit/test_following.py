@@ -12,7 +12,7 @@ from celery_singleton_lock import DuplicateResult, LockUnavailable
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question
+from tests.inside import at_question, line
 from tests.servers import until
 
 SCOPES = ("until_executed", "until_executing", "until_and_while_executing")
@@ -264,6 +264,15 @@ class TestEnds:
 
 
 class TestLooks:
+    @pytest.mark.parametrize("redelivered", [True, False])
+    def test_follower_that_comes_again_looks_soon(self, bench: Bench, redelivered: bool) -> None:
+        """It may have the lock for which it waits: its process died after it had taken it."""
+        waiting = Line(bench)
+        waiting.look()
+        with line(bench.app):
+            bench.deliver(waiting.followers[0], redelivered=redelivered)
+        assert (bench.held[-1] < 10.0) is redelivered
+
     def test_limit_of_retries_does_not_limit_the_looks(self, bench: Bench) -> None:
         line = Line(bench, on_conflict="retry", lock_conflict_retries=1)
         for _ in range(3):

@@ -15,7 +15,7 @@ from celery_singleton_lock import forks
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.lock.clients import _making
+from celery_singleton_lock.lock import _noting
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.record_writer import RecordWriter
@@ -28,7 +28,7 @@ from tests.patience import LIMIT
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
-@pytest.mark.parametrize("mutex", [Mutex(), _making, _opening], ids=["any", "shared stores", "runtime"])
+@pytest.mark.parametrize("mutex", [Mutex(), _noting, _opening], ids=["any", "locks", "runtime"])
 def test_mutex_is_free_in_a_child(mutex: Mutex) -> None:
     def use() -> None:
         with mutex.lock:

@@ -15,7 +15,6 @@ from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal import writer
-from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import MOST, JournalWriter
 from celery_singleton_lock.journal_entry import CRASHED, LOST, Entry
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -63,7 +62,7 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Book:
 @pytest.fixture
 def journal_writer(book: Book) -> JournalWriter:
     app = SimpleNamespace(tasks={"report": "the task"})
-    return JournalWriter(book, Alerts(lambda: app, 3))  # type: ignore[arg-type]
+    return JournalWriter(book, lambda: app, 3)  # type: ignore[arg-type]
 
 
 def test_entries_are_written_once(book: Book, journal_writer: JournalWriter) -> None:
@@ -169,7 +168,7 @@ def test_no_server_is_asked_if_there_is_nothing_to_write(book: Book, journal_wri
 
 
 def test_nothing_is_kept_without_a_journal() -> None:
-    journal_writer = JournalWriter(None, Alerts(lambda: None, 3))  # type: ignore[arg-type]
+    journal_writer = JournalWriter(None, lambda: None, 3)  # type: ignore[arg-type]
     journal_writer.add(refusal())
     assert journal_writer.write()
     assert not journal_writer._counts
@@ -218,7 +217,7 @@ class TestWarnings:
         assert blocked == []
 
     def test_zero_disables_the_warning(self, book: Book, blocked: list[dict[str, Any]]) -> None:
-        journal_writer = JournalWriter(book, Alerts(lambda: None, 0))  # type: ignore[arg-type]
+        journal_writer = JournalWriter(book, lambda: None, 0)  # type: ignore[arg-type]
         for _ in range(20):
             journal_writer.add(refusal())
         journal_writer.write()

@@ -17,7 +17,7 @@ from kombu.utils import json as kombu_json
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel
 
 from celery_singleton_lock import InvalidKey, InvalidOption, SingletonTask
-from celery_singleton_lock.keys.call import check_lock_key, key_of_call
+from tests.unit.keyed import lock_of, task_of
 from tests.unit.test_keys_roundtrip import received
 
 
@@ -88,7 +88,7 @@ def ship(order: Any, full: bool = False) -> None: ...
 
 
 def key(value: Any, lock_key: Any = None, run: Callable[..., Any] = ship) -> str:
-    return key_of_call("p", "ship", "ship", lock_key, run, (value,), {}).key
+    return str(lock_of(task_of(run, lock_key), (value,), {}).key)
 
 
 def _kind(value: object) -> str:
@@ -249,8 +249,8 @@ class TestErrors:
     @pytest.mark.parametrize("lock_key", [["order."], ["order..id"], [""], ["order[id"], "{order.}"])
     def test_text_that_is_no_path_is_refused(self, lock_key: Any) -> None:
         with pytest.raises(InvalidOption, match="path into one"):
-            check_lock_key("task", lock_key, ship)
+            task_of(ship, lock_key)
 
     def test_error_names_the_function(self) -> None:
         with pytest.raises(InvalidOption, match=r"but ship has no argument 'ordr'; it has: order, full"):
-            check_lock_key("task", ["ordr.id"], ship)
+            task_of(ship, ["ordr.id"])

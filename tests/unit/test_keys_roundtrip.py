@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kombu import serialization
 
-from celery_singleton_lock.keys.call import key_of_call
-from celery_singleton_lock.keys.encoding import encode
+from tests.unit.keyed import lock_of, task_of
 
 FAST = settings(deadline=None, max_examples=200)
 
@@ -56,7 +55,7 @@ basic_values = st.recursive(
 )
 
 
-def f(a: Any, b: Any = (1, 2)) -> None: ...
+TASK = task_of(lambda a, b=(1, 2): None)
 
 
 def received(body: Any, serializer: str) -> Any:
@@ -85,8 +84,7 @@ def same(one: Any, other: Any) -> bool:
 
 def assert_agree(args: tuple[Any, ...], kwargs: dict[str, Any], serializer: str) -> None:
     their_args, their_kwargs = received((args, kwargs), serializer)
-    sent = key_of_call("p", "t", "t", None, f, args, kwargs).key
-    assert key_of_call("p", "t", "t", None, f, their_args, their_kwargs).key == sent
+    assert lock_of(TASK, their_args, their_kwargs).key == lock_of(TASK, args, kwargs).key
 
 
 @FAST
@@ -115,17 +113,17 @@ def test_keys_agree_after_other_serializers(serializer: str) -> None:
 @given(json_values, json_values)
 def test_different_arguments_never_share_a_key(a: Any, b: Any) -> None:
     a, b = received([a, b], "json")
-    assert (encode(a) == encode(b)) == same(a, b)
+    assert (lock_of(TASK, (a,), {}).key == lock_of(TASK, (b,), {}).key) == same(a, b)
+
+
+TEMPLATES = [task_of(lambda x, y: None, each) for each in ("{x}:{y}", "{x}%{y}", "a{x}-{y}b", "{x}3A{y}")]
 
 
 @FAST
 @given(*(st.text("ab:%-{};3A", max_size=6) for _ in range(4)))
 def test_values_never_forge_a_template(a: str, b: str, c: str, d: str) -> None:
-    def run(x: str, y: str) -> None: ...
-
-    for template in ("{x}:{y}", "{x}%{y}", "a{x}-{y}b", "{x}3A{y}"):
-        one = key_of_call("p", "t", "t", template, run, (a, b), {}).key
-        other = key_of_call("p", "t", "t", template, run, (c, d), {}).key
+    for task in TEMPLATES:
+        one, other = lock_of(task, (a, b), {}).key, lock_of(task, (c, d), {}).key
         assert (one == other) == ((a, b) == (c, d))
 
 

@@ -11,9 +11,11 @@ from celery.app.task import Context
 
 from celery_singleton_lock import LockConflict, SingletonTask
 from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.keys import label
-from celery_singleton_lock.keys.call import key_of_call, key_of_choice
 from celery_singleton_lock.stores.base import Held
+from tests.unit.keyed import lock_of, task_of
+
+#: The largest number of characters in a label.
+MAX_LABEL = 60
 
 
 class Kind(enum.Enum):
@@ -24,7 +26,7 @@ def sync(tenant: Any, kind: Any = "full", **others: Any) -> None: ...
 
 
 def label_of(lock_key: Any, *args: Any, **kwargs: Any) -> str:
-    return key_of_call("p", "sync", "sync", lock_key, sync, args, kwargs).label
+    return str(lock_of(task_of(sync, lock_key), args, kwargs).label)
 
 
 @pytest.mark.parametrize(
@@ -52,32 +54,32 @@ def test_arguments_that_do_not_fit_have_a_label() -> None:
 
 
 def test_key_of_the_caller_is_its_own_label() -> None:
-    assert key_of_choice("p", "sync", "of my own").label == "of my own"
+    assert lock_of(task_of(sync), (7,), {}, chosen="of my own").label == "of my own"
 
 
 @pytest.mark.parametrize("text", ["x" * 61, "x" * 1_000_000, "\n" * 60, "\ud800" * 100, "\x1b[31m" * 20])
 def test_label_is_short_and_printable(text: str) -> None:
     for shown in (label_of(["tenant"], text), label_of("{tenant}", text), label_of(lambda _: text, 1)):
-        assert len(shown) <= label.MAX_LABEL
+        assert len(shown) <= MAX_LABEL
         assert shown.isprintable()
         assert shown.endswith("\u2026")
 
 
 def test_number_of_any_size_has_a_label() -> None:
-    assert len(label_of(["tenant"], 10**5000)) <= label.MAX_LABEL
+    assert len(label_of(["tenant"], 10**5000)) <= MAX_LABEL
 
 
 def test_many_arguments_have_a_short_label() -> None:
     shown = label_of(None, 1, **{f"argument{number}": number for number in range(100_000)})
-    assert len(shown) <= label.MAX_LABEL
+    assert len(shown) <= MAX_LABEL
 
 
 def test_repr_of_user_objects_is_not_called() -> None:
-    class Loud(dict):  # type: ignore[type-arg]
+    class Loud(set[int]):  # Only pickle can send it.
         def __repr__(self) -> str:
             raise AssertionError
 
-    assert label.of_arguments({"tenant": Loud()}) == "tenant=<Loud>"
+    assert label_of(["tenant"], Loud()) == "tenant=<Loud>"
 
 
 def test_conflict_shows_the_label() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from celery_singleton_lock import later
 from celery_singleton_lock.background import Aside
-from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.later import Later
@@ -245,7 +244,7 @@ class TestWithoutThreads:
 
     def test_journal_is_written_when_threads_can_start_again(self, no_threads: pytest.MonkeyPatch) -> None:
         journal = MemoryStore().journal("p", size=100)
-        writer = JournalWriter(journal, Alerts(lambda: None, 0))  # type: ignore[arg-type]
+        writer = JournalWriter(journal, lambda: None, 0)  # type: ignore[arg-type]
         writer._later._after = 0.0
         entry = Entry("run", "t", "k", "id", "node", 1, 1.0, 2.0)
         writer.add(entry)

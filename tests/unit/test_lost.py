@@ -13,6 +13,7 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import VERSION
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import task_revoked
 from celery.worker import state
 from kombu.exceptions import EncodeError
@@ -20,7 +21,7 @@ from kombu.exceptions import EncodeError
 from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, is_free, raises
-from tests.inside import at_question, finish_aside, silence
+from tests.inside import at_question, children, finish_aside, silence
 from tests.patience import until
 
 LOST = [WorkerLostError("killed"), Terminated("TERM"), SystemExit(1)]
@@ -223,6 +224,20 @@ class TestLockOfAMessage:
         finish_aside()
         assert is_queued(task, message) is acks_late
 
+    @pytest.mark.parametrize("acks_late", [True, False])
+    def test_message_of_a_child_is_cancelled(self, bench: Bench, acks_late: bool) -> None:
+        """It may have ended, and go on as a copy, until the child is gone."""
+        task = bench.task(bench.die, lock_scope="until_executed", acks_late=acks_late)
+        message = bench.send(task)
+        with children(bench.app):
+            request = bench.lose(message)
+            request.cancel(POOL)
+            finish_aside()
+            assert is_queued(task, message)
+            gone(request, Terminated(15))
+            finish_aside()
+        assert is_queued(task, message) is acks_late
+
     def test_result_backend_fails_as_a_greenlet_is_cancelled(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -233,6 +248,13 @@ class TestLockOfAMessage:
         monkeypatch.setattr(bench.app.backend, "mark_as_retry", raises(AssertionError("cannot block")))
         with pytest.raises(AssertionError):
             request.cancel(POOL)
+        finish_aside()
+        assert not is_queued(task, message)
+
+    def test_soft_time_limit_strikes_before_the_task_is_called(self, bench: Bench) -> None:
+        task = bench.task(lock_scope="until_executed")
+        message = bench.send(task)
+        bench.lose(message, runs=False).on_failure(info(SoftTimeLimitExceeded()), return_ok=True)
         finish_aside()
         assert not is_queued(task, message)
 

@@ -4,31 +4,29 @@ import gc
 import re
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from celery import Celery
 from celery.app.task import Context
+from celery.bin.base import CLIContext
 from celery.local import Proxy
+from celery.utils import uuid
+from click.testing import CliRunner
 from hypothesis import given
 
-from celery_singleton_lock import InvalidOption, SingletonTask, cleaned
-from celery_singleton_lock.options.app import Settings, accepted, problems
-from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, OPTIONS, SETTINGS, CallOptions
-from celery_singleton_lock.options.task import (
-    MAX_ASKED,
-    Options,
-    check_accepted,
-    check_call,
-    chosen_policy,
-    options_for,
-    replaces,
-)
+from celery_singleton_lock import CallOptions, DuplicateTask, InvalidOption, SingletonTask
+from celery_singleton_lock.cli import locks
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.rules import OPTIONS
+from celery_singleton_lock.options.task import replaces
 from tests.unit.test_cleaned import anything
 
 REDIS = "redis://localhost:1/0"
@@ -50,10 +48,47 @@ def settings(**conf: Any) -> Settings:
     return Settings.from_app(app(**conf))
 
 
-def options(*, call: dict[str, Any] | None = None, conf: dict[str, Any] | None = None, **attributes: Any) -> Options:
-    made = app(**(conf or {}))
-    task = made.task(base=SingletonTask, name="shop.bill", shared=False, **attributes)(body(lambda tenant: None))
-    return options_for(task, Settings.from_app(made), call)
+def bill(conf: dict[str, Any] | None = None, **attributes: Any) -> Any:
+    """A task with these attributes."""
+    made: Any = app(**(conf or {}))
+    return made.task(base=SingletonTask, name="shop.bill", shared=False, **attributes)(body(lambda tenant: tenant))
+
+
+def in_worker(task: Any, call: object = None) -> Any:
+    """How a worker locks a message that was sent with these options of a call; None: without a lock."""
+    headers: dict[str, Any] = {} if call is None else {"singleton_lock": call}
+    return task.lock_options(Context(**headers, delivery_info={}))
+
+
+def options(*, call: Any = None, conf: Any = None, **attributes: Any) -> Any:
+    return in_worker(bill(conf, **attributes), call)
+
+
+def sent(call: Any, **conf: Any) -> Any:
+    """Send a call with these options."""
+    return bill({"broker_url": "memory://", **conf}).apply_async((7,), singleton_lock=call)
+
+
+def audited(made: Celery) -> str:
+    """What `celery locks audit` says."""
+    return CliRunner().invoke(locks, ["audit"], obj=CLIContext(app=made, no_color=True, workdir=None)).output
+
+
+#: With a lock while it waits, and another while it runs.
+OF_BOTH_LOCKS = {"broker_url": "memory://", "singleton_lock_scope": "until_and_while_executing"}
+
+
+def met(task: Any, key: object) -> tuple[str, type[Exception] | None]:
+    """How a run of a task ends that meets its held lock, and what a second call raises; its body is not reached."""
+    name = task.lock_name or task.name
+    made = task.app.task(base=SingletonTask, name="shop.holder", lock_name=name, lock_key=lambda _: key, shared=False)
+    state = made(body(lambda: task.apply((7,)).state)).apply().result
+    task.delay(7)
+    try:
+        task.delay(7, 2)
+    except DuplicateTask as error:
+        return state, type(error)
+    return state, None
 
 
 class Chooses:
@@ -90,21 +125,23 @@ def getitem_of(name: str, arguments: dict[str, Any]) -> Any:
 
 class TestDefaults:
     def test_defaults_are_safe(self) -> None:
-        assert options() == Options(
-            scope="while_executing",
-            ttl=30.0,
-            wait=0.0,
-            on_conflict="skip",
-            conflict_retries=None,
-            on_lock_lost="abort",
-            on_unavailable="retry",
-            retain_on_retry=False,
-            limit=1,
-            at_least_for=0.0,
-            on_duplicate="existing",
-            queue_ttl=None,
-            on_send_unavailable="send",
-        )
+        defaults = {
+            "scope": "while_executing",
+            "ttl": 30.0,
+            "wait": 0.0,
+            "on_conflict": "skip",
+            "conflict_retries": None,
+            "on_lock_lost": "abort",
+            "on_unavailable": "retry",
+            "retain_on_retry": False,
+            "limit": 1,
+            "at_least_for": 0.0,
+            "on_duplicate": "existing",
+            "queue_ttl": None,
+            "on_send_unavailable": "send",
+            "key": None,
+        }
+        assert asdict(options()) == defaults
 
     def test_defaults_of_a_scope(self) -> None:
         waiting = {"lock_scope": "until_and_while_executing"}
@@ -156,12 +193,11 @@ class TestEachOption:
 
     def test_option_of_a_call(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
         if key is None:
-            with pytest.raises(InvalidOption, match="allowed"):
-                check_call({"scope": good}, "shop.bill")
+            with pytest.raises(InvalidOption, match="has the key"):
+                sent({FIELDS.get(attribute, attribute): good})
             return
-        call = check_call({key: good}, "shop.bill")
-        assert isinstance(call, dict)
-        assert getattr(options(call=call), FIELDS.get(attribute, attribute)) == good
+        sent({key: good})
+        assert getattr(options(call={key: good}), FIELDS.get(attribute, attribute)) == good
 
     def test_call_beats_task_beats_app(
         self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
@@ -195,8 +231,9 @@ class TestEachOption:
         self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
     ) -> None:
         for value in bad if key else []:
-            with pytest.raises(InvalidOption) as caught:
-                check_call({key: value}, "shop.bill")
+            for refused in (partial(sent, {key: value}), partial(options, call={key: value})):
+                with pytest.raises(InvalidOption) as caught:
+                    refused()
             for part in (str(key), repr(value), "allowed"):
                 assert part in str(caught.value)
 
@@ -204,28 +241,31 @@ class TestEachOption:
 class TestCall:
     @pytest.mark.parametrize("value", [None, True])
     def test_call_without_options(self, value: object) -> None:
-        assert check_call(value, "t") is None
+        sent(value)
+        assert options(call=value) == options()
 
     def test_false_switches_the_lock_off(self) -> None:
-        assert check_call(False, "t") is False
+        assert options(call=False, conf={"singleton_lock_accept": "all"}) is None
 
     @pytest.mark.parametrize("value", [0, 1, "off", [], ["key"], 2.0])
     def test_anything_else_is_refused(self, value: object) -> None:
         with pytest.raises(InvalidOption, match="dictionary"):
-            check_call(value, "t")
+            sent(value)
+        with pytest.raises(InvalidOption, match="dictionary"):
+            options(call=value)
 
     def test_unknown_key_is_refused_with_a_hint(self) -> None:
         with pytest.raises(InvalidOption, match="did you mean 'on_conflict'"):
-            check_call({"on_conflicts": "skip"}, "t")
+            sent({"on_conflicts": "skip"})
 
     def test_callable_cannot_be_sent(self) -> None:
         with pytest.raises(InvalidOption, match="no message can carry"):
-            check_call({"on_conflict": lambda task, conflict: "skip"}, "t")
+            sent({"on_conflict": lambda task, conflict: "skip"})
 
     @pytest.mark.parametrize("key", ["", 7, None, ["a"]])
     def test_key_is_a_text(self, key: object) -> None:
         with pytest.raises(InvalidOption, match="key"):
-            check_call({"key": key}, "t")
+            sent({"key": key})
 
 
 class Odd:
@@ -240,40 +280,51 @@ class Odd:
     __hash__ = None  # type: ignore[assignment]
 
 
+def documented_settings() -> list[str]:
+    text = (Path(__file__).parents[2] / "docs/options.md").read_text()
+    return sorted({*re.findall(r"`(singleton_lock_[a-z_]+)`", text)} - {"singleton_lock_max_per_call"})
+
+
 #: Some count as numbers in Python or numpy; no setting may have any of them.
 ODD = [10**400, -(10**400), 10**5000, float("nan"), Decimal("NaN"), Decimal(30), Fraction(1, 3), 1j, b"30", [[]], Odd()]
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("name", [*SETTINGS])
+@pytest.mark.parametrize("name", documented_settings())
 def test_odd_values_are_clear_errors(name: str, value: object) -> None:
     """A ttl of 10**400 used to raise OverflowError."""
-    found = [*problems(app(**{name: value}))]
-    assert found
-    for error in found:
-        assert name in str(error)
-        assert "allowed" in str(error)
-        assert len(str(error)) < 1000
+    said = audited(app(**{name: value}))
+    assert f"setting {name} is " in said
+    assert "allowed: " in said
+    assert len(said) < 1000
 
 
 @given(anything)
 def test_any_call_is_checked(value: object) -> None:
+    task = bill()
     for call in (value, {"ttl": value}, {"key": value}, {"on_conflict": value}, {"at_least_for": value, "wait": value}):
         with suppress(InvalidOption):
-            check_call(call, "t")
+            in_worker(task, call)
+
+
+#: What a call may ask for.
+OF_A_CALL: dict[str, Any] = {"key": "x", "ttl": 3.0, "wait": 1.0, "at_least_for": 1.0, "on_conflict": "raise"} | {
+    "conflict_retries": 1,
+    "on_lock_lost": "warn",
+    "on_unavailable": "run",
+    "retain_on_retry": True,
+}
 
 
 class TestAccept:
-    def task(self, **conf: Any) -> Any:
-        return app(**conf).task(base=SingletonTask, name="shop.bill", shared=False)(body(lambda tenant: None))
-
-    def test_everything_except_disabling_the_lock_is_accepted_by_default(self) -> None:
-        assert settings().accept == {*CALL_KEYS} == {*ACCEPTABLE} - {"disable"}
+    def test_type_of_a_calls_options_has_all_options_of_a_call(self) -> None:
+        assert {*CallOptions.__annotations__} == {*OF_A_CALL}
 
     @pytest.mark.parametrize(
         ("value", "expected"),
         [
-            ("all", {*ACCEPTABLE}),
+            (None, {*OF_A_CALL}),
+            ("all", {*OF_A_CALL, "disable"}),
             ("none", set()),
             ([], set()),
             (["wait", "disable"], {"wait", "disable"}),
@@ -281,36 +332,38 @@ class TestAccept:
         ],
     )
     def test_accept_is_a_word_or_a_list(self, value: object, expected: set[str]) -> None:
-        assert settings(singleton_lock_accept=value).accept == expected
+        conf = {} if value is None else {"singleton_lock_accept": value}
+        for name, its in {**OF_A_CALL, "disable": False}.items():
+            call = {name: its} if its is not False else False
+            for accepts in (partial(sent, call, **conf), partial(options, call=call, conf=conf)):
+                with nullcontext() if name in expected else pytest.raises(InvalidOption, match="singleton_lock_accept"):
+                    accepts()
 
     @pytest.mark.parametrize("value", ["key", "All", ["keys"], [1], 3, True, {"key": 1}, None.__class__])
     def test_anything_else_is_refused(self, value: object) -> None:
         with pytest.raises(InvalidOption, match=r"singleton_lock_accept is .* allowed: 'all', 'none'"):
-            settings(singleton_lock_accept=value)
+            options(conf={"singleton_lock_accept": value})
 
     @pytest.mark.parametrize("call", [False, {"key": "x"}, {"wait": 1.0}])
     def test_error_names_the_setting_and_the_remedy(self, call: Any) -> None:
-        task = self.task(singleton_lock_accept="none")
         with pytest.raises(InvalidOption, match=r"setting singleton_lock_accept allows nothing: add '\w+' to it"):
-            check_accepted(call, accepted(task.app.conf), task)
+            sent(call, singleton_lock_accept="none")
 
     def test_seconds_are_bounded_unless_the_task_has_more(self) -> None:
-        task = self.task()
         for name in ("ttl", "wait", "at_least_for"):
-            check_accepted({name: MAX_ASKED}, settings().accept, task)
-            with pytest.raises(InvalidOption, match=f"lock_{name} on the task"):
-                check_accepted({name: MAX_ASKED + 1}, settings().accept, task)
-        task.lock_ttl = 7200
-        check_accepted({"ttl": 7200.0}, settings().accept, task)
-        of_app = self.task(singleton_lock_wait=1e9)
-        check_accepted({"wait": 1e9}, settings().accept, of_app)
+            assert getattr(options(call={name: 3600.0}), name) == 3600
+            for refused in (partial(sent, {name: 3601}), partial(options, call={name: 3601})):
+                with pytest.raises(InvalidOption, match=f"at most 3600 seconds; for more, set lock_{name} on the task"):
+                    refused()
+        assert options(call={"ttl": 7200.0}, lock_ttl=7200).ttl == 7200
+        assert options(call={"wait": 1e9}, conf={"singleton_lock_wait": 1e9}).wait == 1e9
 
     def test_call_is_refused_before_it_is_sent(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_accept"):
-            self.task().apply_async((7,), singleton_lock=False)
+            bill().apply_async((7,), singleton_lock=False)
 
     def test_message_cannot_claim_that_it_was_not_sent(self) -> None:
-        task = self.task(singleton_lock_backend="memory://")
+        task = bill({"singleton_lock_backend": "memory://"})
         request = Context(is_eager=True, headers={"singleton_lock": False}, delivery_info={})
         with pytest.raises(InvalidOption, match="singleton_lock_accept"):
             task.lock_options(request)
@@ -318,11 +371,12 @@ class TestAccept:
         assert task.lock_options(applied) is None
 
     def test_key_of_any_length_becomes_a_digest(self) -> None:
-        task = self.task(singleton_lock_backend="memory://")
-        request = Context(headers={"singleton_lock": {"key": "x\ud800" * 100_000}}, delivery_info={})
+        task = bill({"singleton_lock_backend": "memory://"})
+        request = Context(singleton_lock={"key": "x\ud800" * 100_000}, delivery_info={})
         key = task.lock_of(request, (7,), {}).key
+        assert key != task.lock_key_of(7)
         assert len(key) < 100
-        assert cleaned.key(key) == key
+        assert key.isprintable()
 
 
 class TestTaskAttributes:
@@ -425,13 +479,11 @@ class TestTaskAttributes:
             "partial": (partial(getitem_of, "tenant"), partial(lambda policy, task, met: policy, "raise")),
             "function": (lambda its: its["tenant"], lambda task, met: "raise"),
         }[kind]
-        made = app()
-        options = {"lock_key": keys, "on_conflict": policies, "on_duplicate": policies}
+        made: Any = app(**OF_BOTH_LOCKS, singleton_lock_prefix=uuid())
+        options: dict[str, Any] = {"lock_key": keys, "on_conflict": policies, "on_duplicate": policies}
         task = made.task(base=SingletonTask, shared=False, **options)(body(lambda tenant, month=1: None))
         assert task.lock_key_of(7) == task.lock_key_of(7, 2) != task.lock_key_of(8)
-        its = options_for(task, Settings.from_app(made))
-        assert chosen_policy("on_conflict", its.on_conflict, task, KeyError(), ["raise"]) == "raise"
-        assert chosen_policy("on_duplicate", its.on_duplicate, task, KeyError(), ["raise"]) == "raise"
+        assert met(task, 7) == ("FAILURE", DuplicateTask)
 
     def test_methods_of_the_tasks_own_class_are_its_options(self) -> None:
         class Job(SingletonTask):
@@ -450,13 +502,11 @@ class TestTaskAttributes:
             def on_duplicate(cls, task: Any, duplicate: Exception) -> str:
                 return cls.chosen
 
-        made = app()
+        made: Any = app(**OF_BOTH_LOCKS, singleton_lock_prefix=uuid())
         task = made.register_task(Job())
         task.bind(made)
         assert task.lock_key_of(7) == task.lock_key_of(7, 2) != task.lock_key_of(8)
-        its = options_for(task, Settings.from_app(made))
-        assert chosen_policy("on_conflict", its.on_conflict, task, KeyError(), ["raise"]) == "raise"
-        assert chosen_policy("on_duplicate", its.on_duplicate, task, KeyError(), ["raise"]) == "raise"
+        assert met(task, ("job", 7)) == ("FAILURE", DuplicateTask)
 
     @pytest.mark.parametrize("name", ["on_conflict", "on_duplicate"])
     @pytest.mark.parametrize("policy", [lambda met: "skip", lambda a, b, c: "skip", len])
@@ -470,45 +520,82 @@ class TestTaskAttributes:
         assert options(on_conflict=max).on_conflict is max
 
     def test_option_that_is_set_later_counts_from_then_on(self) -> None:
-        made = app()
-        task = made.task(base=SingletonTask, name="shop.bill", shared=False, lock_ttl=60)(body(lambda tenant: None))
-        known = Settings.from_app(made)
-        assert options_for(task, known).ttl == 60
-        assert options_for(task, known, {"ttl": 5.0}).ttl == 5
+        task = bill({"singleton_lock_ttl": 7}, lock_ttl=60)
+        assert in_worker(task).ttl == 60
+        assert in_worker(task, {"ttl": 5.0}).ttl == 5
         task.lock_ttl = 90
-        assert options_for(task, known).ttl == 90
+        assert in_worker(task).ttl == 90
         task.lock_ttl = None
-        assert options_for(task, Settings.from_app(app(singleton_lock_ttl=7))).ttl == 7
+        assert in_worker(task).ttl == 7
         task.lock_ttl = 0
         with pytest.raises(InvalidOption, match=r"lock_ttl of task shop\.bill is 0"):
-            options_for(task, known)
+            in_worker(task)
 
     def test_proxy_of_a_task_has_its_options(self) -> None:
         """`shared_task` returns a proxy."""
-        made = app()
-        task = made.task(base=SingletonTask, name="shop.bill", shared=False, lock_ttl=60)(body(lambda tenant: None))
-        assert options_for(Proxy(lambda: task), Settings.from_app(made)).ttl == 60
+        task = bill(lock_ttl=60)
+        assert in_worker(Proxy(lambda: task)).ttl == 60
 
     def test_subclass_sets_options_for_its_tasks(self) -> None:
         class Slow(SingletonTask):
             lock_ttl = 90.0
 
-        made = app()
-        task = made.task(base=Slow, name="slow", shared=False)(body(lambda: None))
-        assert options_for(task, Settings.from_app(made)).ttl == 90.0
+        task = app().task(base=Slow, name="slow", shared=False)(body(lambda: None))
+        assert in_worker(task).ttl == 90.0
 
 
 @pytest.mark.parametrize("policy", ["skip", lambda task, conflict: "skip"], ids=["name", "function"])
 def test_task_is_not_kept_alive_longer_than_its_app(policy: Any) -> None:
     """Its options are cached for the next execution."""
-    made = app()
-    task = made.task(base=SingletonTask, shared=False, on_conflict=policy)(body(lambda: None))
+    task = bill({"singleton_lock_backend": "memory://"}, on_conflict=policy)
     for _ in range(2):
-        options_for(task, settings())
-    gone = weakref.ref(type(made.tasks[task.name]))
-    del made, task
+        in_worker(task)
+    gone = weakref.ref(task.__class__)
+    del task
     gc.collect()
     assert gone() is None
+
+
+NEWEST = ("rerun", "replace")
+OF_ONE_CALL = ("on_conflict", "lock_conflict_retries", "on_lock_lost")
+JOINS: dict[str, Any] = {"on_conflict": "join", "conf": {"result_backend": "redis://localhost:1/1"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"lock_scope": "until_expired"}, "lock_scope of task .* needs lock_queue_ttl"),
+        ({"on_conflict": "join"}, "on_conflict of task .* needs a result backend that workers can read"),
+        (
+            {"on_conflict": "join", "conf": {"result_backend": "rpc://"}},
+            "on_conflict of task .* needs a result backend",
+        ),
+        ({**JOINS, "ignore_result": True}, "on_conflict of task .* needs its results: set ignore_result=False"),
+        ({**JOINS, "conf": {**JOINS["conf"], "singleton_lock_done_ttl": 0}}, "needs singleton_lock_done_ttl above 0"),
+        ({**JOINS, "lock_limit": 2}, "on_conflict of task .* needs lock_limit=1, found 2"),
+        ({"on_duplicate": "replace", "lock_scope": "until_executed"}, "on_duplicate of task .* with lock_scope"),
+        (
+            {"on_duplicate": "replace", "lock_scope": "until_executing", "lock_limit": 2},
+            "on_duplicate of task .* with lock_limit 2; allowed: lock_limit 1",
+        ),
+        *(({"on_conflict": policy, "lock_limit": 2}, "with a limit, use on_conflict='retry'") for policy in NEWEST),
+        *(({"on_conflict": policy, "lock_scope": "until_executing"}, "with lock_scope") for policy in NEWEST),
+        *(({"on_conflict": policy, "lock_conflict_retries": 3}, "with lock_conflict_retries 3") for policy in NEWEST),
+        ({"on_conflict": "replace", "on_lock_lost": "warn"}, "on_conflict of task .* with on_lock_lost 'warn'"),
+    ],
+)
+def test_options_that_cannot_work_together_are_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidOption, match=why):
+        options(**given)
+    if not {"lock_scope", "lock_limit", "on_duplicate"} & {*given}:
+        call = {name.removeprefix("lock_"): value for name, value in given.items() if name in OF_ONE_CALL}
+        rest = {name: value for name, value in given.items() if name not in OF_ONE_CALL}
+        with pytest.raises(InvalidOption, match=why):
+            options(call=call, **rest)
+
+
+def test_nothing_is_joined_in_an_eager_app() -> None:
+    assert options(on_conflict="join", conf={"task_always_eager": True}).on_conflict == "join"
 
 
 class TestSettings:
@@ -520,7 +607,7 @@ class TestSettings:
     def test_message_protocol_1_is_refused(self) -> None:
         with pytest.raises(InvalidOption, match=r"setting task_protocol is 1.* or set it to 2"):
             settings(task_protocol=1)
-        assert "task_protocol" in str([*problems(app(task_protocol=1))])
+        assert "task_protocol" in audited(app(task_protocol=1))
         assert not settings(task_protocol=1, singleton_lock_enabled=False).enabled
 
     def test_unknown_setting_is_refused_with_a_hint(self) -> None:
@@ -736,10 +823,6 @@ class TestRedlock:
         chosen = options(on_duplicate=lambda task, duplicate: "replace", lock_scope="until_executing", conf=self.CONF)
         assert not replaces(chosen, settings(**self.CONF))
         assert replaces(chosen, settings())
-
-
-def test_type_of_a_calls_options_has_all_options_of_a_call() -> None:
-    assert {*CallOptions.__annotations__} == {*CALL_KEYS}
 
 
 class TestMisplacedInACall:

@@ -16,7 +16,7 @@ from kombu.transport.virtual import Channel
 from celery_singleton_lock import LockConflict, LockUnavailable, clock
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, silence
+from tests.inside import at_question, line, silence
 from tests.patience import in_this_thread, sleepless
 
 #: Values that no part of a header has.
@@ -240,6 +240,52 @@ class TestSilence:
         assert end in repr(bench.end(message))
 
 
+class TestInLine:
+    """The worker's main process holds it until its lock is free; each look of its own would take a slot."""
+
+    def copy(self, bench: Bench, **options: Any) -> Sent:
+        return refused(bench, bench.send(bench.task(on_conflict="retry"), **options))
+
+    @pytest.mark.parametrize(("timeout", "longest"), [(3600, 60.0), (60, 30.0)])
+    @pytest.mark.parametrize("wakes", [True, False])
+    def test_it_is_held_for_a_minute_if_it_will_be_woken(
+        self, bench: Bench, wakes: bool, timeout: int, longest: float
+    ) -> None:
+        """But no longer than the broker waits."""
+        bench.app.conf.broker_transport_options = {"visibility_timeout": timeout}
+        copy = self.copy(bench)
+        with line(bench.app, wakes=wakes):
+            assert bench.deliver(copy) == "ran"
+        assert bench.held == [pytest.approx(longest if wakes else bench.seconds_until(copy), abs=1.0)]
+
+    @pytest.mark.parametrize("wakes", [True, False])
+    def test_it_ends_when_it_expires(self, bench: Bench, wakes: bool) -> None:
+        copy = self.copy(bench, expires=5.0).but(eta="2100-01-01T00:00:00+00:00")
+        with line(bench.app, wakes=wakes):
+            bench.deliver(copy)
+        assert bench.held == [pytest.approx(5.0, abs=1.0)]
+
+    @pytest.mark.parametrize("year", ["0001", "9999"])
+    @pytest.mark.parametrize("expires", [None, "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
+    def test_extreme_times_harm_nobody(self, bench: Bench, year: str, expires: str | None) -> None:
+        copy = self.copy(bench).but(eta=f"{year}-12-31T23:59:59.999999+00:00", expires=expires)
+        with line(bench.app, wakes=False):
+            assert bench.deliver(copy) in ("ran", "REVOKED")
+
+    @pytest.mark.parametrize("waits", [None, "a", ["a"], ["{}:wake", 1], ["other:1:{{x}}", 1], ["{}", 0]])
+    def test_no_foreign_lock_is_waited_for(self, bench: Bench, waits: Any) -> None:
+        """The process would take elements from foreign lists."""
+        copy = self.copy(bench)
+        header = deepcopy(copy.headers["singleton_lock"])
+        ((path, (key, _)),) = [(path, part) for path, part in parts_of(header) if path[-1] == "waits"]
+        header[path[0]][path[1]] = [waits[0].format(key), *waits[1:]] if isinstance(waits, list) else waits
+        with line(bench.app) as keys:
+            bench.deliver(copy.but(singleton_lock=header))
+            assert keys == []
+            bench.deliver(copy)
+        assert keys == [key]
+
+
 @pytest.mark.parametrize("policy", ["retry", "join", "rerun"])
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda value: str(value)[:20])
 def test_nonsense_in_any_part_of_the_header_harms_nobody(bench: Bench, policy: str, nonsense: object) -> None:
@@ -247,7 +293,7 @@ def test_nonsense_in_any_part_of_the_header_harms_nobody(bench: Bench, policy: s
     task = bench.task(on_conflict=policy, lock_scope="until_executed" if policy == "retry" else "while_executing")
     message = bench.send(task)
     copy = refused(bench, refused(bench, message, redelivered=True))
-    parts = list(parts_of(copy.headers["singleton_lock"]))
+    parts = [path for path, _ in parts_of(copy.headers["singleton_lock"])]
     assert len(parts) > 5
     for path in parts:
         header = deepcopy(copy.headers["singleton_lock"])
@@ -267,8 +313,8 @@ def test_nonsense_in_any_part_of_the_header_harms_nobody(bench: Bench, policy: s
 
 
 def parts_of(header: Any, path: tuple[Any, ...] = ()) -> Any:
-    """The path of each part of a header, and of its parts."""
+    """The path of each part of a header, and of its parts; and the part."""
     items = header.items() if isinstance(header, dict) else enumerate(header) if isinstance(header, list) else ()
     for name, part in items:
-        yield (*path, name)
+        yield (*path, name), part
         yield from parts_of(part, (*path, name))

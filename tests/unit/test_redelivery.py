@@ -10,8 +10,10 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock import ResultLost
 from celery_singleton_lock.options.delivery import longest_delay
+from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
+from tests.inside import silence
 
 #: Headers of a message that comes too late.
 LATE = {"expires": "2020-01-01T00:00:00+00:00"}
@@ -110,6 +112,23 @@ class TestSecondCopy:
         message = bench.send(bench.task())
         for _ in range(2):
             assert again(bench, message) == "ran"
+        assert bench.runs == [message.id] * 2
+
+    def test_message_is_remembered_no_longer_though_its_record_is_completed_late(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Because the lock server was silent. The result may be that of an earlier message with the same id."""
+        bench.app.conf.singleton_lock_done_ttl = 3600
+        monkeypatch.undo()  # A process that lives on completes what it has recorded, a second later.
+        message = bench.send(bench.task())
+        bench.deliver(message)
+        with silence(bench.app, heard=0):
+            bench.forget(message)
+            bench.later(3000.0)
+            write_all()
+        write_all()
+        bench.later(900.0)
+        bench.deliver(message, redelivered=True)
         assert bench.runs == [message.id] * 2
 
     def test_eager_copy_runs(self, bench: Bench) -> None:

@@ -10,7 +10,7 @@ from celery_singleton_lock.stores.redis.lock_answers import FreeAnswer
 
 def test_answers_have_the_same_numbers() -> None:
     """A release that nobody waits for works as well if the scripts call that otherwise."""
-    text = files("celery_singleton_lock.stores.redis").joinpath("scripts/lock/end.lua").read_text()
+    text = files("celery_singleton_lock.stores.redis").joinpath("scripts/lock/free.lua").read_text()
     (line,) = re.findall(r"^local ([A-Z_, ]+) = ([0-9, ]+)$", text, re.MULTILINE)[:1]
     names, numbers = (part.split(", ") for part in line)
     assert dict(zip(names, map(int, numbers), strict=True)) == {it.name: it.value for it in FreeAnswer}

@@ -31,7 +31,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import header, outcome, queue_lock, sending
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.header import HEADER
-from celery_singleton_lock.task.outcome import OF_USE, Outcome
+from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.queue_lock import lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
 from tests.unit.deliveries import carried_out
@@ -245,17 +245,17 @@ class TestNextAttempt:
         self.retry(job, args=(object(),))
         assert "queue" not in sent.headers[-1][HEADER]
 
-    def test_record_of_an_attempt_is_kept_whole_if_the_next_one_has_its_lock(
+    def test_record_of_an_attempt_is_not_settled_if_the_next_one_has_its_lock(
         self, sent: Sent, running: Callable[..., Any]
     ) -> None:
-        """If a late copy found only that the attempt is over, it would free that lock."""
+        """A late copy that found a settled one would free that lock."""
         job = sent.task()
         request = running(job, 1)
         execution = Execution.of(job, job.lock_of(request, (1,), {}))
         before = execution.record(Outcome(states.RETRY))
         self.retry(job)
         after = execution.record(Outcome(states.RETRY))
-        assert [it and it.content_for for it in (before, after)] == [OF_USE, None]
+        assert [it and outcome.read(it)[0].settled for it in (before, after)] == [True, False]
         # Also if it has sent its retry with throw=False, and returned.
         assert execution.record(Outcome(states.SUCCESS, b"value", settled=True)) == after
 

@@ -20,7 +20,7 @@ from celery_singleton_lock import SingletonTask, clock, process_identity
 from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import CRASHED, KINDS
-from celery_singleton_lock.keys.key import key_of_beat
+from celery_singleton_lock.keys.key import key_of_text, name_of_beat
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
@@ -181,10 +181,17 @@ def test_key_is_on_the_page_of_its_lock(client: Client, nightly: str) -> None:
     assert nightly in [it.text for it in Page(shown.text).all("dd")]
 
 
-def test_lock_of_beat_is_named_and_needs_no_attention(app: Celery, client: Client) -> None:
+def show_beat(app: Celery) -> None:
+    """As a beat of the schedule "shop" does."""
+    runtime = Runtime.of(app)
     holder = Holder(node="beat@one", pid=5, since=clock.wall() - 9000, ttl=10.0)
-    Runtime.of(app).store.acquire(LockRequest(Watch(app).beat_key, new_owner(), ttl=10.0, holder=holder))
-    assert any(row.startswith("beat:shop leader") for row in page(client, "/locks").rows())
+    key = key_of_text(runtime.settings.prefix, name_of_beat("shop"), "one")
+    runtime.store.acquire(LockRequest(key, new_owner(), ttl=10.0, holder=holder))
+
+
+def test_lock_of_beat_is_named_and_needs_no_attention(app: Celery, client: Client) -> None:
+    show_beat(app)
+    assert any(row.startswith("beat:shop beat") for row in page(client, "/locks").rows())
     shown = page(client, "")
     assert [row for row in shown.rows() if "beat" in row] == []
     assert "0 held" in [it.text for it in shown.all("a")]
@@ -237,7 +244,7 @@ def test_crashed_runs_are_counted(app: Celery, client: Client) -> None:
     shown = page(client, "/tasks")
     (crashed,) = (it for it in shown.all("td") if it.attributes["data-label"] == "crashed")
     assert (crashed.text, crashed.attributes["class"]) == ("1", "n bad")
-    assert "2 (crashed 1, success 1)" in [it.text for it in page(client, f"/task?name={TASK}").all("dd")]
+    assert "2 (CRASHED 1, SUCCESS 1)" in [it.text for it in page(client, f"/task?name={TASK}").all("dd")]
 
 
 @pytest.mark.parametrize("address", [f"task?name={TASK}", "lock?key={key}", "id?id=the-id", "refused", "search?q=acme"])
@@ -297,7 +304,7 @@ class TestEscaping:
         }
         app.conf.singleton_lock_beat_name = HOSTILE
         runtime = Runtime.of(app)
-        ledger = runtime.store.ledger(key_of_beat(runtime.settings.prefix, HOSTILE))
+        ledger = runtime.store.ledger(key_of_text, name_of_beat(runtime.settings.prefix, HOSTILE))
         ledger.align({f"{HOSTILE} in a database": 10, "from the future": 2**52}, ceiling=2**53)
 
     @pytest.mark.parametrize("address", PAGES)
@@ -523,13 +530,10 @@ class TestBeat:
         (row,) = (row for row in page(client, "/beat").rows() if row.startswith("often"))
         assert shown in row
 
-    def test_leader_is_shown(self, app: Celery, client: Client) -> None:
-        assert "No beat leads this schedule." in page(client, "/beat").rows()
-        runtime = Runtime.of(app)
-        holder = Holder(node="beat@one", pid=5, since=clock.wall(), ttl=10.0)
-        key = key_of_beat(runtime.settings.prefix, "shop")
-        runtime.store.acquire(LockRequest(key, new_owner(), ttl=10.0, holder=holder))
-        assert any("leader beat@one (pid 5)" in row for row in page(client, "/beat").rows())
+    def test_beats_are_shown(self, app: Celery, client: Client) -> None:
+        assert "No beat runs for this schedule." in page(client, "/beat").rows()
+        show_beat(app)
+        assert any("beat beat@one (pid 5)" in row for row in page(client, "/beat").rows())
 
 
 class TestTimeline:

@@ -7,7 +7,6 @@ Celery; in a project with `namespace="CELERY"`, `CELERY_` stands before them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,10 +22,8 @@ from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings, problems
 from celery_singleton_lock.options.rules import SETTINGS
+from celery_singleton_lock.options.words import misspelled_setting
 from celery_singleton_lock.stores import open_store
-
-#: How similar a name must be to the setting that was probably meant: `get_close_matches` counts from 0 to 1.
-ALIKE = 0.85
 
 #: The numbers of the findings that can be silenced one by one, by their subjects; all others share one.
 _NUMBERS = {IN_MEMORY: "W003", "singleton_lock_done_ttl": "W005", "singleton_lock_enabled": "W006"}
@@ -96,8 +93,8 @@ def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
         meant: str | None = None
         if not name.startswith(namespace) and bare in SETTINGS:
             meant = bare
-        elif name.startswith(namespace) and not bare.startswith("singleton_lock_"):
-            meant = next(iter(difflib.get_close_matches(bare, SETTINGS, n=1, cutoff=ALIKE)), None)
+        elif name.startswith(namespace):
+            meant = misspelled_setting(bare, SETTINGS)
         if meant is not None:
             yield _message(
                 Warning, app, "W002", f"nothing reads the setting {name}", f"Rename it to {namespace}{meant.upper()}."

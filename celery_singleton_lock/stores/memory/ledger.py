@@ -34,20 +34,18 @@ class MemoryLedger:
         with self._mutex.lock:
             return dict(self._lasts)
 
-    def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
+    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | str:
         with self._mutex.lock:
-            refused, now = {}, clock.now()
-            for entry, last in lasts.items():
-                gone, until = self._gone.get(entry, (0, 0.0))
-                known = self._lasts.get(entry, gone if until > now else 0)
-                claimer, until = self._claims.get(entry, (owner, 0.0))
-                if last < known <= ceiling:
-                    refused[entry] = Refused(known, 0.0)
-                elif claimer != owner and until > now:
-                    refused[entry] = Refused(None, until - now)
-                else:
-                    self._claims[entry] = owner, now + ttl
-            return refused
+            now = clock.now()
+            gone, until = self._gone.get(entry, (0, 0.0))
+            known = self._lasts.get(entry, gone if until > now else 0)
+            claimer, until = self._claims.get(entry, (owner, 0.0))
+            if last < known <= ceiling:
+                return Refused(known, 0.0)
+            if claimer != owner and until > now:
+                return Refused(None, until - now, claimer)
+            self._claims[entry] = owner, now + ttl
+            return self._secret
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
         with self._mutex.lock:
@@ -63,9 +61,6 @@ class MemoryLedger:
             for entry in entries:
                 if self._claims.get(entry, (None, 0.0))[0] == owner:
                     del self._claims[entry]
-
-    def secret(self) -> str:
-        return self._secret
 
     def _aligned(self, entry: str, given: int, ceiling: int) -> int:
         """The last run of an entry, which was `given`."""

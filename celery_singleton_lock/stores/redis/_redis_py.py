@@ -28,8 +28,7 @@ _OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
 def socket_of(connection: Connection) -> socket.socket:
     """The socket of a connection that is open.
 
-    Promise: commands for several servers are sent without waiting for one, and their answers are read as they come: no
-    silent server delays a renewal on the others.
+    Promise: no silent server delays a renewal on the others: answers of several servers are read as they come.
     Touches: redis.connection.Connection._sock
     """
     opened: socket.socket = cast("Any", connection)._sock
@@ -37,10 +36,10 @@ def socket_of(connection: Connection) -> socket.socket:
 
 
 def error_of(text: str) -> Exception:
-    """The exception for a server's error, as redis-py's clients raise it.
+    """The exception for a server's error, as redis-py's clients raise it: for a digest that it does not know, say, or a
+    key that has moved.
 
-    Promise: a script is sent by its text where its digest is unknown, a key is looked for where it has moved to, and a
-    server that refuses a command is told from one that does not answer.
+    Promise: a server that refuses a command is told from one that does not answer, and is asked in another way.
     Touches: redis.connection.DefaultParser, redis.connection.DefaultParser.parse_error
     """
     code, _, rest = text.partition(" ")

@@ -8,16 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import count
 
 from redis.crc import key_slot
 
 from celery_singleton_lock.lease import Hold
-
-#: The prefix of the keys that locks outside of tasks share.
-SHARED_PREFIX = "singleton_lock:1:"
-
-#: The first hash tag; others differ from it in some of the lower four bits of their letters.
-_FIRST_TAG = 0x40404040  # @@@@
 
 
 def run_key(key: str, slot: int = 0) -> str:
@@ -33,22 +28,8 @@ def wake_key(key: str) -> str:
 
 
 def fence_key(key: str) -> str:
-    """The counter of fencing tokens of one lock, on a node of a Redlock."""
+    """The highest fencing token that was given out."""
     return _beside(key, "fence")
-
-
-@lru_cache(maxsize=1024, typed=True)
-def shared(key: str) -> str:
-    """The prefix of the keys that all locks in the same slot of a cluster share."""
-    prefix, opened, _ = key.partition("{")
-    if not (prefix and opened) or isinstance(key, PlainKey):
-        prefix = SHARED_PREFIX
-    return f"{prefix}{{{_tag_of_slot(_slot_of(key))}}}"
-
-
-def shared_fence_key(begins: str) -> str:
-    """The highest fencing token that was given out for any of the locks that share this key; see `shared`."""
-    return f"{begins}:fence"
 
 
 def slots_key(key: str) -> str:
@@ -79,21 +60,6 @@ def nudge_key(key: str, process: str) -> str:
 def done_key(key: str, message: str) -> str:
     """What is remembered of a message that was carried out."""
     return _beside(key, f"done:{message}")
-
-
-def ended_keys(begins: str, name: bytes) -> tuple[str, str]:
-    """The messages that are over, of all locks that share these keys (see `shared`), and more of them for this name."""
-    return f"{begins}:ended", f"{begins}:ended:{name[:1].hex()}"
-
-
-def aside_key(begins: str) -> str:
-    """Nothing is ever there when no script runs; see `now.lua`."""
-    return f"{begins}:aside"
-
-
-def ended_name(key: str, message: str) -> bytes:
-    """The name of a message in `ended_keys`."""
-    return hashlib.blake2b(f"{key} {message}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def ledger_key(key: str) -> str:
@@ -150,34 +116,10 @@ def _hash_tag(key: str) -> str | None:
     return tag if opened and closed and tag else None
 
 
-def _slot_of(key: str) -> int:
-    return key_slot(key.encode("utf-8", "surrogatepass"))
-
-
-def _tag_of_slot(slot: int) -> str:
-    """A text of four letters that is in this slot of a cluster."""
-    tag, left = _FIRST_TAG, slot ^ key_slot(_FIRST_TAG.to_bytes(4, "big"))
-    for highest, (moves, bits) in _steps().items():
-        if left >> highest & 1:
-            tag, left = tag ^ bits, left ^ moves
-    return tag.to_bytes(4, "big").decode()
-
-
-@lru_cache(maxsize=1)
-def _steps() -> dict[int, tuple[int, int]]:
-    """By the highest bit of a slot that it changes, how a change of a tag's bits moves the slot; highest first.
-
-    A CRC is linear: the changes of several bits move it by the sum (exclusive or) of what each of them does.
-    """
-    first, found = key_slot(_FIRST_TAG.to_bytes(4, "big")), dict[int, tuple[int, int]]()
-    for bit in (1 << place for place in range(32) if place % 8 < 4):
-        bits, moves = bit, key_slot((_FIRST_TAG ^ bit).to_bytes(4, "big")) ^ first
-        for highest in sorted(found, reverse=True):
-            if moves >> highest & 1:
-                moves, bits = moves ^ found[highest][0], bits ^ found[highest][1]
-        if moves:
-            found[moves.bit_length() - 1] = moves, bits
-    return dict(sorted(found.items(), reverse=True))
+def _tag_beside(name: str) -> str:
+    """A number in the same slot of a cluster as this name, which cannot be a tag itself."""
+    slot = key_slot(name.encode("utf-8", "surrogatepass"))
+    return next(tag for tag in map(str, count()) if key_slot(tag.encode()) == slot)
 
 
 @lru_cache(maxsize=1024, typed=True)  # A text of another class may read otherwise.
@@ -204,5 +146,5 @@ class PlainKey(str):
         elif name and "}" not in name:
             made.base = f"{{{name}}}"
         else:
-            made.base = f"{{{_tag_of_slot(_slot_of(name))}}}{name}"
+            made.base = f"{{{_tag_beside(name)}}}{name}"
         return made

@@ -31,26 +31,21 @@ WAKE_TTL = 1.0
 
 #: Seconds that the highest fence is kept after the last acquire. Without it the next one starts at the server's time,
 #: which is higher as long as that clock was not set back by more than this.
-FENCE_TTL = 3600.0
+FENCE_TTL = 600.0
 
 #: Seconds that a lock that was handed to a waiter is held for it, until the waiter confirms: what a frozen or
 #: unreachable waiter costs the others.
 HAND_OVER_TTL = 1.0
 
-#: Arguments of `replace_records.lua` for each record.
-_OF_RECORD = 4
-
 #: The parts of a script that takes a lock.
-TAKING = "now", "lock/grant", "lock/answers", "lock/request", "lock/places", "lock/ended", "lock/newest"
+TAKING = "now", "lock/grant", "lock/answers", "lock/request", "lock/places", "lock/newest"
 ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
 HAND_OVER = Script(*TAKING, "lock/hand_over", "lock/acquire", answers=answers_question)
-FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
-REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
-RECORDED = Script("now", "lock/answers", "lock/ended", "lock/recorded", answers=answers_refusal)
+FREE, WAKE = Script("lock/free"), Script("lock/wake")
+REFUSE = Script("lock/answers", "lock/refuse", answers=answers_refusal)
+RECORDED = Script("lock/answers", "lock/recorded", answers=answers_refusal)
 RENEW = Script("lock/renew", answers=answers_renewal, each=lambda call: len(call.keys))
-REPLACE = Script(
-    "now", "lock/ended", "lock/replace_records", answers=are_whole, each=lambda call: len(call.args) // _OF_RECORD
-)
+REPLACE = Script("lock/replace_records", answers=are_whole, each=lambda call: len(call.keys))
 
 
 class AcquireArgs(NamedTuple):
@@ -60,7 +55,7 @@ class AcquireArgs(NamedTuple):
     holder: str
     ttl_ms: int
     fence_ttl_ms: int
-    ended_name: bytes = b""
+    once: int = 0
     waiting_ms: int = 0
     asked_at_ms: int | str = 0
     reserved_as: str = ""
@@ -81,18 +76,15 @@ class AcquireArgs(NamedTuple):
 
 
 class EndArgs(NamedTuple):
-    """ARGV of `end.lua`."""
+    """ARGV of `free.lua`."""
 
     owner: str
     wake_ms: int
     record: bytes = b""
     record_ms: int = 0
-    ended_name: bytes = b""
-    ended_ms: int = 0
     repeated: int = 0
     reserved: str = ""
     reserved_ms: int = 0
-    name_of_next: bytes = b""
     over_ms: int = 0
     limit: int = 1
     locks: int = 1
@@ -140,12 +132,10 @@ def question(
     """KEYS and ARGV of `request.lua`; see `acquire`."""
     key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
     arrival = request.arrival
-    slots, shared = max(slots, request.limit), keyspace.shared(key)
-    ended_name = keyspace.ended_name(key, holder.message) if once else b""
-    ended, more = keyspace.ended_keys(shared, ended_name)
-    keys = [keyspace.shared_fence_key(shared), *([ended] if once else []), keyspace.slots_key(key)]
+    slots = max(slots, request.limit)
+    keys = [keyspace.fence_key(key), keyspace.slots_key(key)]
     keys += [keyspace.over_key(key, request.owner), keyspace.over_key(key, name), keyspace.wake_key(key)]
-    keys += [keyspace.done_key(key, holder.message), more] if once else []
+    keys += [keyspace.done_key(key, holder.message)] if once else []
     keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
     keys += [keyspace.order_key(key, arrival.order)] if arrival else []
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
@@ -154,8 +144,8 @@ def question(
         owner=request.owner,
         holder=holder.around_fence(request.ttl),
         ttl_ms=ms(request.ttl),
-        fence_ttl_ms=fence_ms(request.ttl),
-        ended_name=ended_name,
+        fence_ttl_ms=ms(FENCE_TTL),
+        once=int(once),
         waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
         asked_at_ms=ms(clock.wall()) if request.waiting else 0,
         reserved_as=_reserved_as(holder),
@@ -211,33 +201,22 @@ def ending(
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
     """
-    key, places, shared = hold.key, keyspace.places_of(hold), keyspace.shared(hold.key)
-    ended_ms, name, name_of_next = 0, b"", b""
+    key, places = hold.key, keyspace.places_of(hold)
     keys = [keyspace.waiting_key(key), keyspace.wake_key(key)]
     if record is not None:
         keys.append(keyspace.done_key(key, record.message))
-        ended_ms = _ended_ms(record)
-        name = keyspace.ended_name(key, record.message) if ended_ms or repeated else b""
-    if reservation is not None:
-        name_of_next = keyspace.ended_name(key, reservation.holder.message)
-    if name or name_of_next:
-        keys += [*keyspace.ended_keys(shared, name or name_of_next), keyspace.aside_key(shared)]
     if reservation is not None:
         keys += [keyspace.slots_key(key), keyspace.done_key(key, reservation.holder.message)]
-        keys.append(keyspace.ended_keys(shared, name_of_next)[1])
     keys += [*places, *(keyspace.over_key(key, each) for each in over)]
     args = without_defaults(
         EndArgs(
             value,
             ms(WAKE_TTL) if wakes else 0,
             record=record.content if record else b"",
-            record_ms=_record_ms(record) if record else 0,
-            ended_name=name,
-            ended_ms=ended_ms,
+            record_ms=ms(record.seconds) if record else 0,
             repeated=int(repeated),
             reserved=reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
             reserved_ms=ms(reservation.seconds) if reservation else 0,
-            name_of_next=name_of_next,
             over_ms=(over_ms(hold.ttl) if over_for is None else over_for) if over else 0,
             limit=hold.limit,
             locks=len(places),
@@ -258,28 +237,19 @@ def ending(
 
 def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Callable[[str], str] = str) -> Call:
     """See `Store.refuse`; `named` says how the value of an owner's hold begins."""
-    shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
     keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
-    keys += [*keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     copies = named(_reserved_as(holder)), _beginning_of_copies(holder), holder.retries, holder.replaced
-    return Call(REFUSE, keys, [record.content, _record_ms(record), *copies, ended_name, _ended_ms(record)])
+    return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
 
 
 def recorded(key: str, message: str) -> Call:
-    shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, message)
-    keys = [keyspace.done_key(key, message), *keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]
-    return Call(RECORDED, keys, [ended_name])
+    return Call(RECORDED, [keyspace.done_key(key, message)], [])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
-    keys, args = list[str](), list[object]()
-    for key, record in records:
-        shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
-        keys += [keyspace.done_key(key, record.message), *keyspace.ended_keys(shared, ended_name)]
-        keys.append(keyspace.aside_key(shared))
-        args += [record.content, _record_ms(record), ended_name, _ended_ms(record)]
-    return Call(REPLACE, keys, args)
+    keys = [keyspace.done_key(key, record.message) for key, record in records]
+    return Call(REPLACE, keys, [arg for _, record in records for arg in (record.content, ms(record.seconds))])
 
 
 def owner_of(hold: Hold) -> str:
@@ -324,21 +294,6 @@ def wake(key: str, *, limit: int = 0) -> Call:
 def over_ms(ttl: float) -> int:
     """How long it is remembered that an owner of this ttl, or a request, was given up."""
     return ms(max(ttl, OVER_TTL))
-
-
-def fence_ms(ttl: float) -> int:
-    """How long a fence counter is kept for a lock with this ttl."""
-    return ms(max(FENCE_TTL, 2 * ttl))
-
-
-def _record_ms(record: Record) -> int:
-    """How long the content is kept."""
-    return ms(record.seconds if record.content_for is None else min(record.content_for, record.seconds))
-
-
-def _ended_ms(record: Record) -> int:
-    """How long it is noted beside the record that its message is over; 0 if the record alone says that."""
-    return 0 if record.content_for is None else ms(record.seconds)
 
 
 def _renewals(hold: Hold, named: Callable[[Hold], str] = owner_of) -> list[tuple[str, str, int | str]]:

@@ -109,7 +109,7 @@ class RedisStore:
         batches = list(self._batches(holds, lambda hold: hold.key))
         step = min(timeout, self._servers.step)
         try:
-            sent_at, answers = self._renew([lock_commands.renew(batch) for batch in batches], step)
+            sent_at, answers = self._renew(holds, [lock_commands.renew(batch) for batch in batches], step)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
         renewed: dict[Hold, bool] = {}
@@ -343,14 +343,18 @@ class RedisStore:
         for group in by_slot.values():
             yield from batches(group)
 
-    def _renew(self, renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
+    def _renew(self, holds: Sequence[Hold], renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""
         sent_at = clock.now()
         try:
             return sent_at, self._servers.run_each(renewals, step=step)
         except ConnectionError:
-            # The connection was broken, which says nothing about the server: a new one is opened for this.
+            # The connection was broken, which says nothing about the server: a new one is opened for this. What was
+            # sent may still arrive, when a lease has another ttl.
             sent_at = clock.now()
+            for hold in holds:
+                if isinstance(hold, Lease):
+                    hold.doubt(hold.ttl, sent_at)
             return sent_at, self._servers.run_each(renewals, step=step)
 
     def _patiently(

@@ -6,7 +6,7 @@ from functools import partial
 
 from tests.simulation.mutants.mutant import Mutant
 
-_lock = partial(Mutant, file="lock/lock.py", kind="locks")
+_lock = partial(Mutant, file="lock.py", kind="locks")
 
 MUTANTS = (
     Mutant(
@@ -16,16 +16,14 @@ MUTANTS = (
         "local length = 0",
         kind="locks",
     ),
-    Mutant(
+    _lock(
         "on_lost is called when a lock is lost",
-        "lock/holding.py",
-        "if not self._is_lost:",
-        "if False:",
-        kind="locks",
+        old="if not self._is_lost:",
+        new="if False:",
     ),
     _lock(
         "giving back a lost lock raises an error",
-        old="if freed != Freeing.NOW and not (was_held and (again or freed)):",
+        old="if freed != Freeing.NOW and not (held.was_held and (again or freed)):",
         new="if False:",
     ),
     _lock(

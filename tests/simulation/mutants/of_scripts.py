@@ -9,7 +9,6 @@ from tests.simulation.mutants.mutant import Mutant
 _SCRIPTS = "stores/redis/scripts/lock"
 _renew = partial(Mutant, file=f"{_SCRIPTS}/renew.lua")
 _free = partial(Mutant, file=f"{_SCRIPTS}/free.lua")
-_end = partial(Mutant, file=f"{_SCRIPTS}/end.lua")
 _acquire = partial(Mutant, file=f"{_SCRIPTS}/acquire.lua")
 _grant = partial(Mutant, file=f"{_SCRIPTS}/grant.lua")
 _refuse = partial(Mutant, file=f"{_SCRIPTS}/refuse.lua")
@@ -35,20 +34,19 @@ MUTANTS = (
         old="if record_ms ~= '0' then\n  -- Even",
         new="if ours and record_ms ~= '0' then\n  -- Even",
     ),
-    _end(
+    _free(
         "nobody frees another's lock",
         old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
         new="if type(value) == 'string' then",
     ),
-    _end(
+    _free(
         "an end never changes",
-        old="ARGV[6] or '0', ARGV[7] or '0'",
-        new="ARGV[6] or '0', '0'",
+        old="local repeated, reserved, reserved_ms = ARGV[5] or '0', ",
+        new="local repeated, reserved, reserved_ms = '0', ",
     ),
     _free(
         "no lock is kept for a message that never comes",
-        old="(done_of_next == done\n"
-        "    or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside))",
+        old="(done_of_next == done or redis.call('EXISTS', done_of_next) == 0)",
         new="true",
     ),
     _acquire(
@@ -84,8 +82,8 @@ MUTANTS = (
     ),
     _grant(
         "fencing tokens grow, whatever the server's clock says",
-        old="    redis.call('SET', fence, digits, 'PX', fence_ttl)\n  end\n",
-        new="  end\n",
+        old="    number = highest + 1\n",
+        new="",
         nodes=3,
     ),
     _acquire(

@@ -12,7 +12,7 @@ from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.ledger import RedisLedger
+from celery_singleton_lock.stores.redis.ledger import SECRET, RedisLedger
 from celery_singleton_lock.stores.redis.redlock import commands as vote_commands
 from celery_singleton_lock.stores.redis.script import Call, Command
 
@@ -38,9 +38,8 @@ LIMITS = st.sampled_from([1, 1, 2, 3])
 RECORDS = st.builds(
     Record,
     st.none(),
-    st.sampled_from([b"", b"done", b"?done", b'["SUCCESS", 1]\r\n\xff']),
+    st.sampled_from([b"", b"done", b"?done", b"60", b'["SUCCESS", 1]\r\n\xff']),
     TTLS,
-    st.sampled_from([None, None, 60.0]),
 )
 REQUESTS = st.builds(
     LockRequest,
@@ -109,7 +108,8 @@ def _votes(draw: Any) -> Call:
     return vote_commands.vote(replace(request, limit=1), memory=memory)
 
 
-LASTS = st.dictionaries(st.sampled_from(["e0", "e1", "e2:run"]), st.sampled_from([0, 5, 10, 10**15]), min_size=1)
+ENTRIES, LAST_RUNS = ["e0", "e1", "e2:run"], [0, 5, 10, 10**15]
+LASTS = st.dictionaries(st.sampled_from(ENTRIES), st.sampled_from(LAST_RUNS), min_size=1)
 CEILINGS = st.sampled_from([7, 10**16])
 LOCK_CALLS = st.one_of(
     st.builds(
@@ -131,10 +131,9 @@ LOCK_CALLS = st.one_of(
         lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
     ),
     st.builds(
-        lambda owner, fence, ttl: vote_commands.raise_fence(LOCK, owner, fence=fence, ttl=ttl),
+        lambda owner, fence: vote_commands.raise_fence(LOCK, owner, fence=fence),
         OWNERS,
         st.sampled_from([1, 10**17]),
-        TTLS,
     ),
     st.lists(st.tuples(HOLDERS, RECORDS), min_size=1, max_size=3).map(
         lambda pairs: lock_commands.replace_records([(LOCK, _of(holder, record)) for holder, record in pairs])  # type: ignore[misc]
@@ -169,8 +168,11 @@ def _of_ledger(use: Callable[[RedisLedger], object], known: Sequence[str] = ()) 
 BEAT_CALLS = st.one_of(
     st.builds(lambda lasts, ceiling: _of_ledger(lambda it: it.align(lasts, ceiling=ceiling)), LASTS, CEILINGS),
     st.builds(
-        lambda lasts, owner, ttl, ceiling: _of_ledger(lambda it: it.claim(lasts, owner, ttl=ttl, ceiling=ceiling)),
-        LASTS,
+        lambda entry, last, owner, ttl, ceiling: _of_ledger(
+            lambda it: it.claim(entry, last, owner, ttl=ttl, ceiling=ceiling)
+        ),
+        st.sampled_from(ENTRIES),
+        st.sampled_from(LAST_RUNS),
         OWNERS,
         TTLS,
         CEILINGS,
@@ -183,11 +185,7 @@ BEAT_CALLS = st.one_of(
     ),
     st.builds(lambda lasts, owner: _of_ledger(lambda it: it.unclaim(list(lasts), owner)), LASTS, OWNERS),
     LASTS.map(lambda lasts: _of_ledger(lambda it: it.align({}, ceiling=0), known=list(lasts))),
-    st.builds(
-        lambda value, at_least: _of_ledger(lambda it: it._secrets(value, at_least=at_least)),
-        st.sampled_from(["", "aa", "bb"]),
-        st.booleans(),
-    ),
+    st.sampled_from(["", "aa", "bb"]).map(lambda value: Call(SECRET, [keyspace.secret_key(BEAT)], [value, 1000])),
 )
 
 #: Keys for plain commands; the package's own keys are among them, so that its scripts meet foreign values.
@@ -195,8 +193,6 @@ FREE_KEYS = {"text": "k{1}", "list": "l{1}", "hash": "h{1}", "scores": "z{1}"}
 OWN_KEYS = [
     *(keyspace.run_key(LOCK, slot) for slot in range(3)),
     keyspace.fence_key(LOCK),
-    keyspace.shared_fence_key(keyspace.shared(LOCK)),
-    *keyspace.ended_keys(keyspace.shared(LOCK), keyspace.ended_name(LOCK, "t0:0.0")),
     keyspace.waiting_key(LOCK),
     keyspace.wake_key(LOCK),
     keyspace.slots_key(LOCK),

@@ -74,8 +74,6 @@ def vote(request: LockRequest, *, memory: str | None, late: Sequence[str] = ()) 
     """
     of_all = request.named(stem(request.owner), [stem(owner) for owner in request.given_up])
     keys, args = lock_commands.question(of_all, request.owner, late=late)
-    # Not a shared counter: fences begin with the client's time, and those of other locks would set the nodes apart.
-    keys[0] = keyspace.fence_key(request.key)
     args = args._replace(
         reserved_as=stem(args.reserved_as),
         holder=request.owner[STEM_LENGTH:] + args.holder,
@@ -149,9 +147,9 @@ def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
     return Call(PUT_BACK, keys, args)
 
 
-def raise_fence(key: str, owner: str, *, fence: int, ttl: float) -> Call:
+def raise_fence(key: str, owner: str, *, fence: int) -> Call:
     """Raise the counter of fencing tokens to `fence`, if the lock is held there."""
-    args = [stem(owner), fence, lock_commands.fence_ms(ttl)]
+    args = [stem(owner), fence, ms(lock_commands.FENCE_TTL)]
     return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key)], args)
 
 

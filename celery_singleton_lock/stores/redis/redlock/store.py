@@ -154,7 +154,6 @@ class RedlockStore:
         self._said(hold, commands.free(hold, record=record))
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
-        record = record._replace(content_for=None)  # It may have to be taken back.
         sent: list[Record] = []
         try:
             return self._refuse(key, holder, record, sent)
@@ -268,7 +267,7 @@ class RedlockStore:
         fence, quorum = max(fences), self._nodes.quorum
         if fences.count(fence) >= quorum:
             return fence
-        call = commands.raise_fence(wanted.key, wanted.owner, fence=fence, ttl=wanted.ttl)
+        call = commands.raise_fence(wanted.key, wanted.owner, fence=fence)
         is_decided = self._nodes.decided_by(lambda answer: answer == 1)
         answers = conversation.ask(call, is_decided, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= quorum else None

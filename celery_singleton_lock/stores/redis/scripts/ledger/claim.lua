@@ -1,25 +1,25 @@
--- KEYS ledger, over, claim..., gone...  ARGV owner, ttl ms, ceiling, (entry, last)... (a claim, a gone and a pair for each)
--- -> {{CLAIMED, 0} | {SENT, last} meanwhile | {CLAIMED_BY_ANOTHER, pttl}, ...}: `ledger.Claim`
+-- KEYS ledger, over, claim, gone, secret  ARGV owner, ttl ms, ceiling, entry, last, secret to keep if there is none ('': only look), lifetime ms
+-- -> {CLAIMED, the secret} | {SENT, last} meanwhile | {CLAIMED_BY_ANOTHER, pttl, its owner}: `ledger.Claim`
 -- A claim is for the tick that follows `last`. Idempotent by owner.
 local CLAIMED_BY_ANOTHER, CLAIMED, SENT = 0, 1, 2
-local owner, ttl, ceiling = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local found, count = {}, (#KEYS - 2) / 2
--- The owner was given up, and nobody waits for this any more.
-local over = redis.call('EXISTS', KEYS[2]) == 1
-for i = 1, count do
-  local entry, last, key = ARGV[2 + 2 * i], tonumber(ARGV[3 + 2 * i]), KEYS[2 + i]
-  local known = tonumber(redis.call('HGET', KEYS[1], entry) or redis.pcall('GET', KEYS[2 + count + i]) or nil)
-  -- pcall: a value of another type is somebody else's and not a claim, and must not keep the others from being claimed.
-  local claimer = redis.pcall('GET', key)
-  if known and known > last and known <= ceiling then
-    found[i] = {SENT, known}
-  elseif over or type(claimer) == 'string' and claimer ~= owner then
-    local left = redis.call('PTTL', key)
-    -- A value that never ends is somebody else's: do not ask for it all the time.
-    found[i] = {CLAIMED_BY_ANOTHER, left >= 0 and left or tonumber(ttl)}
-  else
-    redis.call('SET', key, owner, 'PX', ttl)
-    found[i] = {CLAIMED, 0}
-  end
+local ledger, over, claim, gone, secret = unpack(KEYS)
+local owner, ttl, ceiling, entry, last, given, lifetime = unpack(ARGV)
+local known = tonumber(redis.call('HGET', ledger, entry) or redis.pcall('GET', gone) or nil)
+if known and known > tonumber(last) and known <= tonumber(ceiling) then
+  return {SENT, known}
 end
-return found
+-- pcall: a value of another type is somebody else's and not a claim, and must not keep the entry from being claimed.
+local claimer = redis.pcall('GET', claim)
+claimer = type(claimer) == 'string' and claimer
+-- If the owner is over, it was given up, and nobody waits for this any more.
+if redis.call('EXISTS', over) == 1 or claimer and claimer ~= owner then
+  local left = redis.call('PTTL', claim)
+  -- A value that never ends is somebody else's: do not ask for it all the time.
+  return {CLAIMED_BY_ANOTHER, left >= 0 and left or tonumber(ttl), claimer or ''}
+end
+redis.call('SET', claim, owner, 'PX', ttl)
+local found = redis.call('GET', secret) or given
+if found ~= '' then
+  redis.call('SET', secret, found, 'PX', lifetime)
+end
+return {CLAIMED, found}

@@ -1,5 +1,5 @@
 -- Takes a lock, or a slot of a semaphore.
--- Follows request.lua, which names the KEYS and ARGV, places.lua, grant.lua, newest.lua, answers.lua and ended.lua.
+-- Follows request.lua, which names the KEYS and ARGV, places.lua, grant.lua, newest.lua and answers.lua.
 -- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
 --  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} more slots are in use: name them all
 --  | {NEWEST, value, pttl, slot, number} held, and this message is the newest of an order of which only the newest runs; with its number there
@@ -37,13 +37,13 @@ for at = 1, #given_up, #owner do
 end
 
 if once then
-  local record, left = redis.pcall('GET', done), known_for(ended, more, ended_name, request)
-  if type(record) == 'string' or left then
+  local record = redis.pcall('GET', done)
+  if type(record) == 'string' then
     take_from(owner)  -- By an attempt whose answer was lost.
     -- The holder wakes the next one.
     local is_taken = woken == 1 and redis.call('EXISTS', unpack(KEYS, FIRST, FIRST + limit - 1)) >= limit
     wake_others(freed + (is_taken and 0 or woken))
-    return {RECORD, type(record) == 'string' and record or FORGOTTEN, left or redis.call('PTTL', done)}
+    return {RECORD, record, redis.call('PTTL', done)}
   end
 end
 
@@ -80,7 +80,7 @@ for slot = 0, slots - 1 do
       elseif number then
         redis.call('SET', lock, owner .. string.gsub(holder, '\n', ',' .. string.format('%.0f', number), 1), 'PX', ttl)
       else
-        number = grant(lock, owner, holder, ttl, fence, fence_ttl, seed, request)
+        number = grant(lock, owner, holder, ttl, fence, fence_ttl, seed)
       end
       if slot > 0 then
         redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
@@ -156,7 +156,7 @@ if waiting_ms ~= '0' then
   -- It does not wait any more. Not removed: the key must be there until nobody has looked for a while, or somebody would not be woken.
   redis.call('ZADD', waiting, 'XX', 0, owner)
 end
-local number = grant(KEYS[FIRST + slot], owner, holder, ttl, fence, fence_ttl, seed, request)
+local number = grant(KEYS[FIRST + slot], owner, holder, ttl, fence, fence_ttl, seed)
 if slots == 1 and not seed and string.sub(wake, -11) ~= ':queue:wake' then
   -- The next to block would be woken by it for nothing, and lose its place. Not what was passed on: it may be for a follower of the run before,
   -- which does not need the lock. (An attempt on a Redlock may fail. Beside the lock of a message wait followers of the message before it, too.)

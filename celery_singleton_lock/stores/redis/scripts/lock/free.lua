@@ -1,11 +1,46 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
--- Follows end.lua, which has ended the hold and names the KEYS and ARGV, now.lua and ended.lua.
+-- Rare keys and arguments are left out, as in request.lua.
+-- KEYS waiting, wake, [record (if record ms is not 0),] [slots, record of the message that it is reserved for (both if there is a reservation),]
+--      lock... (one lock, or the slots of a semaphore), over...
+-- ARGV owner, wake ms (0: wake nobody); and the following, up to the last that differs from its default:
+--      record, record ms (0: no record), repeated (1: this was not answered before, and may have been carried out; 0),
+--      value of the reservation, its ms (0: no reservation), over ms, limit (1), locks that are named (1)
+-- -> 1 freed | 2 freed, and a waiter is still to be woken (wake ms 0) | 0 no longer held
+-- Deletes first: a script whose first write is refused for lack of memory does nothing at all.
+local NOT_OURS, FREED, SOMEBODY_WAITS = 0, 1, 2
 local OWNER_LENGTH = 32
+local owner, wake_ms, record, record_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] or '0'
+local repeated, reserved, reserved_ms = ARGV[5] or '0', ARGV[6], ARGV[7] or '0'
+local over_ms, limit, locks = ARGV[8], ARGV[9] or '1', tonumber(ARGV[10] or 1)
 
--- -> whether a record says that all that follows from its message was sent
+local waiting, wake, FIRST = KEYS[1], KEYS[2], 3
+local done, in_use, done_of_next
+if record_ms ~= '0' then
+  done, FIRST = KEYS[FIRST], FIRST + 1
+end
+if reserved_ms ~= '0' then
+  in_use, done_of_next, FIRST = KEYS[FIRST], KEYS[FIRST + 1], FIRST + 2
+end
+
+local ours
+for i = FIRST, FIRST + locks - 1 do
+  local value = redis.pcall('GET', KEYS[i])
+  if type(value) == 'string' and string.sub(value, 1, #owner) == owner then
+    ours = KEYS[i]
+    redis.call('DEL', ours)
+  end
+end
+local somebody_waits = ours and redis.call('EXISTS', waiting) == 1
+-- In most cases there is nothing else to do, or only a record to leave.
+local is_plain = ours and not somebody_waits and #KEYS == FIRST
+if is_plain and (#ARGV == 2 or #ARGV == 4 and redis.call('SET', done, record, 'PX', record_ms, 'NX')) then
+  return FREED
+end
+
+-- -> whether a record says that all that follows from its message was sent; the shortest records are a number (outcome.py)
 local function is_settled(text)
   local readable, fields = pcall(cjson.decode, string.match(text, '^[^\n]*'))
-  return readable and type(fields) == 'table' and fields[4] == true
+  return readable and (type(fields) == 'number' or type(fields) == 'table' and fields[4] == true)
 end
 
 if #KEYS >= FIRST + locks then
@@ -19,9 +54,7 @@ end
 if record_ms ~= '0' then
   -- Even if the lock is no longer held: the message was carried out all the same. Nothing was deleted then, and a lack of
   -- memory is an error here: the call is repeated.
-  if repeated == '1' and known_for(ended, more, name, aside) then
-    record_ms = '0'
-  elseif not redis.call('SET', done, record, 'PX', record_ms, 'NX') then
+  if not redis.call('SET', done, record, 'PX', record_ms, 'NX') then
     local there = redis.pcall('GET', done)
     if type(there) ~= 'string' or string.sub(there, 1, 1) == '?' then
       redis.call('SET', done, record, 'PX', record_ms)
@@ -30,23 +63,17 @@ if record_ms ~= '0' then
       if repeated == '0' or redis.call('PTTL', done) > tonumber(record_ms) then
         redis.call('PEXPIRE', done, record_ms)
       end
-    elseif repeated == '1' or is_settled(there) and not is_settled(record) then
-      -- What is there is newer: this may be the first of several tries, arriving last.
-      record_ms = '0'
-    else
+    elseif repeated == '0' and (is_settled(record) or not is_settled(there)) then
+      -- Otherwise what is there is newer: this may be the first of several tries, arriving last.
       redis.call('SET', done, record, 'PX', record_ms)
     end
-  end
-  if record_ms ~= '0' and ended_ms ~= '0' and not note_end(ended, more, name, tonumber(ended_ms), aside) then
-    redis.pcall('PEXPIRE', done, ended_ms)
   end
 end
 if not ours then
   return NOT_OURS
 end
 -- If the message that it is reserved for has been carried out meanwhile, it does not come again.
-if reserved_ms ~= '0' and (done_of_next == done
-    or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside)) then
+if reserved_ms ~= '0' and (done_of_next == done or redis.call('EXISTS', done_of_next) == 0) then
   redis.call('SET', ours, reserved, 'PX', reserved_ms)
   local left = redis.call('PTTL', in_use)
   if left > 0 and left < tonumber(reserved_ms) then

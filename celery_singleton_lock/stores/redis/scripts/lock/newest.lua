@@ -15,7 +15,7 @@ local function arrive()
   local is_new = not number and not arrived
   if not number then
     -- The time: higher than all numbers that were given before the order was lost. A number that a message claims counts for no more than that.
-    local time = now(request)
+    local time = now()
     number = arrived and math.min(arrived, time) or math.max(highest + 1, time)
     redis.call('ZADD', order, string.format('%.0f', number), arrives_as)
     redis.call('ZREMRANGEBYRANK', order, 0, -KNOWN - 1)

@@ -1,19 +1,17 @@
 -- Records that a message is not carried out, unless it is being, or was, carried out.
--- Follows now.lua, answers.lua and ended.lua.
--- KEYS record, slots, messages that are over, more of them, aside (see now.lua), lock... (one lock, or the slots of a semaphore)
+-- Follows answers.lua.
+-- KEYS record, slots, lock... (one lock, or the slots of a semaphore)
 -- ARGV record, record ms, owner under which the lock may be reserved for it ('': none), sending (how the holder of a copy
---      begins, behind the 32 characters of the owner), retries, replaced, name of the message among those that are over,
---      ms for which it is one (0: the record alone says that), [the promise that the record takes the place of]
+--      begins, behind the 32 characters of the owner), retries, replaced, [the promise that the record takes the place of]
 -- -> {GRANTED} recorded | {HELD, value, pttl, slot} another copy of the message has the lock
 --  | {RECORD, record, pttl} it was carried out | {MORE_SLOTS, slots} more slots are in use: name them all
 --  | {GIVEN_UP} the promise was taken back, or has expired
 -- Idempotent by the record: a repeated call finds its own. '?', eight characters that name the call, and a record are a
 -- promise, on one node of a Redlock: it keeps others from recording anything, and the record that it promises replaces it.
-local done, in_use, ended, more, aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local FIRST = 6
+local done, in_use, FIRST = KEYS[1], KEYS[2], 3
 local OWNER_LENGTH, RETRIES, REPLACED = 32, 3, 7
 local PROMISED = '^%?........(.*)$'
-local record, record_ms, reserved_as, sending, retries, replaced, name, ended_ms, promise = unpack(ARGV)
+local record, record_ms, reserved_as, sending, retries, replaced, promise = unpack(ARGV)
 
 local known = redis.pcall('GET', done)
 if known == record or type(known) == 'string' and string.match(record, PROMISED) == known then
@@ -22,10 +20,6 @@ elseif type(known) == 'string' and string.match(known, PROMISED) ~= record then
   return {RECORD, known, redis.call('PTTL', done)}
 elseif promise and known ~= promise then
   return {GIVEN_UP}
-end
-local left = known_for(ended, more, name, aside)
-if left then
-  return {RECORD, FORGOTTEN, left}
 end
 local slots = #KEYS - FIRST + 1
 local count = tonumber(redis.call('GET', in_use) or nil)
@@ -47,7 +41,4 @@ for slot = 0, slots - 1 do
   end
 end
 redis.call('SET', done, record, 'PX', record_ms)
-if ended_ms ~= '0' and not note_end(ended, more, name, tonumber(ended_ms), aside) then
-  redis.call('PEXPIRE', done, ended_ms)
-end
 return {GRANTED}

@@ -1,11 +1,10 @@
 -- Names what is asked of a lock, for acquire.lua and for what looks before it (hand_over.lua, vote.lua).
 -- A key or an argument costs the server as much as half a command. So rare ones are left out if they are not needed.
--- KEYS fence, [messages that are over (if once),] slots, over, over of this request, wake,
---      [record, more messages that are over (if once),] [waiting (if it will wait, was woken, gives owners up, or has arrived),]
+-- KEYS fence, slots, over, over of this request, wake, [record (if once),] [waiting (if it will wait, was woken, gives owners up, or has arrived),]
 --      [order (if it has arrived),]
 --      lock... (one lock, or the slots of a semaphore), over... (of what was given up before), memory (if memory ms is not 0)
 -- ARGV owner, holder, ttl ms, fence ttl ms; and the following, up to the last that differs from its default:
---      name of this message among those that are over (if once: look whether it has been carried out; ''),
+--      once (1: look whether the message has been carried out; 0),
 --      waiting ms (0: will not wait), ms of the caller's clock,
 --      owner under which the lock may be reserved for it ('': none),
 --      sending (how the holder of a copy begins, behind the 32 characters of the owner; '' if there is none),
@@ -14,22 +13,19 @@
 --      owners that were given up (one behind the other; ''), over ms, wake ms (1000), woken (1: a wake-up has come for this; 0),
 --      arrived as ('': it has no place in an order of which only the newest runs), number in that order ('': not known), ms of that order,
 --      name of its order: a holder of that order is to stop for it ('': none is)
-local owner, holder, ttl, fence_ttl, ended_name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] or ''
+local owner, holder, ttl, fence_ttl, once = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local waiting_ms, asked_at, reserved_as, sending = ARGV[6] or '0', ARGV[7], ARGV[8] or '', ARGV[9] or ''
 local slots, wanted, seed, limit = tonumber(ARGV[10] or 1), tonumber(ARGV[11] or ''), tonumber(ARGV[12] or ''), tonumber(ARGV[14] or 1)
 local memory_ms, given_up, over_ms, wake_ms, woken = tonumber(ARGV[13] or 0), ARGV[15] or '', ARGV[16], ARGV[17] or '1000', tonumber(ARGV[18] or 0)
 local arrives_as, arrived, order_ms = ARGV[19] or '', tonumber(ARGV[20] or ''), ARGV[21]
 local stops = ARGV[22] or ''
-local once = ended_name ~= ''
 -- Whether it is a waiter that has just been woken, and blocks again if it gets nothing.
 local is_handed_over = false
 
-local OTHERS = once and 3 or 2
-local fence, ended, in_use, over = KEYS[1], once and KEYS[2], KEYS[OTHERS], KEYS[OTHERS + 1]
-local request, wake = KEYS[OTHERS + 2], KEYS[OTHERS + 3]
-local FIRST, done, more, waiting, order = OTHERS + 4
+local fence, in_use, over, request, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local FIRST, done, waiting, order = 6
 if once then
-  done, more, FIRST = KEYS[FIRST], KEYS[FIRST + 1], FIRST + 2
+  done, FIRST = KEYS[FIRST], FIRST + 1
 end
 if waiting_ms ~= '0' or woken > 0 or given_up ~= '' or arrives_as ~= '' then
   waiting, FIRST = KEYS[FIRST], FIRST + 1

@@ -15,33 +15,33 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from redis import Redis
 from redis.cluster import RedisCluster
-from redis.exceptions import LockError
+from redis.connection import ConnectionPool
+from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
+from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock import clock, process_identity, trust
-from celery_singleton_lock.errors import LockLost, LockUnavailable
-from celery_singleton_lock.holder import Holder, stem
+from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.holder import Holder, new_owner, stem
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.lock.clients import SharedStore, shared_by
-from celery_singleton_lock.lock.errors import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
-from celery_singleton_lock.lock.holding import (
-    Holding,
-    Local,
-    LocalOfAll,
-    LocalOfThread,
-    Releasing,
-    encoded,
-    new_hold,
-    owner_of,
-)
+from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
+from celery_singleton_lock.stores.redis._redis_py import attributes_of, nodes_of, sentinels_of
+from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.keyspace import plain_key
+from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redis.server import OF_A_POOL, Server
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.store import Store
 
 T = TypeVar("T")
 
@@ -59,8 +59,108 @@ MAX_TIMEOUT = 315_360_000.0
 #: The least seconds between two questions.
 MIN_PAUSE = 0.01
 
+#: The key that says since when a node of a Redlock remembers.
+_MEMORY = "singleton_lock:memory"
+
+#: The attribute of a client's pool with the stores of its locks.
+_ATTRIBUTE = "_singleton_lock_stores"
+
 _GONE = "it ended, was taken over, or was deleted"
 _UNDER_WAY = "its release was not answered, and is sent again"
+
+#: Held while an object's hold is noted or forgotten: another thread may share the object.
+_noting = Mutex(threading.RLock)
+
+
+class _Plain(Exception):
+    """Redis-py's `__repr__` needs what its own `__init__` has set."""
+
+    __repr__ = Exception.__repr__
+
+
+class NotHeld(_Plain, SingletonLockError, LockError):
+    """The lock is not held by this thread, or has been released already."""
+
+
+class NotOwned(_Plain, LockLost, LockNotOwnedError):
+    """The lock was held, and is held no longer: it was not renewed in time, taken over, or deleted."""
+
+    def __init__(self, key: str, reason: str = "") -> None:
+        super().__init__(key, reason)
+        self.lock_name = key
+
+
+class NoTimeout(_Plain, SingletonLockError, LockError):
+    """The lock was made without a `timeout`, and so has none to extend."""
+
+
+class NotAcquired(_Plain, LockConflict, LockError):
+    """Somebody else holds the lock, and held it for as long as this caller was willing to wait."""
+
+    _nameless = "another holder"  # A program has no task's id, and redis-py's lock is welcome under the same key.
+
+    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0) -> None:
+        super().__init__(key, task_id, remaining)
+        self.lock_name = key
+
+
+class Unavailable(_Plain, LockUnavailable, ConnectionError):
+    """The lock server does not answer, or refuses to serve."""
+
+
+class _Shared:
+    """What the locks of a client share: a store, and the renewals of its leases."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.heartbeat = Heartbeat(store)
+        # Not when the process ends: it closes everything.
+        weakref.finalize(self, store.close).atexit = False
+
+
+class _Held:
+    """One hold of a lock object; the heartbeat forgets it with the thread or the object that it belongs to.
+
+    Attributes:
+        lease: its lease.
+        was_held: whether the lock was held when its release was begun; None before.
+    """
+
+    __slots__ = ("__weakref__", "_is_lost", "_on_lost", "lease", "was_held")
+
+    def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+        self.lease = lease
+        self.was_held: bool | None = None
+        self._on_lost = on_lost
+        self._is_lost = False
+
+    def when_lost(self) -> None:
+        """Called in the heartbeat's thread, now and then once the lease is lost."""
+        if not self._is_lost:
+            # The callback may take long; other leases need the heartbeat's thread meanwhile.
+            threading.Thread(target=self._on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
+            self._is_lost = True
+
+
+class _Local:
+    """The hold of a lock object, in all threads."""
+
+    held: _Held | None = None
+
+    @property
+    def own(self) -> _Held | None:
+        """The hold of this process: the child of a fork has none of its parent's."""
+        held = self.held
+        return held if held is not None and held.lease.pid == os.getpid() else None
+
+    @property
+    def token(self) -> bytes | None:
+        """Names the hold, as redis-py's token does; None if there is none."""
+        return None if (own := self.own) is None else own.lease.owner.encode()
+
+
+class _LocalOfThread(_Local, threading.local):
+    """The hold of a lock object in one thread."""
 
 
 class Lock:
@@ -115,7 +215,7 @@ class Lock:
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
-        self.local: Local = LocalOfThread() if self.thread_local else LocalOfAll()
+        self.local = _LocalOfThread() if self.thread_local else _Local()
         self.raise_on_release_error = raise_on_release_error
         self._shared = self._shared_by(redis)
         self._key = plain_key(self.name)
@@ -126,7 +226,7 @@ class Lock:
     def __enter__(self) -> Lock:
         if self.acquire():
             return self
-        found = self._held()
+        found = self._holds()
         task_id = found[0].holder.task_id if found and found[0].holder else None
         raise NotAcquired(self.name, task_id, found[0].remaining if found else 0.0)
 
@@ -152,24 +252,28 @@ class Lock:
             sleep: seconds between two looks, as for the constructor; None: as the constructor says.
             blocking: whether to wait; None: as the constructor says.
             blocking_timeout: the most seconds to wait; None: as the constructor says.
-            token: the hold's `local.token`, random if None. Anybody with the token may release the lock, so it must be
-                a secret. Give it to another object by `other.local.token = token`. It lets nobody in: an acquire with
-                the token of a lock that is held is refused like any other.
+            token: not allowed: a hold belongs to the object that acquired it.
 
         Raises:
             Unavailable: the server does not answer.
+            ValueError: a token was given.
         """
+        if token is not None:
+            raise ValueError(
+                f"the token of lock {self.name!r} is {token!r}; allowed: None, since no other object can release the "
+                "hold; pass on the lock object itself (thread_local=False)"
+            )
         blocking = self.blocking if blocking is None else blocking
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         # The owner is new for each call: a repeat within the call gets the same hold again, and nobody else does.
-        made, owner = new_hold(encoded(token))
+        owner = new_owner()
         until = math.inf if patience is None else clock.now() + patience
         pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
         try:
             found = self._ask(owner, until if blocking else 0.0, pause)
             if not isinstance(found, Lease):
                 return False
-            self._hold(found, made)
+            self._hold(found)
             return True
         except LockUnavailable as error:  # The store has given up what it asked for.
             raise _unavailable(error) from error.__cause__
@@ -183,7 +287,8 @@ class Lock:
         """Give up the hold that this owner may have got."""
         held = self.local.held
         if held is not None and stem(held.lease.owner) == stem(owner):
-            self.local.token = None
+            self._shared.heartbeat.stop(held.lease)
+            self.local.held = None
         self._shared.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
 
     def release(self) -> None:
@@ -194,32 +299,26 @@ class Lock:
             NotOwned: the lock was gone, and somebody else may have had it.
             Unavailable: the server does not answer.
         """
-        local, shared = self.local, self._shared
-        token, held = local.known
-        token, begun = token or self._token("release"), local.releasing
-        again = begun is not None and begun.token == token
-        lease = self._lease() if held is None else held.lease
-        freed: Freeing | bool = Freeing.NOT_OURS
-        if lease is not None:
-            if not again:
-                begun = local.releasing = Releasing(token, lease.held)
-            shared.heartbeat.stop(lease)
-            try:
-                freed = shared.store.free(lease)
-            except LockUnavailable as error:
-                lease.lose(_UNDER_WAY)
-                raise _unavailable(error) from error.__cause__
-        local.forget(held, token)
+        held = self._held_here("release")
+        lease, again = held.lease, held.was_held is not None
+        if not again:
+            held.was_held = lease.held
+        self._shared.heartbeat.stop(lease)
+        try:
+            freed = self._shared.store.free(lease)
+        except LockUnavailable as error:
+            lease.lose(_UNDER_WAY)
+            raise _unavailable(error) from error.__cause__
+        with _noting.lock:
+            if self.local.held is held:  # Another thread may have acquired it since.
+                self.local.held = None
         # If a lock is gone when its release is repeated, here or by the store, it was released, and only the answer was
         # lost; unless the lock was lost before.
-        was_held = begun is not None and begun.was_held
-        if freed != Freeing.NOW and not (was_held and (again or freed)):
-            raise NotOwned(self.name, (lease and lease.reason) or _GONE)
+        if freed != Freeing.NOW and not (held.was_held and (again or freed)):
+            raise NotOwned(self.name, lease.reason or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Let the lock outlive this process by `additional_time` more seconds, or (`replace_ttl`) by exactly that.
-
-        An object that was only given the token of a hold can extend the time, but not shorten it.
 
         Raises:
             NotHeld, NotOwned, Unavailable: as `release`.
@@ -241,23 +340,23 @@ class Lock:
 
     def locked(self) -> bool:
         """Whether the lock is held, by this or any other holder."""
-        return bool(self._held())
+        return bool(self._holds())
 
     def owned(self) -> bool:
         """Whether this thread holds the lock, as the server sees it. False in a forked child: its parent holds it."""
         token = self.local.token
-        return token is not None and any(found.owner.startswith(self._owner(token)) for found in self._held())
+        return token is not None and any(found.owner == token.decode() for found in self._holds())
 
     @property
     def fence(self) -> int:
         """A number that is higher for every later holder; 0 while the lock is not held. See `Lease.fence`."""
-        held = self.local.held
+        held = self.local.own
         return 0 if held is None else int(held.lease.fence)
 
     @property
     def lost(self) -> bool:
         """Whether this thread held the lock and can no longer trust that it does. Costs no round trip."""
-        held = self.local.held
+        held = self.local.own
         return held is not None and not held.lease.held
 
     def check(self) -> None:
@@ -267,14 +366,8 @@ class Lock:
             NotHeld: this thread does not hold it.
             NotOwned: it was lost.
         """
-        held = self.local.held
-        if held is None:
-            self._token("check")
-            raise NotHeld(
-                f"cannot check lock {self.name!r}: this object knows the token of the hold, but not its lease"
-            )
         try:
-            held.lease.check()
+            self._held_here("check").lease.check()
         except LockLost as lost:
             raise NotOwned(self.name, lost.reason) from None
 
@@ -282,8 +375,12 @@ class Lock:
     def _ttl(self) -> float:
         return DEFAULT_TIMEOUT if self.timeout is None else float(self.timeout)
 
-    def _shared_by(self, redis: Redis | RedisCluster) -> SharedStore:
-        return shared_by(redis)
+    def _shared_by(self, redis: Any) -> _Shared:
+        if isinstance(redis, RedisCluster):
+            nodes, start, options = nodes_of(redis)
+            return _shared(nodes, "cluster", lambda: RedisStore(_cluster(start, options), "the cluster"))
+        pool = _pool_of(redis)
+        return _shared(pool, "server", lambda: RedisStore(server := Server(pool), str(server)))
 
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""
@@ -299,70 +396,141 @@ class Lock:
                 found = waiter.wait(min(left, trust.seconds_until_over(found.remaining), soon))
         return found
 
-    def _hold(self, lease: Lease, token: bytes) -> None:
-        held = Holding(lease, self._shared.heartbeat, self._say_lost)
+    def _hold(self, lease: Lease) -> None:
+        held = _Held(lease, self._say_lost)
         if self._renews:
             self._shared.heartbeat.start(lease, held.when_lost)
-        self.local.hold(held, token)
+        with _noting.lock:
+            self.local.held = held
 
-    def _token(self, verb: str) -> bytes:
-        """The token of this thread's hold."""
-        if (token := self.local.token) is not None:
-            return token
-        if (parent := self.local.parent) is not None:
-            raise NotHeld(f"cannot {verb} lock {self.name!r}: the parent process, {parent}, holds it")
-        raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it")
-
-    def _owner(self, token: bytes) -> str:
-        """The owner of this thread's hold, or how it begins."""
+    def _held_here(self, verb: str) -> _Held:
+        """This thread's hold."""
         held = self.local.held
-        return owner_of(token) if held is None else held.lease.owner
-
-    def _lease(self) -> Lease | None:
-        """The lease of this thread's hold, or of the hold whose token it was given; None if that is gone."""
-        if (held := self.local.held) is not None:
-            return held.lease
-        owner = owner_of(self._token("use"))
-        found = next((found for found in self._held() if found.owner.startswith(owner)), None)
-        if found is None:
-            return None
-        # Somebody removed the key's expiry: it is treated as if it had the lock's own.
-        ttl = self._ttl if math.isinf(found.remaining) else max(found.remaining, MIN_TIMEOUT)
-        return Lease(self._key, found.owner, ttl=ttl, fence=0, sent_at=clock.now(), limit=self._limit, slot=found.slot)
+        if held is None:
+            raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it")
+        if held.lease.pid != os.getpid():
+            raise NotHeld(f"cannot {verb} lock {self.name!r}: the parent process, {held.lease.pid}, holds it")
+        return held
 
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
         """Renew the hold for `seconds`, plus its remaining time multiplied by `keeping`."""
-        self._token(verb)
+        held = self._held_here(verb)
         if self.timeout is None:
             raise NoTimeout(
                 f"cannot {verb} lock {self.name!r}: it was made without a timeout; give it one, or rely on its renewals"
             )
-        lease = self._lease()
-        if lease is None:
-            raise NotOwned(self.name, _GONE)
-        if self.local.releasing is not None:
+        if held.was_held is not None:
             raise NotOwned(self.name, _UNDER_WAY)
-        # With the token alone, all that the server has left counts: its holder trusts nearly all of it.
-        left = lease.ttl if self.local.held is None else max(lease.remaining, 0.0)
-        ttl = _number(seconds) + keeping * left
+        ttl = _number(seconds) + keeping * max(held.lease.remaining, 0.0)
         if not MIN_TIMEOUT <= ttl <= MAX_TIMEOUT:
             raise ValueError(
                 f"cannot {verb} lock {self.name!r} by {seconds!r} seconds; allowed: a number after which it lasts for "
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
-        if self.local.held is None:
-            ttl = max(ttl, left)
-        heartbeat = self._shared.heartbeat
-        if not _translated(lambda: heartbeat.renew(lease, ttl)):
-            raise NotOwned(self.name, lease.reason or _GONE)
+        if not _translated(lambda: self._shared.heartbeat.renew(held.lease, ttl)):
+            raise NotOwned(self.name, held.lease.reason or _GONE)
 
-    def _held(self) -> list[Held]:
+    def _holds(self) -> list[Held]:
         return _translated(lambda: self._shared.store.held(self._key, limit=self._limit))
 
     def _say_lost(self, lease: Lease) -> None:
         logger.error("lock %s was lost while it was held: %s", self.name, lease.reason)
         if self._on_lost is not None:
             self._on_lost(self)
+
+
+class Redlock(Lock):
+    """A lock on a majority of independent servers; see `Lock`.
+
+    Args:
+        redis: clients of an odd number of servers, at least three, that are not replicas of each other.
+        restart_delay: False: trust nodes that came back without their data, at the risk of two holders.
+
+    Raises:
+        ValueError: the number of clients is even or too small, or two of them belong to one server; see also `Lock`.
+    """
+
+    def __init__(
+        self, redis: Sequence[Redis], name: str | bytes, *arguments: Any, restart_delay: bool = True, **options: Any
+    ) -> None:
+        if len(redis) % 2 == 0 or len(redis) < 3:
+            raise ValueError(f"lock {name!r} has {len(redis)} clients; allowed: an odd number of at least 3 (Redlock)")
+        self._restart_delay = restart_delay
+        super().__init__(redis, name, *arguments, **options)
+
+    def _shared_by(self, redis: Any) -> _Shared:
+        pools = [_pool_of(client) for client in redis]
+
+        def open_store() -> Store:
+            self._check_servers(pools)
+            servers = [Server(pool) for pool in pools]
+            memory = _MEMORY if self._restart_delay else None
+            return RedlockStore(servers, ";".join(map(str, servers)), memory=memory)
+
+        return _shared(pools[0], (self._restart_delay, *pools), open_store)
+
+    def _check_servers(self, pools: Sequence[ConnectionPool]) -> None:
+        addresses = [_address(pool) for pool in pools]
+        if twice := [address for address in addresses if addresses.count(address) > 1]:
+            raise ValueError(
+                f"lock {self.name!r} has {len(twice)} clients of {twice[0]}; allowed: each of a different "
+                "server, or one that fails takes the majority with it (Redlock)"
+            )
+
+
+class Semaphore(Lock):
+    """A lock that up to `limit` holders share, each with its own object (or thread); see `Lock`.
+
+    Args:
+        limit: how many holders; the same for all users of the name.
+
+    Raises:
+        ValueError: the limit is less than one, or the timeout is too short.
+    """
+
+    def __init__(self, redis: Redis | RedisCluster, name: str | bytes, limit: int, **options: Any) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ValueError(f"limit of semaphore {name!r} is {limit!r}; allowed: a whole number, 1 or more")
+        super().__init__(redis, name, **options)
+        self._limit = limit
+
+
+def _shared(of: object, way: object, open_store: Callable[[], Store]) -> _Shared:
+    """What the locks of a client share; it hangs on the client's pool, and goes with it."""
+    stores: dict[object, _Shared] = attributes_of(of).setdefault(_ATTRIBUTE, {})
+    return stores.get(way) or stores.setdefault(way, _Shared(open_store()))
+
+
+def _pool_of(client: Any) -> ConnectionPool:
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, ConnectionPool):
+        return pool
+    kind = f"{type(client).__module__}.{type(client).__qualname__}"
+    asynchronous = (
+        "; for one of redis.asyncio, make a client of redis.Redis and a lock with thread_local=False, and call it in "
+        "threads (asyncio.to_thread)"
+        if kind.startswith("redis.asyncio.")
+        else ""
+    )
+    raise TypeError(f"a lock's client is {kind}; allowed: redis.Redis or redis.RedisCluster{asynchronous}")
+
+
+def _cluster(start: Sequence[tuple[str, int]], given: Mapping[str, Any]) -> Cluster:
+    left_out = {"host", "port", *OF_A_POOL}
+    options = {name: value for name, value in given.items() if name not in left_out}
+
+    def pool_of(host: str, port: int) -> ConnectionPool:
+        return ConnectionPool(host=host, port=port, **options)
+
+    return Cluster(start, pool_of)
+
+
+def _address(pool: ConnectionPool) -> str:
+    """The server of a pool, whatever the database; also readable for people."""
+    if isinstance(pool, SentinelConnectionPool):
+        sentinels = (str(Server(one.connection_pool)) for one in sentinels_of(pool))
+        return f"{pool.service_name} of {','.join(sentinels)}"
+    return str(Server(pool)).rpartition("/")[0] or str(Server(pool))
 
 
 def _holder() -> Holder:
