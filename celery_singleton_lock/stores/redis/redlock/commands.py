@@ -77,7 +77,6 @@ def vote(request: LockRequest, *, memory: str | None, late: Sequence[str] = ()) 
     args = args._replace(
         reserved_as=stem(args.reserved_as),
         holder=request.owner[STEM_LENGTH:] + args.holder,
-        slot=0,
         # One for all nodes, or their counters would differ, and have to be made equal before a token is given out.
         fence_seed=round(clock.wall() * 1_000_000),
         memory_ms=ms(MEMORY_TTL) if memory else 0,
