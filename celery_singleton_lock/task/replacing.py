@@ -67,9 +67,10 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
     while True:
         old = found.hold(lock.key, ttl=request.ttl, limit=lock.limit)
         freeing = store.free(old, reservation=Reservation(holder, request.ttl))
+        is_taken = freeing is Freeing.NOW
         if freeing is Freeing.UNCLEAR:  # Somebody else may have freed it before.
-            (freeing,) = store.renew([request.hold()], timeout=request.ttl)
-        if freeing:
+            (is_taken,) = store.renew([request.hold()], timeout=request.ttl)
+        if is_taken:
             return Taken(lock, found)
         answer = store.acquire(request)
         if not isinstance(answer, Held):
