@@ -48,9 +48,7 @@ class Store(Inspector, Protocol):
             LockUnavailable: no answer, or an error; nothing is known about any of them.
         """
 
-    def free(
-        self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None
-    ) -> Freeing | bool:
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         """Free the lock if it is still held, and wake a waiter.
 
         Args:
@@ -59,7 +57,7 @@ class Store(Inspector, Protocol):
             reservation: keeps the lock for one message instead of freeing it for everybody.
 
         Returns:
-            What became of it; a store that always knows may return True or False.
+            What became of it.
 
         Raises:
             LockUnavailable: no answer, or an error. The call is repeated in the background until it is answered, or

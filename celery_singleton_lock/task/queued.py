@@ -181,7 +181,7 @@ class Queued:
         """What became of the lock; None if there is no answer."""
         lock, record = self.lock, self._what_it_is()
         try:
-            freed = Freeing(self._runtime.store.free(lock.hold(), record=record))
+            freed = self._runtime.store.free(lock.hold(), record=record)
         except LockUnavailable as error:  # It is repeated until there is an answer.
             logger.warning("%s: the lock of a message that has arrived is not freed yet: %s", lock.key, error)
             return None

@@ -21,7 +21,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.errors import LockSuperseded, LockUnavailable
-from celery_singleton_lock.holder import Holder, new_owner, stem
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store
@@ -67,9 +67,10 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
     while True:
         old = found.hold(lock.key, ttl=request.ttl, limit=lock.limit)
         freeing = store.free(old, reservation=Reservation(holder, request.ttl))
+        is_taken = freeing is Freeing.NOW
         if freeing is Freeing.UNCLEAR:  # Somebody else may have freed it before.
-            (freeing,) = store.renew([request.hold()], timeout=request.ttl)
-        if freeing:
+            (is_taken,) = store.renew([request.hold()], timeout=request.ttl)
+        if is_taken:
             return Taken(lock, found)
         answer = store.acquire(request)
         if not isinstance(answer, Held):
@@ -129,5 +130,4 @@ def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
 
 def _named(owner: str) -> Holder:
     """The name of the record of what has become of the message whose lock has this owner."""
-    # The stem only: a Redlock shows another owner for each attempt to get a majority.
-    return Holder(record=stem(owner))
+    return Holder(record=owner)

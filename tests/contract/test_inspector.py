@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import pytest
+
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -38,6 +40,7 @@ class TestKey:
         assert held.holder.ttl == TTL, "the seconds that a renewal adds"
         assert (state.fence, state.waiters) == (lease.fence, 0)
 
+    @pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
     def test_slots_of_a_semaphore_are_shown_in_order(self, store: Store) -> None:
         holders = [Holder(f"task-{number}") for number in range(3)]
         for holder in holders:
@@ -97,6 +100,7 @@ def test_lock_that_was_freed_given_up_or_never_taken_is_not_held(store: Store) -
     assert store.held(KEY) == []
 
 
+@pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
 def test_holds_beyond_the_limit_are_shown(store: Store) -> None:
     for name in "abc":
         taken(store, holder=Holder(name), limit=3)
@@ -104,6 +108,7 @@ def test_holds_beyond_the_limit_are_shown(store: Store) -> None:
     assert len(list(store.all_held("contract"))) == 3
 
 
+@pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
 def test_reservation_that_moved_to_another_slot_leaves_one_hold(store: Store) -> None:
     first = taken(store, limit=2)
     second, following = taken(store, holder=ME, limit=2), replace(ME, retries=3)

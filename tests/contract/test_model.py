@@ -58,10 +58,12 @@ class Histories(RuleBasedStateMachine):
     open_store: Callable[[], Store]
     end: Callable[[Store, str], object]
     wipe: Callable[[], object] | None = None
+    #: The highest limit of the store.
+    most = 3
 
     @initialize(limit=st.sampled_from([1, 1, 2, 3]))
     def begin(self, limit: int) -> None:
-        self.store, self.limit = self.open_store(), limit
+        self.store, self.limit = self.open_store(), min(limit, self.most)
         self.clients = [Client(number) for number in range(5)]
         #: The owner of each slot that is taken by a client, or kept for the next attempt of a message.
         self.taken: dict[str, Holder] = {}
@@ -187,6 +189,7 @@ def test_histories(kind: str, redis_server: RedisServer) -> None:
     Histories_.open_store = staticmethod(open_store)
     Histories_.end = staticmethod(end)
     if kind == "redlock":
+        Histories_.most = 1
         Histories_.wipe = staticmethod(lambda: wipe(redis_server))
     run_state_machine_as_test(
         Histories_,

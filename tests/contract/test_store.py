@@ -14,6 +14,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from tests.contract.conftest import opened
 from tests.contract.store_contract import StoreContract
+from tests.contract.store_contract.limits import LimitContract
 from tests.contract.store_contract.newest import NewestContract
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
@@ -21,13 +22,13 @@ from tests.redis_server import RedisServer
 KEY = key_of_text("singleton_lock", "job", "1")
 
 
-class TestMemory(StoreContract, NewestContract):
+class TestMemory(StoreContract, LimitContract, NewestContract):
     @pytest.fixture
     def store(self) -> Store:
         return MemoryStore()
 
 
-class TestRedis(StoreContract, NewestContract):
+class TestRedis(StoreContract, LimitContract, NewestContract):
     @pytest.fixture
     def store(self, redis_server: RedisServer) -> Iterator[Store]:
         with opened(redis_server, 1) as store:
@@ -35,15 +36,15 @@ class TestRedis(StoreContract, NewestContract):
 
 
 class TestRedlock(StoreContract):
-    frees_beyond_the_limit = False
-
     @pytest.fixture
     def store(self, redis_server: RedisServer) -> Iterator[Store]:
         with opened(redis_server, 5) as store:
             yield store
 
 
-@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize(
+    ("store", "limit"), [("memory", 1), ("memory", 2), ("redis", 1), ("redis", 2), ("redlock", 1)], indirect=["store"]
+)
 def test_extension_does_not_shorten_a_hold(store: Store, limit: int) -> None:
     """A late copy of a message does not know for how long the next attempt needs the lock."""
     owner = new_owner()

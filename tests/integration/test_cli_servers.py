@@ -43,9 +43,9 @@ def key_of(number: int) -> str:
     return key_of_text("singleton_lock", "job", str(number))
 
 
-def taken(store: Store, number: int, *, limit: int = 1, **options: Any) -> Lease:
+def taken(store: Store, number: int, **options: Any) -> Lease:
     holder = Holder(f"task {number}", node="one@test", pid=7, since=clock.wall(), **options)
-    lease = store.acquire(LockRequest(key_of(number), new_owner(), ttl=60.0, holder=holder, limit=limit))
+    lease = store.acquire(LockRequest(key_of(number), new_owner(), ttl=60.0, holder=holder))
     assert isinstance(lease, Lease)
     return lease
 
@@ -55,7 +55,7 @@ def test_all_locks_are_listed_shown_and_freed(shop: Shop, store: Store) -> None:
     for number in range(COUNT):
         taken(store, number, process=gone)
     store.free(taken(store, COUNT), record=Record("id:0.0", b"record", 60.0))
-    last = taken(store, COUNT, limit=2)
+    last = taken(store, COUNT)
 
     listed = [json.loads(line) for line in ask(shop, "list", "--json").stdout.splitlines()]
     assert {line["key"] for line in listed} == {key_of(number) for number in range(COUNT + 1)}

@@ -286,7 +286,7 @@ class TestReach:
         with Nodes(3, proxied=True) as nodes:
             store = open_url(nodes.url, BELIEVED)
             record = Record(ME.message, b"refused", 60.0)
-            node_told(store, 0, node_command("refuse", KEY, ME, node_command("promise_of", record, 30.0), slots=1))
+            node_told(store, 0, node_command("refuse", KEY, ME, node_command("promise_of", record, 30.0)))
             nodes.slow(1, 0.05)
             nodes.slow(2, 0.05)
             assert isinstance(acquire_once(store), Lease)
@@ -326,7 +326,7 @@ class TestReach:
         key, clients = inside.record_key(KEY, ME.message), [server.client() for server in nodes.servers]
         ask, send, record = inside.step("ask"), inside.step("send"), Record(ME.message, b"refused", 60.0)
         promise = node_command("promise_of", record, 30.0)
-        taking_its_place = node_command("refuse", KEY, ME, record, slots=1, promise=promise)
+        taking_its_place = node_command("refuse", KEY, ME, record, promise=promise)
 
         def ask_late(it: Any, call: Any, *args: Any, **options: Any) -> dict[int, Any]:
             if call.args[0] == record.content:
@@ -352,12 +352,12 @@ class TestReach:
     def test_record_takes_the_place_of_its_promise_only(self, nodes: Nodes, store: Store) -> None:
         record = Record(ME.message, b"refused", 60.0)
         promise, another = (node_command("promise_of", record, 5.0) for _ in range(2))
-        refusal = node_command("refuse", KEY, ME, record, slots=1, promise=promise)
+        refusal = node_command("refuse", KEY, ME, record, promise=promise)
         assert node_told(store, 0, refusal) == [inside.answer("GIVEN_UP")]
-        assert node_told(store, 0, node_command("refuse", KEY, ME, another, slots=1)) == [inside.answer("GRANTED")]
+        assert node_told(store, 0, node_command("refuse", KEY, ME, another)) == [inside.answer("GRANTED")]
         assert node_told(store, 0, refusal) == [inside.answer("GIVEN_UP")]
         assert node_told(store, 0, node_command("take_back", KEY, another)) == 1
-        assert node_told(store, 0, node_command("refuse", KEY, ME, promise, slots=1)) == [inside.answer("GRANTED")]
+        assert node_told(store, 0, node_command("refuse", KEY, ME, promise)) == [inside.answer("GRANTED")]
         assert node_told(store, 0, refusal) == [inside.answer("GRANTED")]
         assert nodes.servers[0].client().get(inside.record_key(KEY, ME.message)) == "refused"
 
@@ -619,7 +619,7 @@ class TestGivenUp:
         """A node that did not answer the attempt that gave the lease may hold an earlier attempt that failed."""
         lease = taken_on_all(nodes, store)
         request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
-        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[0] == 1
+        assert node_told(store, 0, node_command("vote", request, memory=None))[0] == 1
         assert store.renew([lease], timeout=1.0) == [True]
         until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
         assert node_told(store, 0, node_command("undo", lease, request.owner)) == 0
@@ -633,7 +633,7 @@ class TestGivenUp:
             granted = inside.answer("GRANTED")
             for node, request in enumerate(requests):
                 attempt = request.named(node_command("next_attempt", request))
-                assert node_told(store, node, node_command("vote", attempt, slot=0, memory=None))[0] == granted
+                assert node_told(store, node, node_command("vote", attempt, memory=None))[0] == granted
                 assert store.renew([request.hold()], timeout=1.0) == [False]
                 node_told(store, node, node_command("undo", request.hold(), attempt.owner))
             nodes.servers[2].kill()
@@ -650,7 +650,7 @@ class TestGivenUp:
             nodes.servers[0].client().delete(RUN)
         until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
         request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
-        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[0] == 1
+        assert node_told(store, 0, node_command("vote", request, memory=None))[0] == 1
         assert node_told(store, 0, node_command("undo", lease, request.owner)) == 0
         assert len(nodes.holding(RUN)) == 5
 
@@ -660,7 +660,7 @@ class TestGivenUp:
         assert store.renew([lease.asked_for(LONG)], timeout=1.0) == [True]
         until(lambda: all(pttl(server, RUN) > 1000 * TTL for server in nodes.servers), "all nodes have renewed it")
         request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
-        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[0] == inside.answer("GRANTED")
+        assert node_told(store, 0, node_command("vote", request, memory=None))[0] == inside.answer("GRANTED")
         assert pttl(nodes.servers[0], RUN) > 1000 * TTL
 
     def test_abandoning_never_raises(self, nodes: Nodes, store: Store) -> None:
@@ -715,15 +715,6 @@ class TestGivenUp:
         hang(nodes.servers[0])
         assert node.settle(0.05, LIMIT)
         assert node.is_avoided
-
-    def test_large_semaphore_is_given_up_as_fast_as_a_small_one(self, nodes: Nodes, store: Store) -> None:
-        self.stop_majority(nodes)
-        asked: list[int] = []
-        inside.tries_through(store, lambda attempt: lambda *args: asked.append(1) or attempt(*args))
-        with pytest.raises(LockUnavailable):
-            acquire(store, limit=50)
-        assert len(asked) <= 3, "one slot in each try"
-        resume(nodes)
 
 
 class TestManyLeases:
@@ -910,23 +901,14 @@ class TestForgetfulNodes:
             until(is_everywhere, seconds=20.0)
             store.close()
 
-    @pytest.mark.parametrize("limit", [1, 2])
-    def test_copy_finds_its_message_where_the_lock_was_put_back(self, nodes: Nodes, store: Store, limit: int) -> None:
-        """Otherwise a copy would be refused as another task, or run beside it in another slot."""
-        lease = taken(store, limit=limit)
+    def test_copy_finds_its_message_where_the_lock_was_put_back(self, nodes: Nodes, store: Store) -> None:
+        """Otherwise a copy would be refused as another task."""
+        lease = taken(store)
         self.restart_one_by_one(nodes, store, lease)
         refused = Record(ME.message, b"refused", 60.0)
-        for found in (acquire(store, limit=limit), store.refuse(KEY, ME, refused, limit=limit)):
+        for found in (acquire(store), store.refuse(KEY, ME, refused)):
             assert isinstance(found, Held)
             assert found.holder == ME
-
-    def test_slot_counts_under_a_lower_limit_where_it_was_put_back(self, nodes: Nodes, store: Store) -> None:
-        first, second = (taken(store, holder=Holder(name), limit=2) for name in "ab")
-        self.restart_one_by_one(nodes, store, second)
-        store.free(first)
-        found = acquire(store)
-        assert isinstance(found, Held)
-        assert found.owner == node_command("attempt_of", second.owner, 0)
 
     def test_frozen_child_keeps_its_lock(
         self, redis_server: RedisServer, shop_on: Callable[..., Shop], nodes: Nodes
@@ -1054,26 +1036,13 @@ class TestMarks:
         assert store.free(lease)
 
 
-class TestSemaphore:
-    def test_leftover_of_an_attempt_is_not_a_vote_for_another_slot(self, nodes: Nodes, store: Store) -> None:
-        owner = new_owner()
-        request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
-        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[::2] == [1, 0]
-        assert node_told(store, 0, node_command("vote", request, slot=1, memory=None))[0] == 0
-        assert node_told(store, 0, node_command("vote", request, slot=0, memory=None))[::2] == [1, 0]
-
-    def test_number_of_slots_that_nobody_can_have(self, nodes: Nodes, store: Store) -> None:
-        for server in nodes.servers:
-            server.client().set(inside.slots_number(KEY), 99_999)
-        with pytest.raises(LockUnavailable, match="slots"):
-            store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
-
-    def test_limit_of_holders(self, nodes: Nodes, store: Store) -> None:
-        """No more: if each node only counted, three nodes that each admit two would admit three with a majority."""
-        leases = [acquire(store, limit=2, holder=Holder(f"task {number}")) for number in range(3)]
-        assert [type(lease) for lease in leases] == [Lease, Lease, Held]
-        assert store.free(leases[0])
-        assert isinstance(acquire(store, limit=2, holder=Holder("task 3")), Lease)
+def test_semaphore_of_the_same_name_on_the_nodes(nodes: Nodes, store: Store) -> None:
+    for server in nodes.servers:
+        server.client().set(inside.slots_number(KEY), 3)
+    with pytest.raises(LockUnavailable, match="a semaphore of this name"):
+        acquire(store)
+    with pytest.raises(LockUnavailable):
+        store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
 
 
 class TestWaiting:

@@ -8,9 +8,6 @@ from typing import Any
 
 from tests.simulation import inside
 
-#: How the owner of a hold ends that was counted, and names no attempt.
-COUNTED = "0000"
-
 
 def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict[str, bytes]:
     """By key, the holds on most servers: a leftover on one node of a Redlock keeps nobody out."""
@@ -29,17 +26,14 @@ def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, byte
 def must_not_be_given_up(run: Any, server: Any, names: frozenset[str] = frozenset()) -> None:
     """Check that a server holds no lock for an owner of whom it knows that it was given up.
 
-    Not so a lock that is kept: if nobody could record that its message has ended, it may be kept after that. Nor what
-    an attempt has left in another slot of a Redlock's node: freeing names one slot, and what undoes the attempt comes.
+    Not so a lock that is kept: if nobody could record that its message has ended, it may be kept after that.
     """
     every = {name for name, _ in server.living_values()}
     over = {inside.name_in(name) for name in every if inside.part_of(name) == "over"}
     for key, value in on(server, names) if over else ():
         hold = inside.hold_of(value)
-        has_slots = inside.of_lock(inside.lock_of(key), "slots") in every
-        known_as = (hold.owner,) if has_slots and not hold.owner.endswith(COUNTED) else (hold.owner, stem(value))
         if hold.pid:
-            is_well = over.isdisjoint(known_as)
+            is_well = over.isdisjoint((hold.owner, stem(value)))
             run.must(is_well, "{} holds {} for {}, which was given up", server.host.name, key, hold.owner)
 
 

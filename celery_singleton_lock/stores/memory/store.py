@@ -13,7 +13,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, task_arriving_as
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation, Superseded
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Superseded
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.memory.journal import MemoryJournal
 from celery_singleton_lock.stores.memory.ledger import MemoryLedger
@@ -133,21 +133,21 @@ class MemoryStore:
         with self._mutex.lock:
             return [self._renew(hold) for hold in holds]
 
-    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         with self._mutex.lock:
             if record is not None:
                 self._remember(hold.key, record)
             live = self._live(hold.key)
             slot = slot_of(hold.owner, live)
             if slot is None:
-                return False
+                return Freeing.NOT_OURS
             fence = self._occupants[hold.key].pop(slot).fence
             if reservation is not None and not self._is_over(hold.key, reservation.holder, record):
                 holder = reservation.holder
                 reserved = Occupant(holder.reserved_as, holder, fence, clock.now() + reservation.seconds)
                 self._occupants[hold.key][slot] = reserved
             self._wake(hold.key)
-            return True
+            return Freeing.NOW
 
     def abandon(self, hold: Hold) -> bool | None:
         with self._mutex.lock:

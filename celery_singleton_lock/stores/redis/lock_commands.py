@@ -61,7 +61,6 @@ class AcquireArgs(NamedTuple):
     reserved_as: str = ""
     sending: str = ""
     slots: int = 1
-    slot: int | str = ""
     fence_seed: int | str = ""
     memory_ms: int = 0
     limit: int = 1

@@ -4,7 +4,6 @@ test, in which nothing is held."""
 from __future__ import annotations
 
 from tests.contract.store_contract.given_up import AbandonContract, GivenUpContract
-from tests.contract.store_contract.limits import LimitContract
 from tests.contract.store_contract.locks import LockContract
 from tests.contract.store_contract.records import RecordContract
 from tests.contract.store_contract.refusals import RefusalContract
@@ -20,6 +19,5 @@ class StoreContract(
     RefusalContract,
     AbandonContract,
     GivenUpContract,
-    LimitContract,
 ):
     """What each store promises."""

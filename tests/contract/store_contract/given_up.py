@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.store import Store
@@ -55,12 +55,6 @@ class AbandonContract:
         lease = taken(store, holder=ME)
         assert isinstance(_waited_while(store, lambda: store.abandon(lease)), Lease)
 
-    def test_slot_of_an_abandoned_owner_is_free(self, store: Store) -> None:
-        leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
-        store.abandon(Hold(KEY, leases[1].owner, ttl=TTL, limit=3))
-        assert taken(store, limit=3).slot == leases[1].slot
-        assert not is_free(store, 3)
-
 
 class GivenUpContract:
     """A copy of the message names the owner token with which another delivery asked and got no answer."""
@@ -97,14 +91,6 @@ class GivenUpContract:
         ghost = taken(store, holder=ME)
         found = _waited_while(store, lambda: ask(store, holder=ME, once=True, given_up=[ghost.owner]))
         assert isinstance(found, Lease)
-
-    def test_given_up_holds_are_freed_in_each_slot(self, store: Store) -> None:
-        taken(store, limit=3)
-        ghosts = [taken(store, holder=Holder(name), limit=3).owner for name in "ab"]
-        lease = taken(store, holder=ME, limit=3, given_up=ghosts)
-        assert lease.slot == 1
-        assert taken(store, limit=3, holder=Holder("c")).slot == 2
-        assert not is_free(store, 3)
 
     def test_waiting_copy_gets_the_lock(self, store: Store) -> None:
         """The request that was given up may arrive while the copy waits."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
-
-import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, Reservation
 from celery_singleton_lock.stores.store import Store
 from tests.contract.store_contract.asking import (
     KEY,
     ME,
+    PATIENCE,
     TTL,
     ask,
     is_free,
@@ -22,17 +22,12 @@ from tests.contract.store_contract.asking import (
     taken,
     waited_for,
 )
+from tests.contract.store_contract.refusals import REFUSED
+from tests.contract.store_contract.waiting import place
 
 
 class LimitContract:
-    """All holds count, whatever limit they were taken under.
-
-    Attributes:
-        frees_beyond_the_limit: whether `free` finds a hold even if neither its slot is known nor the limit under which
-            it was taken; otherwise the hold ends with its lease.
-    """
-
-    frees_beyond_the_limit = True
+    """All holds count, whatever limit they were taken under; a Redlock has no limits."""
 
     def test_each_holder_has_its_own_slot(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
@@ -129,11 +124,56 @@ class LimitContract:
         assert is_free(store)
 
     def test_hold_beyond_the_limit_can_be_freed(self, store: Store) -> None:
-        if not self.frees_beyond_the_limit:
-            pytest.skip("in this store, the hold ends with its lease")
         first, _ = taken(store, limit=2), taken(store, limit=2, holder=ME)
         store.free(first)
         met = ask(store, holder=Holder("a third"))
         assert isinstance(met, Held)
         assert store.free(met.hold(KEY, ttl=TTL, limit=1))
         assert isinstance(ask(store), Lease)
+
+    def test_slot_of_an_abandoned_owner_is_free(self, store: Store) -> None:
+        leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
+        store.abandon(Hold(KEY, leases[1].owner, ttl=TTL, limit=3))
+        assert taken(store, limit=3).slot == leases[1].slot
+        assert not is_free(store, 3)
+
+    def test_given_up_holds_are_freed_in_each_slot(self, store: Store) -> None:
+        taken(store, limit=3)
+        ghosts = [taken(store, holder=Holder(name), limit=3).owner for name in "ab"]
+        lease = taken(store, holder=ME, limit=3, given_up=ghosts)
+        assert lease.slot == 1
+        assert taken(store, limit=3, holder=Holder("c")).slot == 2
+        assert not is_free(store, 3)
+
+    def test_message_that_runs_in_a_slot_beyond_the_limit_is_not_refused(self, store: Store) -> None:
+        taken(store, limit=2)
+        taken(store, holder=replace(ME, pid=1), limit=2)
+        assert isinstance(store.refuse(KEY, ME, REFUSED), Held)
+
+    def test_waiter_gets_the_slot_that_was_freed(self, store: Store) -> None:
+        pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
+        with place(store, limit=2) as waiter:
+            threading.Timer(0.05, store.free, [pair[1]]).start()
+            found = waited_for(waiter)
+        assert isinstance(found, Lease)
+        assert found.slot == pair[1].slot
+
+    def test_each_waiter_gets_a_slot_that_was_freed_before_it_waited(self, store: Store) -> None:
+        """Between being refused and waiting."""
+        pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
+        asked = [request(owner=new_owner(), holder=Holder(name), waiting=True, limit=2) for name in "cd"]
+        assert all(isinstance(store.acquire(each), Held) for each in asked)
+        assert all(store.free(lease) for lease in pair)
+        for each in asked:
+            with store.waiter(each) as waiter:
+                began = clock.now()
+                assert isinstance(waiter.wait(PATIENCE), Lease)
+                assert clock.now() - began < PATIENCE / 2
+
+    def test_message_that_runs_in_any_slot_is_not_refused(self, store: Store) -> None:
+        for number in range(2):
+            taken(store, holder=Holder(f"task-{number}"), limit=3)
+        lease = taken(store, holder=replace(ME, pid=1), limit=3)
+        assert is_of(store.refuse(KEY, ME, REFUSED, limit=3), lease)
+        store.free(lease)
+        assert isinstance(ask(store, holder=ME, once=True, limit=3), Lease), "nothing is left of the refusal"

@@ -45,14 +45,11 @@ class RefusalContract:
         assert isinstance(found, Record)
         assert found.content == b"refused by b"
 
-    @pytest.mark.parametrize("limit", [1, 3])
-    def test_running_message_is_not_refused(self, store: Store, limit: int) -> None:
-        for number in range(limit - 1):
-            taken(store, holder=Holder(f"task-{number}"), limit=limit)
-        lease = taken(store, holder=replace(ME, pid=1), limit=limit)
-        assert is_of(store.refuse(KEY, ME, REFUSED, limit=limit), lease)
+    def test_running_message_is_not_refused(self, store: Store) -> None:
+        lease = taken(store, holder=replace(ME, pid=1))
+        assert is_of(store.refuse(KEY, ME, REFUSED), lease)
         store.free(lease)
-        assert isinstance(ask(store, holder=ME, once=True, limit=limit), Lease), "nothing is left of the refusal"
+        assert isinstance(ask(store, holder=ME, once=True), Lease), "nothing is left of the refusal"
 
     def test_message_for_which_the_lock_is_reserved_is_not_refused(self, store: Store) -> None:
         lease = taken(store, holder=replace(ME, retries=1))
@@ -66,11 +63,6 @@ class RefusalContract:
     def test_other_messages_may_run_meanwhile(self, store: Store, other: Holder) -> None:
         taken(store, holder=other)
         assert store.refuse(KEY, ME, REFUSED) is None
-
-    def test_message_that_runs_in_a_slot_beyond_the_limit_is_not_refused(self, store: Store) -> None:
-        taken(store, limit=2)
-        taken(store, holder=replace(ME, pid=1), limit=2)
-        assert isinstance(store.refuse(KEY, ME, REFUSED), Held)
 
     def test_of_two_copies_one_refuses_or_runs(self, store: Store) -> None:
         found: list[object] = []

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record, Waiter
 from celery_singleton_lock.stores.store import Store
@@ -88,26 +88,6 @@ class WaitingContract:
             threading.Timer(0.05, lambda: store.free(first, record=record)).start()
             assert isinstance(waited_for(waiter), Record)
         assert is_free(store)
-
-    def test_waiter_gets_the_slot_that_was_freed(self, store: Store) -> None:
-        pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
-        with place(store, limit=2) as waiter:
-            threading.Timer(0.05, store.free, [pair[1]]).start()
-            found = waited_for(waiter)
-        assert isinstance(found, Lease)
-        assert found.slot == pair[1].slot
-
-    def test_each_waiter_gets_a_slot_that_was_freed_before_it_waited(self, store: Store) -> None:
-        """Between being refused and waiting."""
-        pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
-        asked = [request(owner=new_owner(), holder=Holder(name), waiting=True, limit=2) for name in "cd"]
-        assert all(isinstance(store.acquire(each), Held) for each in asked)
-        assert all(store.free(lease) for lease in pair)
-        for each in asked:
-            with store.waiter(each) as waiter:
-                began = clock.now()
-                assert isinstance(waiter.wait(PATIENCE), Lease)
-                assert clock.now() - began < PATIENCE / 2
 
     def test_one_that_is_about_to_wait_gets_the_lock_of_a_waiter_that_leaves(self, store: Store) -> None:
         """As that one was woken."""

@@ -51,8 +51,8 @@ MUTANTS = (
     ),
     _redlock(
         "no refusal is recorded beside a Redlock that is granted meanwhile",
-        old="refuse(key, holder, each, slots=slots, promise=promise if is_promised else None)",
-        new="refuse(key, holder, record, slots=slots)",
+        old="refuse(key, holder, each, promise=promise if is_promised else None)",
+        new="refuse(key, holder, record)",
     ),
     _redlock(
         "a Redlock was gone only if most nodes say so",

@@ -61,8 +61,8 @@ MUTANTS = (
     ),
     _acquire(
         "a repeated acquire meets no conflict with itself",
-        old="    if token == owner and asked_for then",
-        new="    if token == owner and asked_for and slots < 0 then",
+        old="    if token == owner then",
+        new="    if token == owner and slots < 0 then",
         kind="locks",
     ),
     _acquire(
@@ -77,8 +77,8 @@ MUTANTS = (
     ),
     _acquire(
         "a lock that is kept for a retry is given to nobody else",
-        old="elseif reserved_as ~= '' and token == reserved_as and (asked_for or slot >= limit) then",
-        new="elseif string.find(value, '\"\",0.0]', 1, true) and (asked_for or slot >= limit) then",
+        old="elseif reserved_as ~= '' and token == reserved_as then",
+        new="elseif string.find(value, '\"\",0.0]', 1, true) then",
     ),
     _grant(
         "fencing tokens grow, whatever the server's clock says",

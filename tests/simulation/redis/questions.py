@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -104,7 +105,7 @@ def _refusals(draw: Any) -> Call:
 @st.composite
 def _votes(draw: Any) -> Call:
     request, memory = draw(REQUESTS), draw(st.sampled_from([None, f"{PREFIX}:{{job:1}}:memory"]))
-    return vote_commands.vote(request, slot=draw(st.integers(0, request.limit - 1)), memory=memory, slots=draw(LIMITS))
+    return vote_commands.vote(replace(request, limit=1), memory=memory)
 
 
 ENTRIES, LAST_RUNS = ["e0", "e1", "e2:run"], [0, 5, 10, 10**15]
@@ -130,9 +131,8 @@ LOCK_CALLS = st.one_of(
         lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
     ),
     st.builds(
-        lambda owner, slot, fence: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence),
+        lambda owner, fence: vote_commands.raise_fence(LOCK, owner, fence=fence),
         OWNERS,
-        st.integers(0, 2),
         st.sampled_from([1, 10**17]),
     ),
     st.lists(st.tuples(HOLDERS, RECORDS), min_size=1, max_size=3).map(

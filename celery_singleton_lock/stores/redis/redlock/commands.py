@@ -63,23 +63,20 @@ def next_attempt(request: LockRequest) -> str:
     return attempt_of(request.owner, number % ATTEMPTS or 1)
 
 
-def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0, late: Sequence[str] = ()) -> Call:
-    """As `lock_commands.acquire`, for one slot.
+def vote(request: LockRequest, *, memory: str | None, late: Sequence[str] = ()) -> Call:
+    """As `lock_commands.acquire`.
 
     Args:
         request: its owner with the number of the attempt, see `attempt_of`.
-        slot: which one to take.
         memory: the key that says since when a node remembers; None to trust it as it is.
-        slots: how many to name.
         late: attempts of the same owner that some node has not answered. They come too late from now on: what undoes
             them may be on another connection, behind this.
     """
     of_all = request.named(stem(request.owner), [stem(owner) for owner in request.given_up])
-    keys, args = lock_commands.question(of_all, request.owner, slots=slots, late=late)
+    keys, args = lock_commands.question(of_all, request.owner, late=late)
     args = args._replace(
         reserved_as=stem(args.reserved_as),
         holder=request.owner[STEM_LENGTH:] + args.holder,
-        slot=slot,
         # One for all nodes, or their counters would differ, and have to be made equal before a token is given out.
         fence_seed=round(clock.wall() * 1_000_000),
         memory_ms=ms(MEMORY_TTL) if memory else 0,
@@ -112,9 +109,9 @@ def promise_of(record: Record, seconds: float) -> Record:
     return record._replace(content=PROMISE + name + record.content, seconds=seconds)
 
 
-def refuse(key: str, holder: Holder, record: Record, *, slots: int, promise: Record | None = None) -> Call:
+def refuse(key: str, holder: Holder, record: Record, *, promise: Record | None = None) -> Call:
     """As `lock_commands.refuse`; with a promise, only a node that still has it takes the record in its place."""
-    call = lock_commands.refuse(key, holder, record, slots=slots, named=stem)
+    call = lock_commands.refuse(key, holder, record, slots=1, named=stem)
     return call if promise is None else call._replace(args=[*call.args, promise.content])
 
 
@@ -129,8 +126,8 @@ def renew(holds: Sequence[Hold]) -> Call:
 
 
 def values(holds: Sequence[Hold]) -> Call:
-    """Ask what a node keeps for these; the slots of the holds must be known."""
-    return Call(VALUES, [_place_of(it) for it in holds], [])
+    """Ask what a node keeps for these."""
+    return Call(VALUES, [keyspace.run_key(it.key) for it in holds], [])
 
 
 def value_for_none(hold: Hold, value: bytes) -> bytes | None:
@@ -141,22 +138,18 @@ def value_for_none(hold: Hold, value: bytes) -> bytes | None:
 
 
 def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
-    """Give a node what it has lost: these values, or at least the owners; the slots of the holds must be known."""
+    """Give a node what it has lost: these values, or at least the owners."""
     keys, args = list[str](), list[object]()
     for it in holds:
-        keys += [_place_of(it), keyspace.over_key(it.key, stem(it.owner)), keyspace.slots_key(it.key)]
-        args += [values.get(it, attempt_of(it.owner, 0)), ms(it.ttl), it.slot or 0]
+        keys += [keyspace.run_key(it.key), keyspace.over_key(it.key, stem(it.owner))]
+        args += [values.get(it, attempt_of(it.owner, 0)), ms(it.ttl)]
     return Call(PUT_BACK, keys, args)
 
 
-def raise_fence(key: str, owner: str, *, slot: int, fence: int) -> Call:
+def raise_fence(key: str, owner: str, *, fence: int) -> Call:
     """Raise the counter of fencing tokens to `fence`, if the lock is held there."""
     args = [stem(owner), fence, ms(lock_commands.FENCE_TTL)]
-    return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key, slot)], args)
-
-
-def _place_of(hold: Hold) -> str:
-    return keyspace.run_key(hold.key, hold.slot or 0)
+    return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key)], args)
 
 
 def _renewed_as(hold: Hold) -> str:

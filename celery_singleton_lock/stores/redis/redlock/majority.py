@@ -12,17 +12,17 @@ from celery_singleton_lock.stores.redis.redlock.commands import attempt_of
 
 def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:
     """The locks that at least this many nodes show."""
-    by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
+    by_owner: defaultdict[tuple[str, str], list[Held]] = defaultdict(list)
     for of_node in each:
         # A search may find a key twice.
-        once = {(key, held.slot, attempt_of(held.owner, 0)): held for key, held in of_node}
+        once = {(key, attempt_of(held.owner, 0)): held for key, held in of_node}
         for place, held in once.items():
             by_owner[place].append(held)
-    for (key, slot, owner), alike in by_owner.items():
+    for (key, owner), alike in by_owner.items():
         if len(alike) >= quorum:
             holder = next((held.holder for held in alike if held.holder is not None), None)
             remaining, waiters = max(held.remaining for held in alike), max(held.waiters for held in alike)
-            yield key, Held(holder, owner, remaining, slot, waiters)
+            yield key, Held(holder, owner, remaining, 0, waiters)
 
 
 def merged(states: Sequence[KeyState], quorum: int) -> KeyState:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError, TimeoutError
+from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
@@ -155,9 +155,7 @@ class RedlockStore:
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         sent: list[Record] = []
         try:
-            return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots, sent))
-        except TimeoutError as error:
-            raise LockUnavailable(self.server, words_of(error)) from error
+            return self._refuse(key, holder, record, sent)
         finally:
             for promise in () if record in sent else sent:
                 # Interrupted before the record was sent: the next call would find the promise.
@@ -173,9 +171,7 @@ class RedlockStore:
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         quorum = self._nodes.quorum
-        each = self._nodes.read(
-            lambda server: [(key, held) for held in inspect.held(server, key, limit)], at_least=quorum
-        )
+        each = self._nodes.read(lambda server: [(key, held) for held in inspect.held(server, key, 1)], at_least=quorum)
         return [held for _, held in agreed(each, quorum)]
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
@@ -215,48 +211,32 @@ class RedlockStore:
 
     def _acquire(self, conversation: Conversation, wanted: LockRequest) -> Lease | Held | Record | Votes:
         """What was found; the last votes if that is not clear."""
-        unclear: Votes | None = None
-        slots = wanted.limit
+        found: Lease | Record | Votes = Votes(self._nodes.quorum, wanted.holder.message)
         for number in tries(within=PATIENCE):
             if number:
                 conversation.connect(step=CONNECT, seconds=CONNECT_ALL)
-            unclear, holders = None, []
-            for slot in range(wanted.limit):
-                found = self._try(conversation, wanted, slot, slots)
-                if not isinstance(found, Votes):
-                    return found
-                if found.slots > slots:
-                    # Others had a higher limit; what they hold counts.
-                    unclear, slots = found, found.slots
-                    break
-                if found.answered < self._nodes.quorum:
-                    unclear = found
-                    break  # Another slot would fare no better.
-                if (holder := found.holder) is None or not found.is_held:
-                    unclear = found
-                elif _is_copy(wanted, holder):
-                    return holder
-                else:
-                    holders.append(holder)  # Or it is this one's, or kept for it, in another slot.
-            if unclear is None:
-                return min(holders, key=lambda held: held.remaining)
-        return unclear or Votes(self._nodes.quorum, wanted.holder.message)
+            found = self._try(conversation, wanted)
+            if not isinstance(found, Votes):
+                return found
+            if found.is_held and (holder := found.holder) is not None:
+                return holder
+        return found
 
-    def _try(self, conversation: Conversation, wanted: LockRequest, slot: int, slots: int) -> Lease | Record | Votes:
+    def _try(self, conversation: Conversation, wanted: LockRequest) -> Lease | Record | Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
         attempt = commands.next_attempt(wanted)
         named, settled = wanted.named(attempt), set[int]()
-        call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=self._late(wanted))
+        call = commands.vote(named, memory=self._memory, late=self._late(wanted))
         sent_at = clock.now()
         answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl), settled=settled)
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
         if votes.has_majority and votes.record is None:
-            fence = self._fence(conversation, wanted, slot, votes.granted)
+            fence = self._fence(conversation, wanted, votes.granted)
             if fence and trust.came_in_time(sent_at, wanted.ttl):
-                return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)
+                return wanted.lease(fence=fence, sent_at=sent_at, slot=0)
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
-        hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
+        hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl)
         settled |= votes.unasked
         wanted.attempts[attempt] = settled
         conversation.send(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
@@ -275,12 +255,12 @@ class RedlockStore:
             del request.attempts[attempt]
         return late
 
-    def _fence(self, conversation: Conversation, wanted: LockRequest, slot: int, fences: Sequence[int]) -> int | None:
+    def _fence(self, conversation: Conversation, wanted: LockRequest, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be ensured."""
         fence, quorum = max(fences), self._nodes.quorum
         if fences.count(fence) >= quorum:
             return fence
-        call = commands.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence)
+        call = commands.raise_fence(wanted.key, wanted.owner, fence=fence)
         is_decided = self._nodes.decided_by(lambda answer: answer == 1)
         answers = conversation.ask(call, is_decided, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= quorum else None
@@ -300,7 +280,7 @@ class RedlockStore:
     def _put_back(self, conversation: Conversation, lost: Mapping[int, Sequence[Hold]], *, seconds: float) -> None:
         """Give each node the holds that it lacks, for the next time, with the holders that others know.
 
-        Without its holder, a copy of its message would take it for another task's, and be refused, or take a slot.
+        Without its holder, a copy of its message would take it for another task's, and be refused.
         """
         parts = [*batches([*dict.fromkeys(hold for of_node in lost.values() for hold in of_node)])]
 
@@ -339,7 +319,7 @@ class RedlockStore:
                 )
                 if FreeAnswer.SOMEBODY_WAITS in answers.values():
                     # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
-                    wake = lock_commands.wake(hold.key, limit=hold.limit)
+                    wake = lock_commands.wake(hold.key, limit=1)
                     conversation.send(wake, range(len(self._nodes.each)))
         except BaseException:
             if repeats:  # Interrupted, maybe before it was sent.
@@ -348,7 +328,7 @@ class RedlockStore:
             raise
         return answers
 
-    def _refuse(self, key: str, holder: Holder, record: Record, slots: int, sent: list[Record]) -> Held | Record | None:
+    def _refuse(self, key: str, holder: Holder, record: Record, sent: list[Record]) -> Held | Record | None:
         """Refuse the message, on a majority of nodes that have promised that before.
 
         `sent` has the promise, and the record if that was sent: a copy may have recorded the same, which must stay.
@@ -361,7 +341,7 @@ class RedlockStore:
             with self._nodes.conversation() as conversation:
                 for each in (promise, record):
                     is_promised = each is record
-                    call = commands.refuse(key, holder, each, slots=slots, promise=promise if is_promised else None)
+                    call = commands.refuse(key, holder, each, promise=promise if is_promised else None)
                     repeat_for = PROMISED if is_promised else 0.0
                     answers = self._agreed(conversation, call, each, sent, repeat_for)
                     kinds = [*map(_kind, given(answers))]
@@ -369,19 +349,17 @@ class RedlockStore:
                         break
                 else:
                     return None
-                is_more, against = Answer.MORE_SLOTS in kinds, len(kinds) - kinds.count(Answer.GRANTED)
+                against = len(kinds) - kinds.count(Answer.GRANTED)
                 was_recorded = record in sent
-                if was_recorded and not is_more and against <= self._nodes.spare:
+                if was_recorded and against <= self._nodes.spare:
                     # Silence is not an objection: a majority may have the record, with a node that is late, and others
                     # have seen it; or what is there is another copy's refusal, which looks the same.
                     continue
-                if not is_more:
-                    # What nobody has answered in time, too: the next call of this message would find the promise.
-                    self._take_back(conversation, key, sent, answers)
+                # What nobody has answered in time, too: the next call of this message would find the promise.
+                self._take_back(conversation, key, sent, answers)
                 if len(kinds) < self._nodes.quorum:
                     continue
-            # Outside the conversation, which `MoreSlots` would end as an error does.
-            found = [lock_answers.parse_refusal(it, record.message) for it in given(answers) if not _is_given_up(it)]
+            found = [lock_answers.parse_refusal(it, record.message) for it in given(answers) if not _says_nothing(it)]
             objections = [it for it in found if it is not None and not _is_promise(it)]
             if objections:
                 return next((it for it in objections if isinstance(it, Record)), objections[0])
@@ -465,13 +443,6 @@ def _freed_on(answers: Answers) -> tuple[int, int]:
     return len(each) - gone, gone
 
 
-def _is_copy(wanted: LockRequest, held: Held) -> bool:
-    """Whether another copy of this message has the lock: not this owner, nor a reservation for this message."""
-    if held.owner in (wanted.owner, commands.attempt_of(wanted.holder.reserved_as, 0)):
-        return False
-    return held.holder is not None and held.holder.is_copy_of(wanted.holder)
-
-
 def _is_recorded(answer: Any) -> bool:
     """Whether the answer to a vote is the message's end."""
     return bool(_kind(answer) == Answer.RECORD and not answer[1].startswith(commands.PROMISE))
@@ -482,8 +453,9 @@ def _objects(answer: Any) -> bool:
     return answer is not None and _kind(answer) not in (None, Answer.GRANTED)
 
 
-def _is_given_up(answer: Any) -> bool:
-    return bool(_kind(answer) == Answer.GIVEN_UP)
+def _says_nothing(answer: Any) -> bool:
+    """Whether a refusal was not even tried."""
+    return bool(_kind(answer) in (Answer.GIVEN_UP, Answer.MORE_SLOTS))
 
 
 def _is_promise(found: Held | Record) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.stores.redis.lock_answers import MAX_SLOTS, Answer, parse_held, record
+from celery_singleton_lock.stores.redis.lock_answers import Answer, parse_held, record
 from celery_singleton_lock.stores.redis.redlock.commands import PROMISE, attempt_of
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, NotAsked
 from celery_singleton_lock.stores.redis.server import words_of
@@ -26,7 +26,6 @@ class Votes:
         withheld: why a node that answered has no vote.
         errors: why a node did not answer.
         unasked: nodes that were not even asked.
-        slots: how many are in use on some node, if that is more than were named.
     """
 
     quorum: int
@@ -37,7 +36,6 @@ class Votes:
     withheld: dict[int, str] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     unasked: set[int] = field(default_factory=set)
-    slots: int = 0
 
     @classmethod
     def of(cls, answers: Answers, quorum: int, message: str) -> Votes:
@@ -97,7 +95,6 @@ class Votes:
         elif kind == Answer.GIVEN_UP:
             self.withheld[index] = "the owner was given up"
         elif kind == Answer.MORE_SLOTS:
-            self.withheld[index] = "more slots are in use there than were named"
-            self.slots = max(self.slots, min(rest[0], MAX_SLOTS))
+            self.withheld[index] = "a semaphore of this name is there"
         else:
             self.withheld[index] = f"it came back without its data, and has no vote for {rest[0] / 1000:.1f} s"

@@ -57,14 +57,13 @@ for slot = 0, slots - 1 do
   local lock = KEYS[FIRST + slot]
   local value = redis.call('GET', lock)
   if not value then
-    if slot < limit and (not wanted or slot == wanted) then
+    if slot < limit then
       free = free or slot
     end
   else
     local token = string.sub(value, 1, #owner)
-    local asked_for = not wanted or slot == wanted
     held = held + 1
-    if token == owner and asked_for then
+    if token == owner then
       local attempt = string.sub(value, #owner + 1, OWNER_LENGTH)
       if string.match(attempt, '^0+$') then
         -- On a Redlock: counted, or put back, for none of its attempts. What takes this one back must not touch it, and
@@ -88,11 +87,11 @@ for slot = 0, slots - 1 do
       end
       wake_others(freed)
       return {GRANTED, number, slot}
-    elseif reserved_as ~= '' and token == reserved_as and (asked_for or slot >= limit) then
+    elseif reserved_as ~= '' and token == reserved_as then
       kept = slot
     else
       local pttl = redis.call('PTTL', lock)
-      if token == owner or sending ~= '' and string.sub(value, OWNER_LENGTH + 1, OWNER_LENGTH + #sending) == sending then
+      if sending ~= '' and string.sub(value, OWNER_LENGTH + 1, OWNER_LENGTH + #sending) == sending then
         copy = {HELD, value, pttl, slot}
       elseif not first or first_pttl < 0 or pttl >= 0 and pttl < first_pttl then
         first, first_pttl, first_slot = value, pttl, slot

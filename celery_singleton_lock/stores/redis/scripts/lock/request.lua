@@ -8,17 +8,17 @@
 --      waiting ms (0: will not wait), ms of the caller's clock,
 --      owner under which the lock may be reserved for it ('': none),
 --      sending (how the holder of a copy begins, behind the 32 characters of the owner; '' if there is none),
---      locks that are named (1), slot to take ('': any), seed of the counter of fences ('': the server's time),
+--      locks that are named (1), seed of the counter of fences ('': the server's time),
 --      memory ms (0: trust the server as it is), limit (1; the slots beyond it are looked at, and not taken),
 --      owners that were given up (one behind the other; ''), over ms, wake ms (1000), woken (1: a wake-up has come for this; 0),
 --      arrived as ('': it has no place in an order of which only the newest runs), number in that order ('': not known), ms of that order,
 --      name of its order: a holder of that order is to stop for it ('': none is)
 local owner, holder, ttl, fence_ttl, once = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local waiting_ms, asked_at, reserved_as, sending = ARGV[6] or '0', ARGV[7], ARGV[8] or '', ARGV[9] or ''
-local slots, wanted, seed, limit = tonumber(ARGV[10] or 1), tonumber(ARGV[11] or ''), tonumber(ARGV[12] or ''), tonumber(ARGV[14] or 1)
-local memory_ms, given_up, over_ms, wake_ms, woken = tonumber(ARGV[13] or 0), ARGV[15] or '', ARGV[16], ARGV[17] or '1000', tonumber(ARGV[18] or 0)
-local arrives_as, arrived, order_ms = ARGV[19] or '', tonumber(ARGV[20] or ''), ARGV[21]
-local stops = ARGV[22] or ''
+local slots, seed, limit = tonumber(ARGV[10] or 1), tonumber(ARGV[11] or ''), tonumber(ARGV[13] or 1)
+local memory_ms, given_up, over_ms, wake_ms, woken = tonumber(ARGV[12] or 0), ARGV[14] or '', ARGV[15], ARGV[16] or '1000', tonumber(ARGV[17] or 0)
+local arrives_as, arrived, order_ms = ARGV[18] or '', tonumber(ARGV[19] or ''), ARGV[20]
+local stops = ARGV[21] or ''
 -- Whether it is a waiter that has just been woken, and blocks again if it gets nothing.
 local is_handed_over = false
 

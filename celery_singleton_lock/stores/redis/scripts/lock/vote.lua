@@ -9,7 +9,7 @@ if memory and redis.call('EXISTS', over, request) == 0 then
     left = memory_ms
   end
   local since = memory_ms - left
-  if since < tonumber(ttl) and redis.call('EXISTS', KEYS[FIRST + wanted]) == 0 then
+  if since < tonumber(ttl) and redis.call('EXISTS', KEYS[FIRST]) == 0 then
     return {NO_VOTE, ttl - since}
   end
 end
