@@ -6,11 +6,14 @@ import gc
 import hashlib
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
-from tests.simulation import found, loading
+from tests.simulation import found, inside, loading
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.plan import Plan, draw
+from tests.simulation.renames import PLANS
 from tests.simulation.scheduler import Simulation
 from tests.simulation.shrinking import shrink
 from tests.simulation.simulate import Result, prepare, simulate
@@ -58,6 +61,23 @@ def again() -> dict[str, str]:
             if (failure := simulate(replace(plan, seed=plan.seed + order)).failure) is not None:
                 failed[f"{file.stem}, {order}"] = failure
     return failed
+
+
+def not_carried() -> list[str]:
+    """The fields of headers that no message of the renames' plans has: nobody would miss them."""
+    prepare(processes=1, rounds=0)
+    seen, read = set[str](), inside.header_of
+
+    def reads(headers: Mapping[str, Any]) -> inside.Header:
+        header = read(headers)
+        parts = (header, header.put_back or inside.PutBack())
+        seen.update(it.name for part in parts for it in fields(part) if getattr(part, it.name) != it.default)
+        return header
+
+    inside.header_of = reads
+    for kind, seed in PLANS:
+        simulate(draw(seed, kind=kind))
+    return sorted({it.name for part in (inside.Header, inside.PutBack) for it in fields(part)} - seen)
 
 
 def mutant(file: str, old: str, new: str, seeds: str) -> dict[str, object]:
