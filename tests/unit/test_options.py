@@ -397,6 +397,8 @@ class TestTaskAttributes:
             ("lock_unique_on", "lock_key"),
             ("on_conflcit", "on_conflict"),
             ("lcok_ttl", "lock_ttl"),
+            ("lock_queue", "lock_queue_ttl"),
+            ("lock_lost", "on_lock_lost"),
             ("singleton_lock_wait", "lock_wait"),
             ("singleton_lock_timeout", "lock_ttl"),
         ],
