@@ -6,7 +6,7 @@ import gc
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -64,9 +64,9 @@ def again() -> dict[str, str]:
 
 
 def not_carried() -> list[str]:
-    """The fields of headers that no message of the renames' plans has: nobody would miss them."""
+    """The fields of headers, and the parts of keys, that are in none of the renames' plans: nobody would miss them."""
     prepare(processes=1, rounds=0)
-    seen, read = set[str](), inside.header_of
+    seen, read, check = set[str](), inside.header_of, inside.check_keys
 
     def reads(headers: Mapping[str, Any]) -> inside.Header:
         header = read(headers)
@@ -74,10 +74,15 @@ def not_carried() -> list[str]:
         seen.update(it.name for part in parts for it in fields(part) if getattr(part, it.name) != it.default)
         return header
 
-    inside.header_of = reads
+    def checks(keys: Iterable[str]) -> None:
+        check(known := [*keys])
+        seen.update(map(inside.part_of, known))
+
+    inside.header_of, inside.check_keys = reads, checks
     for kind, seed in PLANS:
         simulate(draw(seed, kind=kind))
-    return sorted({it.name for part in (inside.Header, inside.PutBack) for it in fields(part)} - seen)
+    names = {it.name for part in (inside.Header, inside.PutBack) for it in fields(part)}
+    return sorted((names | inside.PARTS) - seen - {""})
 
 
 def mutant(file: str, old: str, new: str, seeds: str) -> dict[str, object]:

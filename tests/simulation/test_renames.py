@@ -27,7 +27,7 @@ def test_no_rename_is_left_out() -> None:
     assert {"queue", "joins", "wake", "line", "_channel", "MAX_PAUSE"} <= names
 
 
-def test_plans_carry_each_field_of_a_header() -> None:
+def test_plans_have_each_field_of_a_header_and_each_part_of_a_key() -> None:
     assert scene("not_carried") == []
 
 
