@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_singleton_lock._celery import with_dumped_models
 from celery_singleton_lock.diagnosis.tasks import lock_key_in_words
-from celery_singleton_lock.keys.arguments import all_delivered, bind
+from celery_singleton_lock.keys.arguments import bind
 from celery_singleton_lock.keys.call import KeyPart
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import OPTIONS
@@ -61,7 +61,7 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
     args, kwargs = with_dumped_models(task, args, kwargs)
     bound = bind(task.run, args, kwargs)
     fits = bound is not None
-    arguments = all_delivered(task.run, bound) if bound is not None else {}
+    arguments = bound.delivered() if bound is not None else {}
     return Explanation(
         task=task.name,
         key=made.key,

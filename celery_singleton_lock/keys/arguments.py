@@ -7,10 +7,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from celery_singleton_lock.keys.delivered import delivered, hints_of
+from celery_singleton_lock.keys.delivered import delivered, model_hints
 
 #: A path to an argument or to a part of one: `order`, `order.id`, `order[id]`.
 _PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[[^\]]+\])*")
@@ -22,46 +24,52 @@ class NotThere(LookupError):
     """A path that leads nowhere; its text says where it ends, and what there is."""
 
 
-def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments by name, with defaults applied; None if they do not fit or there is no signature."""
-    its = _parameters_of(run)
-    if its is None:
+class Bound(NamedTuple):
+    """The arguments of a call.
+
+    Attributes:
+        run: the function that is called.
+        its: what is known of it.
+        arguments: by name, with defaults applied.
+    """
+
+    run: Callable[..., Any]
+    its: _Parameters
+    arguments: Mapping[str, Any]
+
+    def delivered(self) -> dict[str, Any]:
+        """The arguments in the form in which a message carries them."""
+        hints = self.its.hints_of(self.run)
+        return {name: delivered(value, hints.get(name)) for name, value in self.arguments.items()}
+
+    def choose(self, paths: Iterable[str]) -> dict[str, Any]:
+        """What is at these paths, in the form in which a message carries it.
+
+        An argument that is not given, as may be among `**kwargs`, is left out.
+
+        Raises:
+            NotThere: an argument has no such part.
+        """
+        others = self.arguments.get(self.its.takes_others or "", {})
+        named, hints, found = {**others, **self.arguments}, self.its.hints_of(self.run), {}
+        for path in paths:
+            name, *steps = _STEP.findall(path)
+            if name in named:
+                value, at = delivered(named[name], hints.get(name)), name
+                for step in steps:
+                    value, at = _part(value, step, at, self.run), f"{at}.{step}"
+                found[path] = value
+        return found
+
+
+def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound | None:
+    """The arguments of a call; None if they do not fit or there is no signature."""
+    if (its := _parameters_of(run)) is None:
         return None
     try:
-        if its.defaults is not None:
-            return _bind_plain(its, args, kwargs)
-        bound = its.signature.bind(*args, **kwargs)
+        return Bound(run, its, (_bind if its.defaults is None else _bind_plain)(its, args, kwargs))
     except TypeError:
         return None
-    bound.apply_defaults()
-    return dict(bound.arguments)
-
-
-def all_delivered(run: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `run` in the form in which a message carries them."""
-    hints = hints_of(run)
-    return {name: delivered(value, hints.get(name)) for name, value in arguments.items()}
-
-
-def choose(run: Callable[..., Any], paths: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What is at these paths in the arguments of `run`, in the form in which a message carries it.
-
-    An argument that is not given, as may be among its `**kwargs`, is left out.
-
-    Raises:
-        NotThere: an argument has no such part.
-    """
-    its = _parameters_of(run)
-    others = arguments.get(its.takes_others, {}) if its is not None and its.takes_others is not None else {}
-    named, hints, found = {**others, **arguments}, hints_of(run), {}
-    for path in paths:
-        name, *steps = _STEP.findall(path)
-        if name in named:
-            value, at = delivered(named[name], hints.get(name)), name
-            for step in steps:
-                value, at = _part(value, step, at, run), f"{at}.{step}"
-            found[path] = value
-    return found
 
 
 def argument_in(text: str) -> str | None:
@@ -94,19 +102,26 @@ def possible(run: Callable[..., Any]) -> Collection[str] | None:
     return None if its is None or its.takes_others is not None else its.signature.parameters
 
 
-def _bind_plain(its: _Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """As `Signature.bind`, in a tenth of its time; for functions whose every argument may be positional or named."""
+def _bind(its: _Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    bound = its.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _bind_plain(its: _Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same, in a tenth of its time; for functions whose every argument may be positional or named."""
     names = its.names
     if len(args) == len(names) and not kwargs:
         return dict(zip(names, args, strict=True))
     by_place = dict(zip(names, args, strict=False))
     arguments = {**(its.defaults or {}), **by_place, **kwargs}
     if len(args) > len(names) or arguments.keys() != names or not by_place.keys().isdisjoint(kwargs):
-        return None
+        raise TypeError(f"{args} and {kwargs} do not fit")
     return {name: arguments[name] for name in names}
 
 
-class _Parameters(NamedTuple):
+@dataclass(slots=True)
+class _Parameters:
     """The parameters of a function, as they are cached.
 
     Attributes:
@@ -114,12 +129,21 @@ class _Parameters(NamedTuple):
         names: the names of the parameters.
         defaults: the defaults; None if some parameter cannot be given both by position and by name.
         takes_others: the name of its `**kwargs`, if it has them.
+        hints: the types of those that have to do with models; None while one of them is unknown.
     """
 
     signature: inspect.Signature
     names: KeysView[str]
     defaults: Mapping[str, Any] | None
     takes_others: str | None
+    hints: Mapping[str, Any] | None = None
+
+    def hints_of(self, run: Callable[..., Any]) -> Mapping[str, Any]:
+        """The types of the arguments that have to do with models, as far as they are known."""
+        if self.hints is None:
+            with suppress(Exception):  # A name may be unknown until its module is imported.
+                self.hints = model_hints(getattr(run, "__func__", run))
+        return self.hints or {}
 
     @classmethod
     def of(cls, run: Callable[..., Any]) -> _Parameters:
@@ -141,11 +165,12 @@ _functions: WeakKeyDictionary[Any, dict[bool, _Parameters]] = WeakKeyDictionary(
 
 
 def _parameters_of(run: Callable[..., Any]) -> _Parameters | None:
-    function, bound = getattr(run, "__func__", run), hasattr(run, "__func__")
+    function = getattr(run, "__func__", run)
+    is_bound = function is not run
     try:
         its = _functions.setdefault(function, {})
-        if bound not in its:
-            its[bound] = _Parameters.of(run)
-        return its[bound]
+        if is_bound not in its:
+            its[is_bound] = _Parameters.of(run)
+        return its[is_bound]
     except (TypeError, ValueError):
         return None

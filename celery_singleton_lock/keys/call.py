@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
-from celery_singleton_lock.keys.arguments import (
-    NotThere,
-    all_delivered,
-    argument_in,
-    bind,
-    choose,
-    name_of,
-    possible,
-)
+from celery_singleton_lock.keys.arguments import Bound, NotThere, argument_in, bind, name_of, possible
 from celery_singleton_lock.keys.encoding import encode, encode_arguments, encode_named
 from celery_singleton_lock.keys.key import key_of, key_of_text, label_of_arguments, label_of_text, label_of_value
 from celery_singleton_lock.keys.template import Filled, fields_in, fields_of_valid, fill, repaired
@@ -59,16 +51,16 @@ def key_of_call(
     Raises:
         InvalidKey: an argument has no stable form, or no such part, or the callable or the template failed.
     """
-    if (arguments := bind(run, args, kwargs)) is None:
+    if (bound := bind(run, args, kwargs)) is None:
         # The call does not fit the signature: the body will raise its own TypeError.
         counting = {"args": args, "kwargs": kwargs}
     elif lock_key is None:
-        counting = all_delivered(run, arguments)
+        counting = bound.delivered()
     elif callable(lock_key):
-        value = _ask(task_name, lock_key, all_delivered(run, arguments))
+        value = _ask(task_name, lock_key, bound.delivered())
         content = encode_named(task_name, "what the callable lock_key returned", value)
         return CallKey(key_of(prefix, lock_name, content), label_of_value(value), {"what lock_key returned": value})
-    elif isinstance(counting := _chosen(task_name, lock_key, run, arguments), Filled):
+    elif isinstance(counting := _chosen(task_name, lock_key, bound), Filled):
         return _key_of_filled(prefix, lock_name, counting)
     content = encode_arguments(task_name, counting)
     return CallKey(key_of(prefix, lock_name, content), label_of_arguments(counting), counting)
@@ -84,7 +76,7 @@ def _key_of_filled(prefix: str, lock_name: str, filled: Filled) -> CallKey:
     return CallKey(key, label_of_text(filled.text), {"the filled template": filled})
 
 
-def _chosen(task_name: str, lock_key: Any, run: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def _chosen(task_name: str, lock_key: Any, bound: Bound) -> Any:
     """What a template or a list of paths chooses from the arguments.
 
     Raises:
@@ -92,8 +84,8 @@ def _chosen(task_name: str, lock_key: Any, run: Callable[..., Any], arguments: M
     """
     try:
         if isinstance(lock_key, str):
-            return fill(lock_key, choose(run, fields_in(lock_key), arguments))
-        return choose(run, lock_key, arguments)
+            return fill(lock_key, bound.choose(fields_in(lock_key)))
+        return bound.choose(lock_key)
     except NotThere as error:
         raise InvalidKey(f"no lock key for task {task_name}: lock_key {lock_key!r} leads nowhere: {error}") from None
     except Exception as error:

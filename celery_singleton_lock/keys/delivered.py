@@ -14,7 +14,6 @@ import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from kombu.utils import json as kombu_json
 
@@ -29,7 +28,7 @@ def delivered(value: Any, hint: Any = None) -> Any:
 
     Args:
         value: the caller's value, or a worker's, which is returned as it is.
-        hint: the type of the argument, if that has to do with models (see `hints_of`).
+        hint: the type of the argument, if that has to do with models (see `model_hints`).
     """
     if type(value) in _PLAIN:
         return value
@@ -38,20 +37,13 @@ def delivered(value: Any, hint: Any = None) -> Any:
     return value if hint is None else _by_name(_dumped(value), hint)
 
 
-#: By function.
-_hints: WeakKeyDictionary[Callable[..., Any], Mapping[str, Any]] = WeakKeyDictionary()
+def model_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The types of the arguments that are models, or contain some.
 
-
-def hints_of(run: Callable[..., Any]) -> Mapping[str, Any]:
-    """The types of the arguments that are models, or contain some."""
-    function = getattr(run, "__func__", run)
-    try:
-        if function not in _hints:
-            hints = typing.get_type_hints(function)
-            _hints[function] = {name: hint for name, hint in hints.items() if _has_model(hint)}
-        return _hints[function]
-    except Exception:  # noqa: BLE001 - a name that is unknown, maybe only until its module is imported
-        return {}
+    Raises:
+        Exception: a type is not known, maybe only until its module is imported.
+    """
+    return {name: hint for name, hint in typing.get_type_hints(function).items() if _has_model(hint)}
 
 
 def _dumped(value: Any) -> Any:

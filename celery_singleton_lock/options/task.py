@@ -74,7 +74,7 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
     """
     # Not type(task): this may be Celery's proxy for a task.
     given, own = _attributes(task), task.__class__
-    latest: tuple[Any, Settings, Options] | None = vars(own).get(_LATEST)
+    latest: tuple[Any, Settings, Options] | None = own.__dict__.get(_LATEST)
     if latest is None or latest[0] != given or latest[1] is not settings:
         latest = given, settings, _options_of(task, settings)
         setattr(own, _LATEST, latest)
@@ -324,4 +324,4 @@ def _own_seconds(task: Any, option: Option) -> float:
 def raw_attribute(task: Any, name: str) -> Any:
     """An option as set on a task, or on its class; None if only the task can say it, by a property."""
     value = getattr(task, name, None)
-    return None if isinstance(value, property) else value
+    return None if type(value) is property else value

@@ -69,13 +69,16 @@ _BEGINNING = re.compile("(?:singleton_)?(?:lock_)?(beat_)?(?:lock_)?")
 def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     """The end of an error message about an unknown name."""
     names = {_end(it): it for it in allowed}
-    end = _end(cleaned.text(name).lower())
+    given = cleaned.text(name).lower()
+    end = _end(given)
     beat, word = ("beat_", end[5:]) if end.startswith("beat_") else ("", end)
     here = _HERE.get(_nearest(word, _HERE, _VERY_ALIKE), "")
     if (found := f"{beat}{here}") in names:
         return f"; did you mean {names[found]!r}{_DIFFERS.get(here, '')}?"
     close = _nearest(end, names, _SHORT_ALIKE if len(end) <= _SHORT else _ALIKE)
-    meant = names.get(close) or _nearest(end, names.values(), _ALIKE)
+    # What all settings begin with would make any two of them similar.
+    whole = "" if given.startswith("singleton_lock_") else _nearest(given, names.values(), _ALIKE)
+    meant = names.get(close) or whole
     return f"; did you mean {meant!r}?" if meant else f"; allowed: {', '.join(names.values())}"
 
 

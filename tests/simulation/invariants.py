@@ -187,6 +187,7 @@ class Invariants:
             if server.model is None or not server.model._waiting:
                 continue
             values = dict(server.living_values())
+            inside.check_keys(key.decode() for key in server.model._waiting)
             for key, blocked in server.model._waiting.items():
                 lock, sessions = inside.lock_of(key.decode()), _in_slots(blocked)
                 is_lock = "shop.two" not in lock and key.endswith(inside.WAKE)

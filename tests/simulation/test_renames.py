@@ -11,6 +11,7 @@ pytest.importorskip("greenlet")
 pytest.importorskip("lupa.lua51")
 
 from tests.simulation import renames
+from tests.simulation.test_simulator import scene
 
 
 @pytest.mark.slow
@@ -24,6 +25,10 @@ def test_renames_are_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_no_rename_is_left_out() -> None:
     names = {rename.name for rename in renames.every()}
     assert {"queue", "joins", "wake", "line", "_channel", "MAX_PAUSE"} <= names
+
+
+def test_plans_have_each_field_of_a_header_and_each_part_of_a_key() -> None:
+    assert scene("not_carried") == []
 
 
 def test_a_name_that_nobody_misses_is_seen(tmp_path: Path) -> None:

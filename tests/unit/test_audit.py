@@ -24,12 +24,13 @@ from celery_singleton_lock.diagnosis.audit import (
 )
 from celery_singleton_lock.diagnosis.finding import Finding, worst_first
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.options.delivery import visibility_timeout
-from celery_singleton_lock.options.rules import MIN_TTL
 from celery_singleton_lock.trust import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SHARE
 
 REDIS = {"broker_url": "redis://localhost:6379/0"}
 RABBITMQ = {"broker_url": "amqp://localhost", "singleton_lock_backend": "redis://localhost"}
+
+#: The shortest lease, in seconds.
+MIN_TTL = 1.0
 
 
 def bill(tenant_id: int, month: int) -> None: ...
@@ -180,7 +181,10 @@ def test_pools_are_known_by_the_name_of_the_option(pool: Any, name: str) -> None
     ],
 )
 def test_visibility_timeout_is_the_brokers(conf: dict[str, Any], seconds: float | None) -> None:
-    assert visibility_timeout(make_app(**conf).conf) == seconds
+    app = make_app(**{"singleton_lock_backend": "redis://locks", "singleton_lock_done_ttl": 1, **conf})
+    said = [finding.text for finding in of_app(app) if finding.subject == "singleton_lock_done_ttl"]
+    assert len(said) == (seconds is not None)
+    assert all(f"within {seconds:g} s (its visibility timeout)" in text for text in said)
 
 
 @pytest.mark.parametrize("done_ttl", [0, 60])
@@ -292,6 +296,7 @@ class TestHeartbeatFitsTheTtl:
         assert RENEW_AFTER + connect_and_read < 1 - GIVE_UP_BEFORE
 
     def test_shorter_ttl_is_refused(self) -> None:
+        with_task({"lock_ttl": MIN_TTL}).finalize()
         with pytest.raises(InvalidOption, match="lock_ttl"):
             with_task({"lock_ttl": MIN_TTL * 0.99}).finalize()
         with pytest.raises(InvalidOption, match="singleton_lock_ttl"):

@@ -399,6 +399,8 @@ class TestTaskAttributes:
             ("lock_unique_on", "lock_key"),
             ("on_conflcit", "on_conflict"),
             ("lcok_ttl", "lock_ttl"),
+            ("lock_queue", "lock_queue_ttl"),
+            ("lock_lost", "on_lock_lost"),
             ("singleton_lock_wait", "lock_wait"),
             ("singleton_lock_timeout", "lock_ttl"),
         ],
@@ -535,6 +537,25 @@ class TestTaskAttributes:
         """`shared_task` returns a proxy."""
         task = bill(lock_ttl=60)
         assert in_worker(Proxy(lambda: task)).ttl == 60
+
+    def test_property_says_an_option_when_it_is_asked(self) -> None:
+        class Busy(SingletonTask):
+            name = "busy"
+            seconds: Any = 60.0
+
+            @property
+            def lock_ttl(self) -> Any:  # type: ignore[override]
+                return self.seconds
+
+            def run(self) -> None: ...
+
+        task = app().register_task(Busy())
+        assert in_worker(task).ttl == 60
+        task.seconds = 90
+        assert in_worker(task).ttl == 90
+        task.seconds = 0
+        with pytest.raises(InvalidOption, match=r"lock_ttl of task busy is 0"):
+            in_worker(task)
 
     def test_subclass_sets_options_for_its_tasks(self) -> None:
         class Slow(SingletonTask):
