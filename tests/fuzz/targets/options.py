@@ -54,7 +54,6 @@ VALID: Mapping[str, Any] = {
     "singleton_lock_blocked_after": 2,
     "singleton_lock_accept": ["ttl"],
     "singleton_lock_beat_scheduler": "celery.beat:PersistentScheduler",
-    "singleton_lock_beat_mode": "leader",
     "singleton_lock_beat_ttl": 10.0,
     "singleton_lock_beat_catch_up": 60.0,
     "singleton_lock_beat_name": "x",
