@@ -1,6 +1,6 @@
 """`python -m benchmarks.beat_race`: several ways to run beat twice, in the same storm; the table of docs/beat.md.
 
-tests/chaos/beats.py has the events: leaders are killed, stopped and resumed, or shut down, and the lock server
+tests/chaos/beats.py has the events: beats are killed, stopped and resumed, or shut down, and the lock server
 restarts. A supervisor restarts beats that have ended.
 """
 
@@ -18,8 +18,7 @@ from tests.chaos.beats import SCHEDULE, TTL, weather
 CONTESTANTS: Mapping[str, tuple[int, str, Mapping[str, Any]]] = {
     "Celery's beat": (2, "celery.beat:PersistentScheduler", {}),
     "RedBeat": (2, "redbeat.RedBeatScheduler", {"beat_max_loop_interval": 1, "redbeat_lock_timeout": int(TTL)}),
-    "exclusive, leader": (3, "exclusive", {}),
-    "exclusive, shared": (3, "exclusive", {"singleton_lock_beat_mode": "shared"}),
+    "exclusive": (3, "exclusive", {}),
 }
 
 HEAD = "| | beats | ended by themselves | runs of the 1 s job | of the 0.5 s job | too many | missing | longest gap |"

@@ -1,4 +1,4 @@
-"""The cost of the second of two beats while the first leads: real processes with an empty schedule."""
+"""The cost of two beats: real processes with an empty schedule."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ END, IN_SCRIPT = "end of the recording", "within a script"
 
 
 class Pair(NamedTuple):
-    """Two beats with one scheduler: what they log once they lead or wait, and how soon a dead beat is replaced."""
+    """Two beats with one scheduler: what they log once they run or wait, and how soon a dead beat is replaced."""
 
     scheduler: str
-    leads: str
-    waits: str
+    first: str
+    second: str
     gap: str
     environment: Mapping[str, str]
 
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 _REDBEAT = Pair("redbeat:RedBeatScheduler", "beat: Acquired lock", "beat: Acquiring lock", "up to 1,500 + 300 s", {})
 
 PAIRS: Mapping[str, Pair] = {
-    OWN: Pair("exclusive", "beat: leads schedule", "beat: on standby", "up to 10 s", {}),
+    OWN: Pair("exclusive", "beat: Starting", "beat: Starting", "at once: both send", {}),
     "RedBeat": _REDBEAT,
     f"RedBeat, beat_max_loop_interval {SHORT_LOOP:g}": _REDBEAT._replace(
         gap=f"up to {5 * SHORT_LOOP:g} + {SHORT_LOOP:g} s", environment={LOOP: str(SHORT_LOOP)}
@@ -71,8 +71,7 @@ def notes(seconds: float) -> Sequence[str]:
         " process sends to the lock server, by MONITOR; a BLPOP that was already open does not count. The share of a"
         f" core is measured in steps of {0.01 / seconds:.2%}.",
         "The time until a dead beat is replaced follows from the settings, and was not measured. RedBeat's lock lasts"
-        f" five of its loops, and a beat on standby looks once per loop. {OWN} notices sooner if a leader died on the"
-        " same host or was shut down.",
+        " five of its loops, and a beat on standby looks once per loop.",
     ]
 
 
@@ -131,8 +130,8 @@ def _observe(server: RedisServer, beats: Sequence[_Beat], seconds: float) -> Non
 
 
 def _start(exits: ExitStack, name: str, pair: Pair, urls: Mapping[str, str], directory: Path) -> Iterator[_Beat]:
-    """Start two beats, one after the other, so that it is known which one leads."""
-    for role, said, gap in (("leads", pair.leads, ""), ("on standby", pair.waits, pair.gap)):
+    """Start two beats, one after the other: of RedBeat's, the second one is on standby."""
+    for role, said, gap in (("first", pair.first, ""), ("second", pair.second, pair.gap)):
         title = f"{name}: {role}"
         log, schedule = directory / f"{title}.log", directory / f"{title}.schedule"
         command = ("beat", "-S", pair.scheduler, "-l", "DEBUG", "--pidfile", "", "-s", str(schedule))

@@ -1,4 +1,4 @@
-"""Brings up docker-compose.yml, kills the leading beat and the worker at work, and judges what ran.
+"""Brings up docker-compose.yml, kills a beat and the worker at work, and judges what ran.
 
     python -m examples.containers [rabbitmq] [redlock]
 
@@ -87,8 +87,8 @@ class Project:
         """The service of the container whose id a node's name ends with: Docker names hosts after container ids."""
         return self._service_of[node.partition("@")[2]]
 
-    def leader(self) -> str:
-        """The beat that leads."""
+    def beat(self) -> str:
+        """A beat that runs."""
         lines = self.ask("exec", "-T", "worker-one", "celery", "--app", APP, "locks", "list", "--json").splitlines()
         locks = [json.loads(line) for line in lines]
         return self.service_of(next(lock["node"] for lock in locks if lock["name"].startswith("beat:")))
@@ -131,11 +131,11 @@ def judged(project: Project, record: Redis) -> bool:
 
 
 def storm(project: Project, record: Redis) -> tuple[Kill, Kill]:
-    """Kill the leading beat, and then the busy worker."""
+    """Kill a beat, and then the busy worker."""
     more(record, "tick", TICKS)
-    leader = project.leader()
-    print(f"{leader} leads: kill it", flush=True)
-    beat = kill(project, record, leader, "tick")
+    running = project.beat()
+    print(f"{running} runs: kill it", flush=True)
+    beat = kill(project, record, running, "tick")
     more(record, "tick", TICKS)
 
     # One that has just begun, so that it is killed in the middle.

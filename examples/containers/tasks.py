@@ -1,6 +1,6 @@
 """A schedule for two beats, and two jobs for two workers: what docker-compose.yml starts.
 
-`tick` is quick, and the leading beat sends it once every second. `report` is sent every second, too, and takes longer
+`tick` is quick, and one of the beats sends it every second. `report` is sent every second, too, and takes longer
 than that: a copy that finds it running is skipped.
 """
 

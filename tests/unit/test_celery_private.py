@@ -155,7 +155,7 @@ READ = frozenset(
     connection_kwargs delete disconnect echo encoder execute_command exists finalize flushall get_connection
     get_state get_task_meta is_master loader max_retries ping producer_or_acquire query_task queue_arguments
     register_script registered reject_on_worker_lost retry_on_worker_lost router save select send_event
-    serializer service_name set shutdown soft_time_limit store_result time_limit touch type unlink user_options utc
+    serializer service_name set shutdown soft_time_limit store_result sync time_limit touch type unlink user_options utc
     """.split()  # noqa: SIM905 - as a list it takes fifty lines
 )
 

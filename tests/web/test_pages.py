@@ -20,7 +20,7 @@ from celery_singleton_lock import SingletonTask, clock, process_identity
 from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import CRASHED, KINDS
-from celery_singleton_lock.keys.key import key_of_text, name_of_beat
+from celery_singleton_lock.keys.key import key_of_beat, key_of_text, name_of_beat
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
@@ -304,7 +304,7 @@ class TestEscaping:
         }
         app.conf.singleton_lock_beat_name = HOSTILE
         runtime = Runtime.of(app)
-        ledger = runtime.store.ledger(key_of_text, name_of_beat(runtime.settings.prefix, HOSTILE))
+        ledger = runtime.store.ledger(key_of_beat(runtime.settings.prefix, HOSTILE))
         ledger.align({f"{HOSTILE} in a database": 10, "from the future": 2**52}, ceiling=2**53)
 
     @pytest.mark.parametrize("address", PAGES)

@@ -126,8 +126,10 @@ class RedisLedger:
 
     def _agreed_on(self, found: Sequence[bytes]) -> str:
         """The secret, when these are those of the nodes."""
-        known = {secret.decode(errors="replace") for secret in found}
-        value = max(known) if self._quorum == 1 else self._secret
+        known, value = {secret.decode(errors="replace") for secret in found}, self._secret
+        if self._quorum == 1:
+            (self._secret,) = known
+            return self._secret
         # As with a last run, the highest of a majority counts, once a majority has it: any later majority knows it.
         # What is known here is sent to all nodes: those that have lost it get it back.
         while known != {value} or not value:

@@ -67,7 +67,7 @@ _OF_SCRIPTS: dict[Any, tuple[Any, ...]] = {
     commands.RAISE_FENCE: (1, 0),
     commands.TAKE_BACK: (1, 0),
     ledger.ALIGN: (_pairs(5, before=2),),
-    ledger.CLAIM: (_pairs([1, 0], before=3), _pairs([2, 5], before=3), _pairs([0, 100], before=3)),
+    ledger.CLAIM: ([1, "f" * 32], [2, 5], [0, 100, "x"]),
     ledger.SECRET: ("f" * 32, ""),
     ledger.FORGET: (1,),
     ledger.RECORD: (1,),
@@ -237,14 +237,11 @@ def _look(store: Any) -> None:
 def _ledger(store: Any) -> None:
     book, lasts = store.ledger(KEY), {"a": 1, "b": 2}
     assert all(isinstance(last, int) for last in book.align(lasts, ceiling=10).values())
-    for refused in book.claim(lasts, new_owner(), ttl=5.0, ceiling=10).values():
-        assert refused.last is None or isinstance(refused.last, int)
+    for entry, last in lasts.items():
+        answer = book.claim(entry, last, new_owner(), ttl=5.0, ceiling=10)
+        assert isinstance(answer, str) or answer.last is None or isinstance(answer.last, int)
     book.record(lasts, new_owner(), ceiling=10)
     book.unclaim(["a"], new_owner())
-
-
-def _secret(store: Any) -> None:
-    assert isinstance(store.ledger(KEY).secret(), str)
 
 
 def _journal(store: Any) -> None:
@@ -253,7 +250,7 @@ def _journal(store: Any) -> None:
     kept.counts(), kept.refused(), list(kept.entries(since=0.0))
 
 
-_ASKED = (_acquire, _renew, _free, _end, _look, _ledger, _secret, _journal)
+_ASKED = (_acquire, _renew, _free, _end, _look, _ledger, _journal)
 
 
 def _asked(store: Any, choices: Choices) -> None:

@@ -164,10 +164,9 @@ def _ledger(shop: Shop) -> None:
     ledger, owner = shop.store.ledger(shop.beat), new_owner()
     for ask in (
         lambda: ledger.align({"a": 6, "b": 0}, ceiling=10**16),
-        lambda: ledger.claim({"a": 6, "b": 1}, owner, ttl=5.0, ceiling=10**16),
+        lambda: ledger.claim("a", 6, owner, ttl=5.0, ceiling=10**16),
         lambda: ledger.record({"a": 8}, owner, ceiling=10**16),
         lambda: ledger.unclaim(["a"], owner),
-        ledger.secret,
     ):
         with suppress(LockUnavailable):
             ask()
