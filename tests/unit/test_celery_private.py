@@ -609,6 +609,7 @@ class TestTimer:
 
     def test_slot_is_free_while_fewer_requests_are_reserved(self, request_of: WorkerRequest) -> None:
         pool = SimpleNamespace(num_processes=1)
+        state.reserved_requests.clear()  # Of the tests before it.
         assert _celery.has_free_slot(pool)
         state.task_reserved(request_of)
         assert not _celery.has_free_slot(pool)
