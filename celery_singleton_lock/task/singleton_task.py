@@ -256,7 +256,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     def push_request(self, *args: Any, **kwargs: Any) -> None:
         """Like Celery's. A direct call within the body, which pushes a copy of its request, is a part of the body."""
         present = self.request
-        super().push_request(*args, **kwargs)
+        super().push_request(*args, **{**vars(present), **kwargs})  # Celery 5.4 pushes an empty one.
         if not ("id" in kwargs or present.called_directly):
             share(progress_of(present), self.request)
 

@@ -616,6 +616,7 @@ class TestTimer:
 
     def test_slot_is_free_while_fewer_requests_are_reserved(self, request_of: WorkerRequest) -> None:
         pool = SimpleNamespace(num_processes=1)
+        state.reserved_requests.clear()  # Of the tests before it.
         assert _celery.has_free_slot(pool)
         state.task_reserved(request_of)
         assert not _celery.has_free_slot(pool)
@@ -665,6 +666,7 @@ class TestTask:
         assert _celery.current_task() is None
         assert task.request is not request
 
+    @pytest.mark.skipif(VERSION < (5, 5), reason="older versions push an empty one, and SingletonTask a copy")
     def test_celerys_call_pushes_a_copy_of_the_request_with_other_arguments(self, app: Celery) -> None:
         found: list[Any] = []
 

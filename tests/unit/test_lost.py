@@ -86,6 +86,7 @@ class TestLoss:
         assert isinstance(come_again(bench, message), WorkerLostError)
         assert bench.runs == [message.id] * has_asked
 
+    @pytest.mark.skipif(VERSION < (5, 7), reason="older versions consider each lost child a failure")
     def test_after_the_success_was_stored_changes_nothing(self, bench: Bench) -> None:
         """What has joined it ends as it did."""
 

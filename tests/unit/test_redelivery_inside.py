@@ -161,8 +161,8 @@ def test_second_copy_takes_no_lock(app: Celery) -> None:
 def test_repeated_revocation_is_settled(app: Celery) -> None:
     task, runs = make(app, lambda: 1, ignore_result=True)
     with hold_lock(task), pytest.raises(Skipped):
-        deliver(task, chain=[task.si()])
-    task.push_request(id=id_for(task), called_directly=False, delivery_info={}, chain=[task.si()])
+        deliver(task, chain=[task.si().set(task_id="next")])
+    task.push_request(id=id_for(task), called_directly=False, delivery_info={}, chain=[task.si().set(task_id="next")])
     try:
         with pytest.raises(Skipped):
             task()

@@ -64,7 +64,8 @@ def may_be_replaced(error: object) -> bool:
     """
     if not isinstance(error, ResponseError):
         return False
-    return isinstance(error, (ReadOnlyError, MasterDownError)) or str(error).startswith("NOREPLICAS")
+    # Older redis-py knows MASTERDOWN in a cluster only.
+    return isinstance(error, (ReadOnlyError, MasterDownError)) or str(error).startswith(("MASTERDOWN", "NOREPLICAS"))
 
 
 def alone(error: Failure) -> Failure:
