@@ -337,6 +337,8 @@ class TestStopped:
                 stopped.other.join()
                 for _ in range(50):
                     clock.sleep(0.01)
+                if in_main_thread:
+                    signal.raise_signal(signal.SIGUSR1)  # As if what stops it came late.
 
         stopped = Stopped(bench, lambda: stopped.task.retry(countdown=0))
         before_task_publish.connect(is_sent)
