@@ -334,13 +334,20 @@ class TestStopped:
 
         def is_sent(headers: Any, **_: Any) -> None:
             if headers["retries"]:
+                is_sending.set()
                 stopped.other.join()
                 for _ in range(50):
                     clock.sleep(0.01)
                 if in_main_thread:
                     signal.raise_signal(signal.SIGUSR1)  # As if what stops it came late.
 
+        def come() -> None:
+            assert is_sending.wait(LIMIT)
+            bench.deliver(stopped.newest)
+
+        is_sending = threading.Event()
         stopped = Stopped(bench, lambda: stopped.task.retry(countdown=0))
+        stopped.other = threading.Thread(target=come)
         before_task_publish.connect(is_sent)
         try:
             assert run_in(in_main_thread, stopped.run) == "RETRY"
