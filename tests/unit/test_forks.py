@@ -1,0 +1,124 @@
+"""Locks that another thread holds when a process forks are free in the child."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock import forks
+from celery_singleton_lock.background import Aside
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lock.clients import _making
+from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.pulse import pulse
+from celery_singleton_lock.record_writer import RecordWriter
+from celery_singleton_lock.runtime import _opening
+from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import key_report
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+@pytest.mark.parametrize("mutex", [Mutex(), _making, _opening], ids=["any", "shared stores", "runtime"])
+def test_mutex_is_free_in_a_child(mutex: Mutex) -> None:
+    def use() -> None:
+        with mutex.lock:
+            pass
+
+    assert child_ends(lambda: mutex.lock, use)
+
+
+def test_heartbeat_is_free_in_a_child() -> None:
+    pulse.prepare()
+
+    assert child_ends(lambda: pulse.changed, lambda: pulse.changed.acquire())
+
+
+def test_background_work_is_free_in_a_child() -> None:
+    aside, done = Aside("aside"), threading.Event()
+
+    def use() -> None:
+        aside.do(done.set)
+        assert done.wait(LIMIT)
+
+    assert child_ends(lambda: aside._later._mutex, use)
+
+
+def test_memory_store_is_free_in_a_child() -> None:
+    store = MemoryStore()
+    lease = Lease("k", new_owner(), ttl=1.0, fence=1, sent_at=0.0)
+    assert child_ends(lambda: store._mutex.lock, lambda: store.renew([lease], timeout=1.0))
+
+
+def test_record_writer_is_free_in_a_child() -> None:
+    writer = RecordWriter(MemoryStore())
+    assert child_ends(lambda: writer._mutex, lambda: writer.replace("k", Record("m", b"", 1.0)))
+
+
+def test_reports_are_free_in_a_child() -> None:
+    assert child_ends(lambda: key_report._mutex.lock, key_report.receive)
+
+
+class Counted:
+    """Counts how often it was restarted."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        self.times += 1
+
+
+def test_only_the_child_restarts() -> None:
+    counted = Counted()
+    pid = os.fork()
+    if not pid:
+        os._exit(counted.times)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert counted.times == 0
+
+
+def test_restart_after_a_fork_keeps_nothing_alive() -> None:
+    counted = Counted()
+    gone = weakref.ref(counted)
+    del counted
+    gc.collect()
+    assert gone() is None
+
+
+def child_ends(lock: Callable[[], object], use: Callable[[], object]) -> bool:
+    """Whether a child ends that uses a lock which another thread held during the fork."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock():  # type: ignore[attr-defined]
+            held.set()
+            over.wait(LIMIT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(LIMIT)
+    try:
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                signal.alarm(30)  # Kills a child that hangs.
+                use()
+                status = 0
+            finally:
+                os._exit(status)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        over.set()
+        thread.join()
