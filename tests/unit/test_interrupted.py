@@ -22,6 +22,7 @@ from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import key_report
 from celery_singleton_lock.worker.children import Children
 from celery_singleton_lock.worker.line import Line
 
@@ -96,10 +97,12 @@ for _ in range({TIMES}):
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0
 
 
-@pytest.mark.parametrize("which", ["children", "line"])
+@pytest.mark.parametrize("which", ["reports", "children", "line"])
 def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
     """Celery cancels tasks, and hears of their ends, in the handler of the signal: in the worker's main thread."""
-    if which == "children":
+    if which == "reports":
+        ends = is_used_within(key_report._mutex.lock, key_report.receive)
+    elif which == "children":
         store = MemoryStore()
         family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).server_watch)
         ends = is_used_within(family._mutex.lock, family._leased)

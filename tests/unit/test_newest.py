@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from celery import states
 from celery.exceptions import Ignore, TaskRevokedError
+from celery.signals import before_task_publish
 
 from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.testing import hold_lock
@@ -184,11 +187,12 @@ class Stopped:
         def body() -> Any:
             if len(bench.runs) > 1:
                 return "done"
-            threading.Thread(target=bench.deliver, args=(self.newest,)).start()
+            self.other.start()
             return then()
 
         self.task = bench.task(body, **{"on_conflict": "replace", "lock_ttl": 600.0, **options})
         self.first, self.newest = bench.send(self.task), bench.send(self.task)
+        self.other = threading.Thread(target=bench.deliver, args=(self.newest,))
 
     def run(self) -> Any:
         """Run the older one; returns its end."""
@@ -211,6 +215,23 @@ class Stopped:
 def sleep() -> None:
     """Sleep until stopped."""
     clock.sleep(LIMIT)
+
+
+def run_in(main_thread: bool, run: Callable[[], Any]) -> Any:
+    """Run it in this thread, or in another one."""
+    if main_thread:
+        return run()
+    with ThreadPoolExecutor(1) as another:
+        return another.submit(run).result()
+
+
+def stopped_as_it_ends(bench: Bench, seconds: float) -> Any:
+    bench.runs.clear()
+    stopped = Stopped(bench, lambda: clock.sleep(seconds) or "in time")  # type: ignore[func-returns-value]
+    end = bench.deliver(stopped.first)
+    stopped.other.join()
+    bench.queued()
+    return end
 
 
 class TestStopped:
@@ -280,6 +301,81 @@ class TestStopped:
         stopped = Stopped(bench, sleep, autoretry_for=(Exception,), retry_backoff=False, default_retry_delay=0)
         assert stopped.run() == "REVOKED"
         assert len(bench.runs) == 1
+
+    @pytest.mark.parametrize("in_main_thread", [True, False])
+    def test_loop_that_survives_every_exception_is_stopped(self, bench: Bench, in_main_thread: bool) -> None:
+        def loop() -> None:
+            while True:
+                with suppress(Exception):
+                    clock.sleep(0.005)
+
+        assert run_in(in_main_thread, Stopped(bench, loop).run) == "REVOKED"
+
+    def test_it_has_time_to_clean_up(self, bench: Bench) -> None:
+        def clean_up() -> None:
+            try:
+                sleep()
+            finally:
+                clock.sleep(0.5)
+                cleaned.append("all")
+
+        cleaned: list[str] = []
+        assert Stopped(bench, clean_up).run() == "REVOKED"
+        assert cleaned == ["all"]
+
+    def test_it_is_stopped_with_what_it_calls(self, bench: Bench) -> None:
+        stopped = Stopped(bench, bench.task(sleep).apply)
+        assert stopped.run() == "REVOKED"
+        assert stopped.is_superseded
+
+    @pytest.mark.parametrize("in_main_thread", [True, False])
+    def test_next_attempt_that_it_is_sending_is_sent(self, bench: Bench, in_main_thread: bool) -> None:
+        """Nobody could tell otherwise."""
+
+        def is_sent(headers: Any, **_: Any) -> None:
+            if headers["retries"]:
+                is_sending.set()
+                stopped.other.join()
+                for _ in range(50):
+                    clock.sleep(0.01)
+                if in_main_thread:
+                    signal.raise_signal(signal.SIGUSR1)  # As if what stops it came late.
+
+        def come() -> None:
+            assert is_sending.wait(LIMIT)
+            bench.deliver(stopped.newest)
+
+        is_sending = threading.Event()
+        stopped = Stopped(bench, lambda: stopped.task.retry(countdown=0))
+        stopped.other = threading.Thread(target=come)
+        before_task_publish.connect(is_sent)
+        try:
+            assert run_in(in_main_thread, stopped.run) == "RETRY"
+        finally:
+            before_task_publish.disconnect(is_sent)
+        assert stopped.own is not None
+
+    @pytest.mark.parametrize("in_main_thread", [True, False])
+    def test_nothing_is_raised_after_its_end(self, bench: Bench, in_main_thread: bool) -> None:
+        """Although it ends just as the newest comes."""
+        for turn in range(30):
+            end = run_in(in_main_thread, lambda turn=turn: stopped_as_it_ends(bench, turn / 10_000))
+            assert end in ("in time", "REVOKED")
+
+    def test_foreign_signal_reaches_its_handler(self, bench: Bench) -> None:
+        """Celery's soft time limit and its stack dumps use the same one."""
+
+        def foreign(*_: Any) -> None:
+            heard.append(len(bench.runs))
+
+        heard: list[int] = []
+        before = signal.signal(signal.SIGUSR1, foreign)
+        try:
+            bench.deliver(bench.send(bench.task(lambda: signal.raise_signal(signal.SIGUSR1))))
+            signal.raise_signal(signal.SIGUSR1)
+            assert heard == [1, 1]
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
     def test_end_that_cannot_be_stored_at_first_does_not_change(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
