@@ -115,19 +115,19 @@ def raise_at_call(number: int, error: Exception) -> list[str]:
     """Raise an error in this thread, once, as the package's function of this number is called, counted from now on:
     there, Python has the handlers of signals called. Until `sys.settrace(None)`; returns where it was raised, then.
     """
-    return do_at_call(number, partial(_raise, error))
-
-
-def do_at_call(number: int, do: Callable[[], object]) -> list[str]:
-    """Do something there, as a handler does that raises nothing."""
-    return _do_at("call", number, do)
+    return _do_at("call", number, partial(_raise, error))
 
 
 def raise_at_line(number: int, error: BaseException) -> list[str]:
     """The same before the line of this number: Python has handlers called as a call returns, too. Not for code with
     `with`: there, no handler is called between the block's last line and its end, but a line counts.
     """
-    return _do_at("line", number, partial(_raise, error))
+    return do_at_line(number, partial(_raise, error))
+
+
+def do_at_line(number: int, do: Callable[[], object]) -> list[str]:
+    """Do something there, as a handler does that raises nothing."""
+    return _do_at("line", number, do)
 
 
 def _raise(error: BaseException) -> None:
