@@ -18,12 +18,13 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import LockRequest, Record
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.store import Store
 from tests.contract.conftest import opened
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
 from tests.redis_server import RedisServer
+from tests.stalling import KINDS
 
 Answer = TypeVar("Answer")
 
@@ -158,6 +159,16 @@ def test_surplus_answer_is_not_taken_for_the_next_one(
     other = taken(direct)
     assert not isinstance(store.acquire(asked(Holder("other"))), Lease)
     assert direct.renew([other], timeout=5.0) == [True]
+
+
+def test_end_that_is_refused_keeps_nobody_from_asking(store: Store, proxies: Sequence[ForgingProxy]) -> None:
+    """A server without memory, say, refuses it again and again."""
+    lease = taken(store)
+    for proxy in proxies:
+        proxy.forge(KINDS["FREE"], b"-OOM no\r\n")
+    with suppress(LockUnavailable):
+        store.free(lease)
+    assert isinstance(store.acquire(asked(Holder("other"))), Held)
 
 
 @pytest.mark.parametrize("answer", [b"-READONLY no\r\n", b"-OOM no\r\n", b":7\r\n"])
