@@ -300,3 +300,15 @@ def test_many_connections_that_nobody_has_used_since_they_broke(
             proxy.forsake()
     until(lambda: suppressed(lambda: store.renew([lease], timeout=1.0)) == [True])
     assert store.free(lease)
+
+
+def test_servers_that_were_silent_are_asked_at_once(store: Store, proxies: Sequence[ForgingProxy]) -> None:
+    """One that is silent is left alone for seconds, but only as long as the others are a majority."""
+    for proxy in proxies:
+        proxy.hold(replies=True)
+    for number in range(4):
+        with pytest.raises(LockUnavailable):
+            store.acquire(LockRequest(f"{KEY}{number}", new_owner(), ttl=TTL, holder=ME))
+    for proxy in proxies:
+        proxy.let_through()
+    assert taken(store)
