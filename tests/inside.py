@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from inspect import CO_GENERATOR
 from types import FrameType, SimpleNamespace
 from typing import Any, Literal
@@ -116,17 +116,26 @@ def raise_at_call(number: int, error: Exception) -> list[str]:
     """Raise an error in this thread, once, as the package's function of this number is called, counted from now on:
     there, Python has the handlers of signals called. Until `sys.settrace(None)`; returns where it was raised, then.
     """
-    return _raise_at("call", number, error)
+    return _do_at("call", number, partial(_raise, error))
 
 
 def raise_at_line(number: int, error: BaseException) -> list[str]:
     """The same before the line of this number: Python has handlers called as a call returns, too. Not for code with
     `with`: there, no handler is called between the block's last line and its end, but a line counts.
     """
-    return _raise_at("line", number, error)
+    return do_at_line(number, partial(_raise, error))
 
 
-def _raise_at(event: str, number: int, error: BaseException) -> list[str]:
+def do_at_line(number: int, do: Callable[[], object]) -> list[str]:
+    """Do something there, as a handler does that raises nothing."""
+    return _do_at("line", number, do)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _do_at(event: str, number: int, do: Callable[[], object]) -> list[str]:
     seen, where = [0], list[str]()
 
     def count(frame: FrameType, happens: str, _argument: Any) -> Any:
@@ -139,7 +148,8 @@ def _raise_at(event: str, number: int, error: BaseException) -> list[str]:
             if seen[0] == number:
                 sys.settrace(None)
                 where.append(f"{code.co_filename}:{frame.f_lineno}: {code.co_name}")
-                raise error
+                do()
+                return None
         return count if event == "line" else None
 
     sys.settrace(count)

@@ -149,14 +149,19 @@ def test_waiter_finds_the_new_master(nodes: Sequence[ForgingProxy], store: Store
         assert isinstance(found, Lease)
 
 
-def test_new_master_hears_of_the_end_before_it_is_asked(nodes: Sequence[ForgingProxy], store: Store) -> None:
+def test_new_master_hears_of_the_end_before_it_is_asked(
+    nodes: Sequence[ForgingProxy], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = taken(store)
+    inside.repeat_nothing(monkeypatch, store)
     for node in nodes:
         node.forge(SCRIPT, DOWN)
     with pytest.raises(LockUnavailable):
         store.free(lease, record=RECORD)
     for node in nodes:
         node.be_honest()
+        node.forge(MAP, mapped(*nodes))
+    assert store.held(OTHER) == []  # The first one is the master, as far as is known.
     replace(nodes)
     assert isinstance(store.acquire(asked(once=True)), Record)
 

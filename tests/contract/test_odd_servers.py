@@ -18,12 +18,13 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import LockRequest, Record
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.store import Store
 from tests.contract.conftest import opened
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
 from tests.redis_server import RedisServer
+from tests.stalling import KINDS
 
 Answer = TypeVar("Answer")
 
@@ -160,6 +161,16 @@ def test_surplus_answer_is_not_taken_for_the_next_one(
     assert direct.renew([other], timeout=5.0) == [True]
 
 
+def test_end_that_is_refused_keeps_nobody_from_asking(store: Store, proxies: Sequence[ForgingProxy]) -> None:
+    """A server without memory, say, refuses it again and again."""
+    lease = taken(store)
+    for proxy in proxies:
+        proxy.forge(KINDS["FREE"], b"-OOM no\r\n")
+    with suppress(LockUnavailable):
+        store.free(lease)
+    assert isinstance(store.acquire(asked(Holder("other"))), Held)
+
+
 @pytest.mark.parametrize("answer", [b"-READONLY no\r\n", b"-OOM no\r\n", b":7\r\n"])
 def test_error_keeps_no_lease_alive(store: Store, proxies: Sequence[ForgingProxy], answer: bytes) -> None:
     """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
@@ -289,3 +300,15 @@ def test_many_connections_that_nobody_has_used_since_they_broke(
             proxy.forsake()
     until(lambda: suppressed(lambda: store.renew([lease], timeout=1.0)) == [True])
     assert store.free(lease)
+
+
+def test_servers_that_were_silent_are_asked_at_once(store: Store, proxies: Sequence[ForgingProxy]) -> None:
+    """One that is silent is left alone for seconds, but only as long as the others are a majority."""
+    for proxy in proxies:
+        proxy.hold(replies=True)
+    for number in range(4):
+        with pytest.raises(LockUnavailable):
+            store.acquire(LockRequest(f"{KEY}{number}", new_owner(), ttl=TTL, holder=ME))
+    for proxy in proxies:
+        proxy.let_through()
+    assert taken(store)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +15,6 @@ from redis import Redis
 from celery_singleton_lock import Lock, clock
 from celery_singleton_lock.lock import NotOwned
 from celery_singleton_lock.pulse import MAX_SLEEP
-from tests.contract.forging import ForgingProxy
 from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
 from tests.integration.outside import NAME, RENEWED
 from tests.integration.test_renewal import in_child, status_of
@@ -21,7 +22,6 @@ from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import Run
 from tests.redis_server import RedisServer
-from tests.stalling import KINDS
 
 #: Seconds of the leases: no half-time comes before the test looks, even on a busy machine.
 TTL = 6.0
@@ -132,35 +132,23 @@ def test_each_outage_is_reported_by_each_program(
     own_redis: RedisServer, lines: Callable[[str], int], is_child: bool
 ) -> None:
     """A process that was forked from one without a pool has nobody who does it for it."""
-    with Lock(Redis(port=own_redis.port), NAME):
+    client = Redis(port=own_redis.port)
+    server = client.info("server")["process_id"]
+    lock = Lock(client, NAME, timeout=RENEWED)
+    with lock:
         before = {*threading.enumerate()}
 
     def outages() -> bool:
-        with RedisServer() as server:
-            for number in (1, 2):
-                lock = Lock(Redis(port=server.port), NAME, timeout=RENEWED)
-                assert lock.acquire()
-                server.pause()
-                until(lambda: lines("trying again; 1 lease is given up") >= number)  # noqa: B023 - called at once
-                until(lambda: lock.lost)  # noqa: B023
-                server.resume()
-                until(lambda: lines("answers again") == number)  # noqa: B023
-                with suppress(NotOwned):
-                    lock.release()
-            until(lambda: {*threading.enumerate()} <= before, "its threads end")
-            return lines(f":{server.port}") <= 3 * number
+        for number in (1, 2):
+            assert lock.acquire()
+            os.kill(server, signal.SIGSTOP)
+            until(lambda: lines("trying again; 1 lease is given up") >= number)  # noqa: B023 - called at once
+            until(lambda: lock.lost)
+            os.kill(server, signal.SIGCONT)
+            until(lambda: lines("answers again") == number)  # noqa: B023
+            with suppress(NotOwned):
+                lock.release()
+        until(lambda: {*threading.enumerate()} <= before, "its threads end")
+        return lines(f":{own_redis.port}") <= 3 * number
 
     assert status_of(in_child(outages)) == 0 if is_child else outages()
-
-
-def test_outage_lasts_until_locks_are_granted(own_redis: RedisServer, lines: Callable[[str], int]) -> None:
-    """A server that is out of memory still renews leases."""
-    with ForgingProxy(own_redis.port) as proxy, Lock(Redis(port=proxy.port), NAME, timeout=RENEWED) as lock:
-        lock.reacquire()  # The server knows the script from now on.
-        proxy.forge(KINDS["REFUSE"], b"-OOM no\r\n")
-        proxy.lose(1)
-        until(lambda: lines("trying again") == 1)
-        until(lambda: proxy.answered >= 5)
-        assert lines("answers again") == 0
-        proxy.be_honest()
-        until(lambda: lines("answers again") == 1)

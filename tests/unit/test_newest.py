@@ -243,6 +243,15 @@ class TestStopped:
         assert bench.deliver(stopped.copy) == "done"
         assert bench.runs == [stopped.first.id, stopped.newest.id]
 
+    def test_execution_that_goes_on_is_stopped_again(self, bench: Bench) -> None:
+        def go_on() -> None:
+            for _ in range(3):
+                with suppress(Aborted):
+                    sleep()
+            sleep()
+
+        assert Stopped(bench, go_on, lock_ttl=6.0).run() == "REVOKED"
+
     def test_copy_of_a_stopped_execution_does_not_run(self, bench: Bench) -> None:
         stopped = Stopped(bench, sleep, acks_late=True)
         stopped.run()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
-from redis.exceptions import ClusterDownError, ConnectionError, ReadOnlyError, ResponseError, TryAgainError
+from redis.exceptions import TryAgainError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Hold, Lease
@@ -66,11 +66,6 @@ class TestSentNow:
             pending.add(("free", key, "x"), call, seconds=60.0)
         return pending
 
-    def test_calls_of_that_lock_are_pending_no_longer(self, pending: PendingCalls) -> None:
-        pending.send("mine")
-        assert self.sent == [self.calls["mine"]]
-        assert pending.ids() == [("free", "other", "x")]
-
     def test_signal_handler_adds_a_call_while_they_are_looked_at(self, pending: PendingCalls) -> None:
         class Moment(float):
             def __lt__(_, now: float) -> bool:
@@ -101,25 +96,6 @@ class TestSentNow:
         assert self.sent == [self.calls["other"]]
         assert pending.ids() == []
 
-    @pytest.mark.parametrize(
-        "error",
-        [
-            ConnectionError("cut"),
-            ClusterDownError("down"),
-            TryAgainError(),
-            ReadOnlyError(),
-            ResponseError("NOREPLICAS Not enough of them"),
-        ],
-    )
-    def test_what_another_server_may_not_know_is_an_error(self, pending: PendingCalls, error: Exception) -> None:
-        """Of one master of a cluster, for example, also of one that has got the slot; the error is in place of the
-        answer.
-        """
-        self.answer = error
-        with pytest.raises(type(error)):
-            pending.send("mine")
-        assert len(pending.ids()) == 2
-
     def test_error_keeps_no_lease_of_its_callers_alive(self, pending: PendingCalls) -> None:
         """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
         self.answer = TryAgainError()
@@ -138,8 +114,3 @@ class TestSentNow:
             assert gone() is None
         finally:
             gc.enable()
-
-    def test_refused_calls_keep_nobody_from_asking(self, pending: PendingCalls) -> None:
-        self.answer = ResponseError("OOM")
-        pending.send("mine")
-        assert len(pending.ids()) == 2

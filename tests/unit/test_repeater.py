@@ -26,21 +26,6 @@ def test_work_that_comes_just_as_nothing_is_left_is_done() -> None:
     assert again.wait(LIMIT)
 
 
-def test_error_does_not_end_the_repeater(caplog: pytest.LogCaptureFixture) -> None:
-    again, failed = threading.Event(), threading.Event()
-
-    def settle() -> bool:
-        if not failed.is_set():
-            failed.set()
-            raise RuntimeError("out of order")
-        again.set()
-        return False
-
-    Repeater(settle).start()
-    assert again.wait(LIMIT)
-    assert "out of order" in caplog.text
-
-
 def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that are collected then may have pending calls; the start of a thread would never return."""
     repeater = Repeater(lambda: False)
