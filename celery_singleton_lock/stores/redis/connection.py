@@ -58,14 +58,17 @@ def packed(command: Command) -> bytes:
     return packed
 
 
+#: How such errors begin for which redis-py has no class: older ones know MASTERDOWN in a cluster only.
+_REPLACED = "MASTERDOWN", "NOREPLICAS"
+
+
 def may_be_replaced(error: object) -> bool:
     """Whether a server's error says that another one may be the master by now, which only a new connection would find:
     this one is a replica, or has lost its replicas.
     """
     if not isinstance(error, ResponseError):
         return False
-    # Older redis-py knows MASTERDOWN in a cluster only.
-    return isinstance(error, (ReadOnlyError, MasterDownError)) or str(error).startswith(("MASTERDOWN", "NOREPLICAS"))
+    return isinstance(error, (ReadOnlyError, MasterDownError)) or str(error).startswith(_REPLACED)
 
 
 def alone(error: Failure) -> Failure:
