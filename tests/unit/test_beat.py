@@ -440,6 +440,24 @@ def test_claim_without_an_answer_delays_nobody(
     assert len(Recorder.sent) == 1
 
 
+def test_claim_without_an_answer_leaves_no_claim_of_what_was_sent_before(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hold up the next tick of that entry."""
+    monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
+    scheduler = make(beat_schedule=every(3600, "a", "b"), singleton_lock_beat_ttl=600.0)
+    scheduler.tick()
+    ledger = scheduler._claims._ledger
+    age(scheduler, 3601)
+    run(scheduler, entries_sent)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "claim", unanswered(ledger.claim))
+        assert scheduler.tick() == 1.0
+    assert set(ledger._claims) == {"a", "b"}
+    scheduler.close()
+    assert ledger._claims == {}
+
+
 def test_id_of_a_tick_cannot_be_predicted(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(0.05, "a"))
     run(scheduler, lambda: len(Recorder.sent) == 1)
