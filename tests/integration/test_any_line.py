@@ -28,7 +28,6 @@ from celery_singleton_lock.options.words import check_attributes
 from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
-from tests.bench import Bench
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 
@@ -198,20 +197,3 @@ def test_first_look_at_the_class_of_a_task(at_each_line: Interrupt) -> None:
 
     app, classes = Celery(set_as_current=False), made()
     at_each_line(of, bind)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_message(redis_server: RedisServer, at_each_line: Interrupt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cold shutdown ends other messages in the handler of a signal."""
-    app = Celery("any-line", set_as_current=False, broker="memory://", backend="cache+memory://")
-    app.conf.singleton_lock_backend = redis_server.url_of(0)
-    bench, numbers = Bench(app, monkeypatch), count()
-    monkeypatch.undo()  # It settles what it has carried out.
-    task = bench.task(lock_key=["args"])
-
-    def of(_: int) -> Body:
-        message = bench.send(task, next(numbers))
-        return lambda: bench.deliver(message)
-
-    at_each_line(of, lambda: of(0)(), step=3)

@@ -19,8 +19,11 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.journal.writer import JournalWriter
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.pulse import pulse
+from celery_singleton_lock.record_writer import RecordWriter
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.worker.children import Children
@@ -97,19 +100,31 @@ for _ in range({TIMES}):
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0
 
 
-@pytest.mark.parametrize("which", ["reports", "children", "line"])
+@pytest.mark.parametrize("which", ["reports", "children", "line", "records", "journal"])
 def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
     """Celery cancels tasks, and hears of their ends, in the handler of the signal: in the worker's main thread."""
+    store = MemoryStore()
     if which == "reports":
         ends = is_used_within(key_report._mutex.lock, key_report.receive)
     elif which == "children":
+<<<<<<< HEAD
         store = MemoryStore()
         family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).server_watch)
+=======
+        family = Children(store, JournalWriter(None, Alerts(lambda: None, 0)), Heartbeat(store).server_watch)
+>>>>>>> worktests
         ends = is_used_within(family._mutex.lock, family._leased)
-    else:
+    elif which == "line":
         wake_ups: Any = SimpleNamespace()
         line = Line(wake_ups, lambda _: False, lambda: False, in_loop=True)
         ends = is_used_within(line._mutex.lock, lambda: line.has_begun("k", wakes=False))
+    elif which == "records":
+        records = RecordWriter(store)
+        ends = is_used_within(records._mutex, lambda: records.replace("k", Record("m", b"", 1.0)))
+    else:
+        journal = JournalWriter(store.journal("p", size=10), Alerts(lambda: None, 0))
+        entry = Entry("free", "report", "k", None, None, 0, 0.0, 0.0)
+        ends = is_used_within(journal._mutex, lambda: journal.add(entry))
     assert ends
 
 

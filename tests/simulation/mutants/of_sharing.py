@@ -83,6 +83,11 @@ MUTANTS = (
         new="  if false then\n",
     ),
     _run(
+        "a run that a newer message stops learns of it within a second",
+        old="every=newest.STOPPED_WITHIN if newest.is_stopped_by_newer(it) else math.inf,",
+        new="every=math.inf,",
+    ),
+    _run(
         "a message that was stopped for a newer one ends as superseded",
         old="        return LockSuperseded(self._lease.key, newer)\n",
         new="        return None\n",
