@@ -107,12 +107,7 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
     if which == "reports":
         ends = is_used_within(key_report._mutex.lock, key_report.receive)
     elif which == "children":
-<<<<<<< HEAD
-        store = MemoryStore()
         family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).server_watch)
-=======
-        family = Children(store, JournalWriter(None, Alerts(lambda: None, 0)), Heartbeat(store).server_watch)
->>>>>>> worktests
         ends = is_used_within(family._mutex.lock, family._leased)
     elif which == "line":
         wake_ups: Any = SimpleNamespace()
@@ -122,7 +117,7 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
         records = RecordWriter(store)
         ends = is_used_within(records._mutex, lambda: records.replace("k", Record("m", b"", 1.0)))
     else:
-        journal = JournalWriter(store.journal("p", size=10), Alerts(lambda: None, 0))
+        journal = JournalWriter(store.journal("p", size=10), lambda: None, 0)
         entry = Entry("free", "report", "k", None, None, 0, 0.0, 0.0)
         ends = is_used_within(journal._mutex, lambda: journal.add(entry))
     assert ends
