@@ -351,8 +351,8 @@ class RedisStore:
         try:
             return sent_at, self._servers.run_each(renewals, step=step)
         except ConnectionError:
-            # The connection was broken, which says nothing about the server: a new one is opened for this. What was sent
-            # may still arrive, when a lease has another ttl.
+            # The connection was broken, which says nothing about the server: a new one is opened for this. What was
+            # sent before may still arrive, when a lease has another ttl.
             sent_at = clock.now()
             for hold in holds:
                 if isinstance(hold, Lease):
