@@ -20,6 +20,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.store import Store
+from tests.contract import inside
 from tests.contract.conftest import opened
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
@@ -306,9 +307,24 @@ def test_servers_that_were_silent_are_asked_at_once(store: Store, proxies: Seque
     """One that is silent is left alone for seconds, but only as long as the others are a majority."""
     for proxy in proxies:
         proxy.hold(replies=True)
-    for number in range(4):
-        with pytest.raises(LockUnavailable):
-            store.acquire(LockRequest(f"{KEY}{number}", new_owner(), ttl=TTL, holder=ME))
+    with pytest.raises(LockUnavailable):
+        store.acquire(LockRequest(f"{KEY}0", new_owner(), ttl=TTL, holder=ME))
     for proxy in proxies:
         proxy.let_through()
     assert taken(store)
+
+
+def test_end_reaches_the_last_server_though_its_connection_breaks(
+    store: Store, proxies: Sequence[ForgingProxy], redis_server: RedisServer
+) -> None:
+    """And though nobody uses the store again: the others of a Redlock are a majority."""
+    lease, last = taken(store), proxies[-1]
+    with redis_server.client(len(proxies) - 1) as client:
+        until(lambda: client.exists(inside.lock_key(KEY)))
+        last.hold(commands=True)
+        with suppress(LockUnavailable):
+            store.free(lease)
+        last.forsake()
+        last.cut()
+        last.let_through()
+        until(lambda: not client.exists(inside.lock_key(KEY)))
