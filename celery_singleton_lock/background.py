@@ -1,16 +1,102 @@
-"""A thread for code that may be slow or hang, and must not be waited for: the user's, or a result backend's."""
+"""Background work: a thread that exists while there is something to do, and what is left when the program ends.
+
+A caller puts work where `work` finds it, and then calls `want`. A thread does the work a while later, with all that
+came meanwhile. Work that comes while the thread works is done next.
+"""
 
 from __future__ import annotations
 
+import atexit
+import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from weakref import WeakMethod
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import forks
-from celery_singleton_lock.later import Later
+from celery_singleton_lock import clock, forks
 
 logger = get_logger(__name__)
+
+#: Seconds until a call that failed is tried again.
+RETRY_AFTER = 1.0
+
+
+def do_at_exit(work: WeakMethod[Callable[[], object]]) -> None:
+    """Do the work when the program ends, if its object still exists: a program may end right after it has sent."""
+
+    def at_exit() -> None:
+        if (found := work()) is not None:
+            found()
+
+    atexit.register(at_exit)
+
+
+class Later:
+    """Calls `work` in a separate thread.
+
+    Args:
+        name: the name of the thread.
+        work: does all work; returns None when nothing is left, otherwise the seconds until the next call.
+        after: seconds that work waits for more work.
+        linger: seconds for which the thread stays when nothing is left. Starting a thread takes longer than most
+            callers take for their own part.
+    """
+
+    def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0, linger: float = 0.0) -> None:
+        self._name = name
+        self._work = work
+        self._after = after
+        self._linger = linger
+        self.start_anew()
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        # Reentrant: a signal handler may run at any line, and call `want` itself.
+        self._mutex = lock = threading.RLock()
+        #: Notified when the thread need not linger any more.
+        self._changed = threading.Condition(lock)
+        #: Whether a thread is going to look for something to do.
+        self._is_wanted = False
+        self._thread: threading.Thread | None = None
+
+    def want(self) -> None:
+        """Say that there is work."""
+        thread = self._thread
+        if self._is_wanted and thread is not None and thread.is_alive():
+            return  # The usual case in a series of calls: the thread has not looked yet.
+        with self._mutex:
+            self._is_wanted = True  # Before a thread starts, which would otherwise look twice.
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = thread  # Before the start: if that is interrupted, there must not be two threads.
+                # No thread can be started: the next call tries again. Or it is started, and the hub of greenlets, which
+                # runs a signal's handler, cannot wait for its beginning.
+                with suppress(RuntimeError, AssertionError):
+                    thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        pause: float | None = self._after
+        while pause is not None:
+            clock.sleep(pause)
+            self._is_wanted = False  # Before it looks: it may not see work that comes from now on.
+            try:
+                pause = self._work()
+            except (Exception, SystemExit):
+                # Also if user code calls `sys.exit`: without this thread, no more work would be done.
+                logger.exception("%s: unexpected error; going on", self._name)
+                pause = RETRY_AFTER
+            with self._mutex:
+                if self._linger > 0 and pause is None and not self._is_wanted:
+                    self._changed.wait(self._linger)
+                if pause is None and self._is_wanted:
+                    pause = self._after
+                if pause is None:
+                    # Under the mutex, so that the next caller finds no thread, and starts one.
+                    self._thread = None
+
 
 #: The most pieces of work that may wait; if there are more, one hangs, and the rest is better forgotten.
 MAX_WAITING = 10_000

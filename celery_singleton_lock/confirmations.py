@@ -18,8 +18,8 @@ from weakref import WeakMethod
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
+from celery_singleton_lock.background import Later, do_at_exit
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.later import Later, do_at_exit
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.store import Store
 

@@ -7,7 +7,10 @@ whoever acquires one hangs. So every object with locks, threads or unfinished wo
 from __future__ import annotations
 
 import os
+import threading
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from celery.utils.log import get_logger
@@ -45,3 +48,24 @@ CAN_FORK = hasattr(os, "register_at_fork")
 
 if CAN_FORK:
     os.register_at_fork(after_in_child=_start_all_anew)
+
+
+class Mutex:
+    """Has a lock, a new one in the child of a fork: `with mutex.lock: ...`.
+
+    Enter the plain lock: a context manager in Python could be interrupted (by a time limit, an abort) after it was
+    acquired and before the block, and would stay locked.
+
+    Args:
+        make: `threading.RLock` if a signal handler or a finalizer may use it in the same thread.
+    """
+
+    __slots__ = ("__weakref__", "lock", "make")
+
+    def __init__(self, make: Callable[[], AbstractContextManager[bool]] = threading.Lock) -> None:
+        self.make = make
+        self.start_anew()
+        start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        self.lock = self.make()

@@ -30,10 +30,10 @@ from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner, stem
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis._redis_py import attributes_of, nodes_of, sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster

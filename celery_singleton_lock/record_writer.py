@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
+from celery_singleton_lock.background import Later
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.later import Later
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import Store
 

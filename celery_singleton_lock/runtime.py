@@ -10,9 +10,9 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from celery_singleton_lock.confirmations import Confirmations
+from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.journal.writer import JournalWriter
-from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.stores import open_store

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
+from celery_singleton_lock.background import Later
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.later import Later
 from celery_singleton_lock.outage import AtRisk, Outage
 from celery_singleton_lock.watched import weakly
 

@@ -15,7 +15,7 @@ from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.stores.ledger import Ledger, Refused
+from celery_singleton_lock.stores.store import Ledger, Refused
 
 if TYPE_CHECKING:
     from celery_singleton_lock._celery import ScheduleEntry

@@ -15,11 +15,11 @@ from weakref import WeakMethod
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks, signals
+from celery_singleton_lock.background import Later, do_at_exit
 from celery_singleton_lock.errors import FOREIGN, LockUnavailable, with_label
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.later import Later, do_at_exit
-from celery_singleton_lock.stores.journal import Journal
+from celery_singleton_lock.stores.store import Journal
 
 logger = get_logger(__name__)
 

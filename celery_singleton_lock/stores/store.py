@@ -1,17 +1,225 @@
-"""A store with everything that this package needs."""
+"""What a store promises: locks, and a look at them; and for some, the history of all messages (`Journal`), what beat
+has sent (`Ledger`), and wake-ups for a process that holds copies of many messages (`WakeUps`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
-from celery_singleton_lock.stores.inspector import Inspector
-from celery_singleton_lock.stores.journal import Journal
-from celery_singleton_lock.stores.ledger import Ledger
-from celery_singleton_lock.stores.wake_ups import WakeUps
+
+#: The most records that a `KeyState` shows.
+MOST_RECORDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """All that a store has of one key.
+
+    Attributes:
+        held: its holders, in the order of the slots.
+        fence: the last fencing token that was given out; None if there was none, or it is forgotten.
+        waiters: how many wait for it.
+        records: the records of messages that are over, the latest first; at most `MOST_RECORDS`, and only the
+            beginning of each.
+    """
+
+    held: tuple[Held, ...]
+    fence: int | None
+    waiters: int
+    records: tuple[Record, ...]
+
+
+class Inspector(Protocol):
+    """Looks at locks, and changes nothing.
+
+    All methods raise `LockUnavailable` if there is no answer, or an error.
+    """
+
+    def held(self, key: str, *, limit: int = 1) -> list[Held]:
+        """The holders of the key now, also beyond the limit."""
+
+    def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        """The locks that are held, with their keys: those whose key begins with `prefix` and a colon."""
+
+    def inspect(self, key: str) -> KeyState:
+        """All that there is of one key, whatever its limit. Looks through all keys of the server."""
+
+
+#: The most keys of which a journal knows how often in a row a copy was refused; with more, it starts afresh.
+KEYS_REMEMBERED = 10_000
+
+
+class Journal(Protocol):
+    """What became of the copies of all messages, and how often. With several nodes, each has a part.
+
+    All methods raise `LockUnavailable` if there is no answer, or an error; what `write` was given may then be written.
+    """
+
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
+        """Add to the counts, and to the entries, of which the oldest are forgotten.
+
+        Args:
+            counts: by how much each has grown; its names are the caller's.
+            entries: what to add.
+            now: the present on the clock of their times; readers get them on the server's.
+
+        Returns:
+            For each entry, how many copies were refused since a run ended under the key; 0 for other entries.
+        """
+
+    def counts(self) -> dict[str, int]:
+        """All counts."""
+
+    def entries(self, *, since: float) -> Iterator[Entry]:
+        """The entries since then, in the order of writing; seconds since the epoch, by the server's clock."""
+
+    def refused(self) -> dict[str, int]:
+        """How many copies were refused in a row, by the key of the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why this beat must not send a tick.
+
+    Attributes:
+        last: the entry's last run now, if the tick was sent; None if somebody else is about to send it.
+        remaining: seconds until the other claim ends.
+        claimer: whose claim it is; empty if that is not known.
+    """
+
+    last: int | None
+    remaining: float
+    claimer: str = ""
+
+
+#: Seconds for which a ledger still knows the last run of a removed entry: another beat, with the previous schedule, may
+#: only now ask for a tick that was sent.
+MEMORY = 300.0
+
+
+class Ledger(Protocol):
+    """What beat has sent: the last run of each entry of a schedule, in microseconds since the epoch.
+
+    Every call may be repeated, and may have been carried out for some of the entries when it raises. Each takes a
+    `ceiling`: a later time is not believed, but taken for what a wrong clock has left. All methods raise
+    `LockUnavailable` if there is no answer, or an error.
+    """
+
+    def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
+        """The last run of each entry; for an entry that is not known yet, the one that is given here.
+
+        That one is known from then on, unless it is 0. Entries that are not given are forgotten: an entry that comes
+        back begins anew, but no tick of it that was sent is sent again, for `MEMORY`.
+        """
+
+    def lasts(self) -> dict[str, int]:
+        """The last run of each known entry; for people, and changes nothing."""
+
+    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | str:
+        """Ask to send the tick of an entry that follows its last run.
+
+        Args:
+            entry: its name.
+            last: the last run from which the tick follows.
+            owner: whose claim it is; it may claim again.
+            ttl: seconds after which somebody else may send it, unless it was recorded as sent.
+            ceiling: see above.
+
+        Returns:
+            Why it is refused; or a secret, a text that is known only with access to the lock server, and made with the
+            first claim. It is the same for all claims, until the server loses it; then that of the next to claim
+            becomes the secret, if there is any left. Two that claim at the same time on a Redlock, while it is being
+            made, may get different ones, and get the same when they claim again.
+        """
+
+    def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
+        """Record the last run of each entry; 0 for an entry that was claimed and not sent."""
+
+    def unclaim(self, entries: Sequence[str], owner: str) -> None:
+        """End this owner's claims for some entries, for good: its late claims do not count.
+
+        For a claim that was not answered, since it may be carried out at any time.
+        """
+
+
+class Place(NamedTuple):
+    """A process's first place in the line of a lock.
+
+    Attributes:
+        since: when its message first met a conflict, seconds since the epoch.
+        limit: how many may hold the lock at once.
+    """
+
+    since: float
+    limit: int
+
+
+class Freed(NamedTuple):
+    """A lock may be free.
+
+    Attributes:
+        key: the lock's key.
+        passed_on: how many processes had no use for it before.
+        place: nobody is known to have waited longer than the copy with this place; None if any copy may begin.
+        places: how many places in the line of the lock are still taken, as far as is known.
+    """
+
+    key: str
+    passed_on: int = 0
+    place: Place | None = None
+    places: int = 0
+
+
+class WakeUps(Protocol):
+    """Wakes this process for the locks for which it is in line. Used by one thread.
+
+    Attributes:
+        most: the most locks that it can wait for.
+    """
+
+    most: int
+
+    def wait(
+        self,
+        places: Mapping[str, Place],
+        interrupt: int,
+        copies: Callable[[str], int],
+        place_now: Callable[[str], Place | None],
+    ) -> Sequence[Freed]:
+        """Wait until one of these locks may be free, and nobody is known to have waited longer for it. Return nothing
+        now and then, and when there is something to read from the descriptor `interrupt`.
+
+        A lock whose release nobody reports is found free in the end.
+
+        Args:
+            places: the first place in the line of each lock.
+            interrupt: the descriptor to watch.
+            copies: how many copies wait for a lock in this process; asked when its place is taken, and then every few
+                seconds.
+            place_now: the first place in the line of a lock, once somebody was woken for it: the copy with the place
+                in `places` may have begun meanwhile. None if no other copy waits.
+
+        Raises:
+            LockUnavailable: no answer, or an error; all places are to be taken anew, which the next call does.
+        """
+
+    def pass_on(self, freed: Freed) -> bool:
+        """Wake another process, as this one is busy; False if that was done often enough: then take the lock."""
+
+    def give_back(self, key: str) -> None:
+        """Wake another process: this one has no copy to begin."""
+
+    def wake_if_free(self, key: str, limit: int) -> None:
+        """Wake somebody if fewer than `limit` hold the lock, since maybe nobody was woken; never raises an error."""
+
+    def leave(self) -> None:
+        """Leave every line; never raises an error."""
 
 
 class Store(Inspector, Protocol):

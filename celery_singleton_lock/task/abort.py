@@ -32,8 +32,8 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock._celery import handler_of, is_child_of_a_pool
 from celery_singleton_lock.errors import Aborted
+from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.mutex import Mutex
 
 logger = get_logger(__name__)
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.holder import OWNER_LENGTH, is_owner
 from celery_singleton_lock.lease import Hold
-from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MAX_LIMIT, TTL, is_whole
 
 #: The most bytes of a report: up to this, a write is all or nothing (POSIX guarantees 512, Linux 4096).

@@ -22,7 +22,7 @@ from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.wake_ups import Place
+from celery_singleton_lock.stores.store import Place
 from celery_singleton_lock.task import delivery, header
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import named

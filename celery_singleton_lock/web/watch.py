@@ -11,11 +11,11 @@ from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.diagnosis.doctor import Diagnosis, diagnose
 from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.counts import Count
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys.key import key_of_beat
-from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.runtime import Runtime
 

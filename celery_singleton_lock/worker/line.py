@@ -24,8 +24,8 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.wake_ups import Freed, Place, WakeUps
+from celery_singleton_lock.forks import Mutex
+from celery_singleton_lock.stores.store import Freed, Place, WakeUps
 from celery_singleton_lock.worker.nudge import Nudge
 
 logger = get_logger(__name__)

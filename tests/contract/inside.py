@@ -116,7 +116,7 @@ def of_queue(key: str) -> str:
 
 def freed(key: str, passed_on: int = 0) -> Any:
     """A wake-up that so many processes had no use for."""
-    return named("stores.wake_ups.Freed")(key, passed_on)
+    return named("stores.store.Freed")(key, passed_on)
 
 
 def most_passed_on() -> int:
@@ -414,7 +414,7 @@ class Process:
 
     def __init__(self, store: Store, places: Mapping[str, float], limit: int = 1) -> None:
         self.wake_ups: Any = store.wake_ups()
-        self._place = named("stores.wake_ups.Place")
+        self._place = named("stores.store.Place")
         self._limit = limit
         self.places = places
         self.copies = dict.fromkeys(places, 1)

@@ -11,8 +11,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.inspector import KeyState
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.store import KeyState, Store
 from tests.contract.store_contract.asking import KEY, ME, TTL, taken, until_free
 from tests.patience import until
 

@@ -7,8 +7,7 @@ import pytest
 from celery_singleton_lock import clock, stores
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.journal import Journal
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.store import Journal, Store
 from tests.redis_server import RedisServer
 
 KEY = "contract:1:{report:1}"
@@ -79,7 +78,7 @@ def test_refusals_are_counted_until_a_run_has_ended(journal: Journal) -> None:
 
 def test_number_of_refused_keys_is_bounded(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more of them, it starts afresh."""
-    monkeypatch.setattr(stores.journal, "KEYS_REMEMBERED", 3)
+    monkeypatch.setattr(stores.store, "KEYS_REMEMBERED", 3)
     for number in range(3):
         journal.write({}, [refusal(f"contract:1:{{report:{number}}}")], now=NOW)
     assert len(journal.refused()) == 3

@@ -23,9 +23,8 @@ from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.ledger import Ledger, Refused
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.store import Ledger, Refused, Store
 from tests.contract import inside
 from tests.patience import until
 from tests.redis_server import RedisServer

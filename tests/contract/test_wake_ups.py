@@ -17,8 +17,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.stores.wake_ups import Place, WakeUps
+from celery_singleton_lock.stores.store import Place, Store, WakeUps
 from tests.contract import inside
 from tests.contract.conftest import blocked, opened
 from tests.contract.inside import Process

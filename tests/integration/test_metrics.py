@@ -19,7 +19,7 @@ from celery.exceptions import TaskRevokedError
 from celery_singleton_lock import clock
 from celery_singleton_lock.journal_entry import CRASHED, LOST
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.journal import Journal
+from celery_singleton_lock.stores.store import Journal
 from tests.integration.conftest import LONG, POOLS, Shop, until
 from tests.integration.events import watching
 from tests.integration.operators import of_shop

@@ -13,10 +13,10 @@ import pytest
 
 from celery_singleton_lock import forks
 from celery_singleton_lock.background import Aside
+from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock import _noting
-from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import _opening

@@ -6,9 +6,9 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
-from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores import journal
+from celery_singleton_lock.stores import store
 
 
 class MemoryJournal:
@@ -25,7 +25,7 @@ class MemoryJournal:
             self._counts.update(counts)
             self._entries.extend(entry.mirrored(now).mirrored(clock.wall()) for entry in entries)
             in_a_row = [self._in_a_row(entry) for entry in entries]
-            if len(self._refused) > journal.KEYS_REMEMBERED:
+            if len(self._refused) > store.KEYS_REMEMBERED:
                 self._refused.clear()
             return in_a_row
 

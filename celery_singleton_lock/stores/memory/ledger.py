@@ -7,8 +7,8 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.ledger import MEMORY, Refused
+from celery_singleton_lock.forks import Mutex
+from celery_singleton_lock.stores.store import MEMORY, Refused
 
 
 class MemoryLedger:

@@ -16,10 +16,10 @@ from redis.exceptions import ResponseError
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.redis import in_line, keyspace, lock_answers
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Endpoint
+from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
 
 #: Keys, or entries, that the server looks at in one step.
 _STEP = 500

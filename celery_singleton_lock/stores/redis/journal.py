@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
-from celery_singleton_lock.stores import journal
+from celery_singleton_lock.stores import store
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.script import Command, ms
 from celery_singleton_lock.stores.redis.server import Endpoint
@@ -94,7 +94,7 @@ class RedisJournal:
                 if isinstance(answer, Exception):
                     raise answer
                 answers[index] = answer
-        if cleaned.count(answers[-1]) > journal.KEYS_REMEMBERED:
+        if cleaned.count(answers[-1]) > store.KEYS_REMEMBERED:
             server.command("DEL", self._refused)
         return answers
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
-from celery_singleton_lock.stores.ledger import MEMORY, Refused
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, are_whole, batches, is_whole, ms
+from celery_singleton_lock.stores.store import MEMORY, Refused
 
 #: Seconds until a claim that was split between several beats is tried again.
 SPLIT = 0.2

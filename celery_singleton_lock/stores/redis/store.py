@@ -31,7 +31,6 @@ from celery_singleton_lock.errors import LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
-from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER
@@ -51,6 +50,7 @@ from celery_singleton_lock.stores.redis.server import (
 )
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
 from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
+from celery_singleton_lock.stores.store import KeyState
 
 Item = TypeVar("Item")
 T = TypeVar("T")

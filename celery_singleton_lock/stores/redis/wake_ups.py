@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL, WAKE_TTL
 from celery_singleton_lock.stores.redis.script import Command, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
-from celery_singleton_lock.stores.wake_ups import Freed, Place
+from celery_singleton_lock.stores.store import Freed, Place
 
 logger = get_logger(__name__)
 

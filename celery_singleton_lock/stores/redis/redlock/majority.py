@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.redis.redlock.commands import attempt_of
+from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
 
 
 def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:

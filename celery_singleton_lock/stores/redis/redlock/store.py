@@ -21,7 +21,6 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
@@ -43,6 +42,7 @@ from celery_singleton_lock.stores.redis.redlock.votes import Votes
 from celery_singleton_lock.stores.redis.script import Call, batches
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
+from celery_singleton_lock.stores.store import KeyState
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 logger = get_logger(__name__)

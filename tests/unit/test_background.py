@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from celery_singleton_lock.later import Later
+from celery_singleton_lock.background import Later
 from tests.patience import LIMIT, until
 
 
