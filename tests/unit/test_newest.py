@@ -37,6 +37,15 @@ def told() -> Iterator[list[tuple[str, str, str]]]:
     lock_superseded.disconnect(receive)
 
 
+@pytest.fixture
+def heard(bench: Bench) -> Iterator[list[int]]:
+    """What a foreign handler of the signal hears that stops bodies: how many runs there were."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.append(len(bench.runs)))
+    yield heard
+    signal.signal(signal.SIGUSR1, before)
+
+
 def waits(bench: Bench, message: Sent) -> Sent:
     """Deliver a message that meets the lock; returns its copy."""
     assert bench.deliver(message) == "PENDING"
@@ -338,7 +347,9 @@ class TestStopped:
         assert stopped.is_superseded
 
     @pytest.mark.parametrize("in_main_thread", [True, False])
-    def test_next_attempt_that_it_is_sending_is_sent(self, bench: Bench, in_main_thread: bool) -> None:
+    def test_next_attempt_that_it_is_sending_is_sent(
+        self, bench: Bench, heard: list[int], in_main_thread: bool
+    ) -> None:
         """Nobody could tell otherwise."""
 
         def is_sent(headers: Any, **_: Any) -> None:
@@ -363,6 +374,7 @@ class TestStopped:
         finally:
             before_task_publish.disconnect(is_sent)
         assert stopped.own is not None
+        assert heard == [], "the signal was not for others"
 
     @pytest.mark.parametrize("in_main_thread", [True, False])
     def test_nothing_is_raised_after_its_end(self, bench: Bench, in_main_thread: bool) -> None:
@@ -371,20 +383,11 @@ class TestStopped:
             end = run_in(in_main_thread, lambda turn=turn: stopped_as_it_ends(bench, turn / 10_000))
             assert end in ("in time", "REVOKED")
 
-    def test_foreign_signal_reaches_its_handler(self, bench: Bench) -> None:
+    def test_foreign_signal_reaches_its_handler(self, bench: Bench, heard: list[int]) -> None:
         """Celery's soft time limit and its stack dumps use the same one."""
-
-        def foreign(*_: Any) -> None:
-            heard.append(len(bench.runs))
-
-        heard: list[int] = []
-        before = signal.signal(signal.SIGUSR1, foreign)
-        try:
-            bench.deliver(bench.send(bench.task(lambda: signal.raise_signal(signal.SIGUSR1))))
-            signal.raise_signal(signal.SIGUSR1)
-            assert heard == [1, 1]
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+        bench.deliver(bench.send(bench.task(lambda: signal.raise_signal(signal.SIGUSR1))))
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard == [1, 1]
 
     def test_end_that_cannot_be_stored_at_first_does_not_change(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
