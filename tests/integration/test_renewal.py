@@ -259,12 +259,12 @@ def test_answers_that_are_missing_for_a_while_harm_nobody(client: Redis, proxy: 
 def test_renewal_that_arrives_late_shortens_no_longer_time(own_redis: RedisServer, client: Redis) -> None:
     """It was given up, and the time was changed since then."""
     with LateProxy(own_redis.port) as proxy:
-        holder = Holder(proxy.port, client, timeout=RENEWED)
+        holder = Holder(proxy.port, client, timeout=2 * RENEWED)
         proxy.hold(1)
         until(lambda: proxy.held)
         holder.lock.extend(600, replace_ttl=True)
         proxy.deliver()
-        assert not Lock(client, NAME).acquire(blocking_timeout=2 * RENEWED)
+        assert not Lock(client, NAME).acquire(blocking_timeout=2 * RENEWED + 1.0)
         holder.lock.release()
 
 
