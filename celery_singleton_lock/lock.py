@@ -378,9 +378,9 @@ class Lock:
     def _shared_by(self, redis: Any) -> _Shared:
         if isinstance(redis, RedisCluster):
             nodes, start, options = nodes_of(redis)
-            return _shared(nodes, "cluster", lambda: RedisStore(_cluster(start, options), "the cluster"))
+            return _shared([nodes], "cluster", lambda: RedisStore(_cluster(start, options), "the cluster"))
         pool = _pool_of(redis)
-        return _shared(pool, "server", lambda: RedisStore(server := Server(pool), str(server)))
+        return _shared([pool], "server", lambda: RedisStore(server := Server(pool), str(server)))
 
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""
@@ -467,7 +467,7 @@ class Redlock(Lock):
             memory = _MEMORY if self._restart_delay else None
             return RedlockStore(servers, ";".join(map(str, servers)), memory=memory)
 
-        return _shared(pools[0], (self._restart_delay, *pools), open_store)
+        return _shared(pools, (self._restart_delay, len(pools)), open_store)
 
     def _check_servers(self, pools: Sequence[ConnectionPool]) -> None:
         addresses = [_address(pool) for pool in pools]
@@ -495,10 +495,13 @@ class Semaphore(Lock):
         self._limit = limit
 
 
-def _shared(of: object, way: object, open_store: Callable[[], Store]) -> _Shared:
-    """What the locks of a client share; it hangs on the client's pool, and goes with it."""
-    stores: dict[object, _Shared] = attributes_of(of).setdefault(_ATTRIBUTE, {})
-    return stores.get(way) or stores.setdefault(way, _Shared(open_store()))
+def _shared(pools: Sequence[object], way: object, open_store: Callable[[], Store]) -> _Shared:
+    """What the locks of some clients share; it hangs on their pools, and goes with any of them."""
+    stores: dict[object, Any] = attributes_of(pools[0]).setdefault(_ATTRIBUTE, {})
+    for pool in pools[1:]:
+        stores = stores.setdefault(way, weakref.WeakKeyDictionary()).setdefault(pool, {})
+    shared: _Shared = stores.get(way) or stores.setdefault(way, _Shared(open_store()))
+    return shared
 
 
 def _pool_of(client: Any) -> ConnectionPool:

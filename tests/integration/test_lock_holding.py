@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 from redis import Redis
+from redis.cluster import RedisCluster
 from redis.exceptions import LockError
 from redis.sentinel import Sentinel
 
@@ -25,7 +26,7 @@ from tests.integration.outside import NAME, RENEWED
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
-from tests.servers import until
+from tests.servers import Cluster, until
 
 
 class TestToken:
@@ -285,7 +286,7 @@ class TestNotGot:
 
 
 class TestClients:
-    """What belongs to a client goes with it; what many clients have in common exists once."""
+    """What the locks of a client share goes with it."""
 
     def test_locks_of_one_client_share_a_thread_and_connections(
         self, own_redis: RedisServer, client: Redis, started: list[threading.Thread]
@@ -314,15 +315,24 @@ class TestClients:
             until(lambda: heartbeats() == 0, "the thread has ended")
 
     def test_locks_of_clients_that_connect_in_other_ways_are_others(self, own_redis: RedisServer) -> None:
-        """Also where a client's ways were changed since it made the last lock."""
         one, other = (Redis(port=own_redis.port, db=number) for number in (0, 1))
         with Lock(one, NAME):
             assert not Lock(one, NAME).acquire(blocking=False)
             with Lock(other, NAME):
                 pass
-            one.connection_pool.connection_kwargs["db"] = 1
-            with Lock(one, NAME):
-                assert not Lock(other, NAME).acquire(blocking=False)
+
+    def test_nothing_is_left_of_that_of_a_cluster(self, cluster: Cluster) -> None:
+        logged_in: list[object] = []
+        gone: list[Callable[[], object]] = []
+        for _ in range(3):
+            client = RedisCluster("127.0.0.1", cluster.servers[0].port, redis_connect_func=logged_in.append)
+            opened = len(logged_in)
+            with Lock(client, NAME) as lock:
+                assert len(logged_in) > opened, "our own connections do as the client's"
+            gone += [weakref.ref(client), weakref.ref(lock._shared)]
+        logged_in.clear()
+        del client, lock
+        until(lambda: gc.collect() is None or not any(it() for it in gone), "they are gone")
 
     def test_of_a_redlock_are_not_kept_alive_by_each_other(self) -> None:
         clients = [Redis(port=port) for port in (1, 2, 3)]
@@ -350,7 +360,7 @@ class TestClients:
         client = Redis(port=own_redis.port, client_name="interrupted")
         client.connection_pool.connection_kwargs = Interrupted(client.connection_pool.connection_kwargs)
         with Lock(client, NAME):
-            assert taken[0] > 1
+            assert taken[0] > 0
 
     def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
         # Longer than garbage collection takes in a process that has run all other tests: it stops the heartbeat, too.
@@ -402,11 +412,6 @@ class TestRedlock:
         clients = [*(Redis(port=own_redis.port, db=number) for number in (0, 1)), Redis(port=1)]
         with pytest.raises(ValueError, match="2 clients of localhost"):
             Redlock(clients, NAME)
-        changed = [Redis(port=port) for port in (1, 2, 3)]
-        Redlock(changed, NAME)
-        changed[1].connection_pool.connection_kwargs["port"] = 1
-        with pytest.raises(ValueError, match="2 clients of localhost:1"):
-            Redlock(changed, NAME)
 
     def test_same_master_of_sentinels_is_refused(self) -> None:
         clients = [Sentinel([("127.0.0.1", 1)]).master_for("mymaster") for _ in range(3)]

@@ -1009,7 +1009,7 @@ class TestErrors:
 
 
 class TestClients:
-    """Locks share the connections of clients that connect in the same way."""
+    """The locks of a client share connections."""
 
     @pytest.fixture
     def nodes(self, monkeypatch: pytest.MonkeyPatch) -> NodesManager:
@@ -1017,7 +1017,7 @@ class TestClients:
         return NodesManager([ClusterNode("127.0.0.1", 7000), ClusterNode("127.0.0.1", 7001)], password="x")
 
     def test_nodes_and_options_of_a_cluster_are_found(self, nodes: NodesManager) -> None:
-        cluster: Any = SimpleNamespace(nodes_manager=nodes)
+        cluster: Any = SimpleNamespace(nodes_manager=nodes, user_on_connect_func=None)
         shared, start, options = _redis_py.nodes_of(cluster)
         assert shared is nodes
         assert sorted(start) == [("127.0.0.1", 7000), ("127.0.0.1", 7001)]

@@ -53,20 +53,29 @@ def error_of(text: str) -> Exception:
 
 
 def nodes_of(client: RedisCluster) -> tuple[NodesManager, Sequence[tuple[str, int]], Mapping[str, Any]]:
-    """What a cluster's client has for as long as it lives, the nodes that it begins with, and its connections' options.
+    """What a cluster's client has for as long as it lives, the nodes that it begins with, and its connections' options,
+    none of which refers to the client.
 
-    Promise: clients of a cluster that connect in the same way share connections, which go with the last of them.
-    Touches: redis.cluster.RedisCluster.nodes_manager, redis.cluster.NodesManager.startup_nodes,
-    redis.cluster.NodesManager.connection_kwargs
+    Promise: the locks of a client share connections, which go with the client.
+    Touches: redis.cluster.RedisCluster.nodes_manager, redis.cluster.RedisCluster.user_on_connect_func,
+    redis.cluster.NodesManager.startup_nodes, redis.cluster.NodesManager.connection_kwargs
     """
     nodes: NodesManager = client.nodes_manager
-    return nodes, [(node.host, node.port) for node in nodes.startup_nodes.values()], nodes.connection_kwargs
+    after_login: Callable[[Any], object] | None = cast("Any", client).user_on_connect_func
+
+    def connected(connection: Any) -> None:
+        connection.on_connect()
+        if after_login is not None:
+            after_login(connection)
+
+    start = [(node.host, node.port) for node in nodes.startup_nodes.values()]
+    return nodes, start, {**nodes.connection_kwargs, "redis_connect_func": connected}
 
 
 def sentinels_of(pool: SentinelConnectionPool) -> Sequence[Redis]:
     """The clients of the Sentinels that a pool asks for the master; their order changes.
 
-    Promise: the doctor asks each Sentinel which server is the master; clients that ask other Sentinels share nothing.
+    Promise: the doctor asks each Sentinel which server is the master; no Redlock has the same master twice.
     Touches: redis.sentinel.SentinelConnectionPool.sentinel_manager, redis.sentinel.Sentinel.sentinels
     """
     sentinels: Sequence[Redis] = cast("Any", pool).sentinel_manager.sentinels
