@@ -722,6 +722,18 @@ def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> N
     heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
 
 
+def turn_in(scheduler: Scheduler, entry: ScheduleEntry) -> float:
+    """In how many seconds it is the turn of an entry that beat's scheduler asks about.
+
+    Before 5.7, Celery asks about the first entry whatever its time.
+
+    Promise: a tick that the broker did not take, or that another beat has claimed, is tried again after a while only.
+    Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
+    """
+    first = scheduler._heap[0] if scheduler._heap else None
+    return first.time - scheduler._when(entry, 0) if first is not None and first.entry is entry else 0.0
+
+
 def named_schedulers() -> dict[str, str]:
     """The short names of beat's schedulers, such as `exclusive`, and the paths of their classes, from all packages.
 

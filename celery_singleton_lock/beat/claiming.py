@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock._celery import PunctualScheduler, forget_heap, put_off
+from celery_singleton_lock._celery import PunctualScheduler, forget_heap, put_off, turn_in
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.ticks import Tick
@@ -66,6 +66,8 @@ class Claiming(PunctualScheduler):
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
         """Whether the entry's tick is due and this beat may send it; and the seconds until this tick or the next."""
+        if (seconds := turn_in(self, entry)) > 0:
+            return False, seconds
         tick = self._claims.granted(entry)
         if tick is None:
             is_due, seconds = super().is_due(entry)
@@ -83,6 +85,7 @@ class Claiming(PunctualScheduler):
 
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
         """Advance an entry to its tick."""
+        _ = self.producer  # It waits for a broker that is away. Celery asks for it later; then a database says "sent".
         tick = self._claims.granted(entry)
         if tick is None:
             self._claims.require(entry)
@@ -93,15 +96,15 @@ class Claiming(PunctualScheduler):
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send an entry's tick, if it is still this beat's."""
         tick = self._claims.granted(entry)
-        if tick is None:
-            raise NotNow
-        if self._send(entry, tick, producer):
+        if tick is not None and self._send(entry, tick, producer):
             self._again_in = tick.seconds_to_following
             return
-        logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
         # A database must not say that it was sent: this beat may end before it is. Celery may have saved that.
-        self._advance(entry, tick.last, runs=-1)
+        self._advance(entry, ticks.micros(entry.last_run_at), runs=-1)
         self._following.last_run_at = entry.last_run_at
+        if tick is None:
+            raise NotNow
+        logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
         self._again_in = RETRY_AFTER
 
     def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
@@ -126,7 +129,8 @@ class Claiming(PunctualScheduler):
         if refusal is not None and refusal.last is not None:
             return self._pass_over(entry, refusal.last)
         if refusal is not None:
-            return False, min(refusal.remaining, AGAIN)
+            put_off(self, entry, min(refusal.remaining, AGAIN))
+            return False, 0.0
         if self._claims.granted(entry) is None:
             raise NotNow  # It took too long.
         return None

@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import InvalidOption, SingletonTask, clock, process_identity
 from celery_singleton_lock._celery import forget_heap
-from celery_singleton_lock.beat import ExclusiveScheduler, ticks
+from celery_singleton_lock.beat import ExclusiveScheduler, claiming, ticks
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -215,6 +215,35 @@ def test_entries_take_turns_while_the_broker_is_away(
     assert sorted(entries_sent()) == ["a", "b"]
 
 
+def test_refused_tick_is_not_tried_again_at_once(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 5.7, Celery asks about the first entry whenever it looks."""
+    scheduler = make(beat_schedule=every(3600, "a"))
+    scheduler.tick()
+    age(scheduler, 3601)
+    monkeypatch.setattr(Recorder, "send_task", refuse)
+    run(scheduler, lambda: refusals)
+    is_due, seconds = scheduler.is_due(scheduler._heap[0].entry)
+    assert not is_due
+    assert 0 < seconds <= claiming.RETRY_AFTER
+
+
+def test_tick_that_another_beat_has_claimed_delays_no_other(make: Callable[..., ExclusiveScheduler]) -> None:
+    """Before 5.7, Celery keeps an entry that is due first."""
+    scheduler = make(beat_schedule=every(3600, "a", "b"))
+    scheduler.tick()
+    age(scheduler, 3601)
+    scheduler.populate_heap()
+    first = scheduler._heap[0].entry
+    scheduler._claims._ledger.claim(first.name, ticks.micros(first.last_run_at), "another", ttl=60, ceiling=2**62)
+    assert not scheduler.is_due(first)[0]
+    other = scheduler._heap[0].entry
+    assert other is not first
+    run(scheduler, entries_sent)
+    assert entries_sent() == [other.name]
+
+
 def test_refused_tick_that_nobody_sent_is_made_up_for(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +318,53 @@ def test_first_tick_that_the_broker_refuses_is_sent_by_the_next_beat(
     for _ in range(10):
         second.tick()
     assert entries_sent() == ["a"]
+
+
+@pytest.mark.parametrize("moment", ["connecting", "advancing"])
+def test_row_of_a_tick_that_was_held_up_does_not_say_that_it_was_sent(
+    make: Callable[..., ExclusiveScheduler], row: SimpleNamespace, moment: str
+) -> None:
+    class HeldUp(KeptInRows):
+        held_up = False
+
+        def hold_up(self, at: str) -> None:
+            if at == moment and not self.held_up:
+                self.held_up = True
+                self._claims._until = 0.0
+
+        @property
+        def producer(self) -> None:
+            self.hold_up("connecting")
+
+        def reserve(self, entry: Any) -> Any:
+            following = super().reserve(entry)
+            self.hold_up("advancing")
+            return following
+
+    last = row.last_run_at
+    scheduler = make(beat_schedule=every(3600, "a"), singleton_lock_beat_scheduler=HeldUp)
+    run(scheduler, lambda: scheduler.held_up)
+    scheduler.sync()
+    assert (row.last_run_at, row.total_run_count) == (last, 1)
+    run(scheduler, entries_sent)
+    scheduler.sync()
+    assert row.total_run_count == 2
+
+
+def test_row_of_a_tick_does_not_say_that_it_was_sent_while_beat_waits_for_a_broker(
+    make: Callable[..., ExclusiveScheduler], row: SimpleNamespace
+) -> None:
+    class Stopped(KeptInRows):
+        @property
+        def producer(self) -> None:
+            raise SystemExit
+
+    last = row.last_run_at
+    first = make(beat_schedule=every(3600, "a"), singleton_lock_beat_scheduler=Stopped)
+    with pytest.raises(SystemExit):
+        run(first, entries_sent)
+    first.close()
+    assert (row.last_run_at, row.total_run_count) == (last, 1)
 
 
 def test_row_of_a_tick_that_the_broker_takes_later_says_so(
