@@ -27,6 +27,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task import newest
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import aside, children_of
 from tests.patience import LIMIT
@@ -37,7 +38,7 @@ STORES = os.path.join(PACKAGE, "stores") + os.sep
 
 
 #: What a store is told, and says nothing about.
-NEVER_RAISES = {"abandon", "wake", "tell"}
+NEVER_RAISES = {"abandon", "wake"}
 
 Ask = Callable[..., Any]
 
@@ -162,6 +163,11 @@ def settles_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
     for so long.
     """
     monkeypatch.setattr(RecordWriter, "replace", lambda *_: None)
+
+
+def learns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a newer message stops learns of it within some milliseconds, and not within a second."""
+    monkeypatch.setattr(newest, "STOPPED_WITHIN", 0.005)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from celery.signals import before_task_publish
 from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent
-from tests.inside import at_question
+from tests.inside import at_question, learns_at_once
 from tests.patience import LIMIT
 from tests.servers import until
 
@@ -244,6 +244,10 @@ def stopped_as_it_ends(bench: Bench, seconds: float) -> Any:
 
 
 class TestStopped:
+    @pytest.fixture(autouse=True)
+    def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        learns_at_once(monkeypatch)
+
     def test_stopped_execution_is_revoked_and_the_newest_runs(self, bench: Bench, told: list[Any]) -> None:
         stopped = Stopped(bench, sleep)
         assert stopped.run() == "REVOKED"

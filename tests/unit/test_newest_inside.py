@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from celery.exceptions import Ignore, TaskRevokedError
 
 from celery_singleton_lock import LockLost, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import outcome, refusal, requeue
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.on_conflict import Skipped
@@ -111,9 +109,8 @@ class TestStopped:
     """An older execution that runs, with `on_conflict="replace"`."""
 
     @pytest.fixture
-    def meets(self, app: Celery, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def meets(self, app: Celery, sent: list[dict[str, Any]]) -> Callable[..., Any]:
         """Makes a task whose first run meets a newer message, and then calls `then` until a renewal stops it."""
-        monkeypatch.setattr(MemoryStore, "tell", lambda *_: None)
 
         def make_it(then: Callable[[], Any], **options: Any) -> Any:
             def body() -> Any:
@@ -126,17 +123,6 @@ class TestStopped:
             return task, runs
 
         return make_it
-
-    def test_stop_does_not_wait_for_a_renewal(self, app: Celery, sent: list[dict[str, Any]]) -> None:
-        def body() -> None:
-            newcomer = threading.Thread(target=wait, args=(task, "b", sent))
-            newcomer.start()
-            sleep()
-
-        task, _ = make(app, body, on_conflict="replace", lock_key=[], lock_ttl=600.0)
-        with pytest.raises(Skipped):
-            come(task, "a")
-        until(lambda: bool(sent), "the newcomer waits")
 
     def test_success_that_comes_before_the_stop_counts(self, meets: Any, sent: list[dict[str, Any]]) -> None:
         task, runs = meets(lambda: "in time")
