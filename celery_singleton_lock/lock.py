@@ -131,14 +131,15 @@ class _Held:
     def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         self.lease = lease
         self.was_held: bool | None = None
-        self._on_lost = on_lost
+        # It belongs to the lock object, which has this hold: a cycle would keep both until the garbage is collected.
+        self._on_lost = weakref.WeakMethod(on_lost)
         self._is_lost = False
 
     def when_lost(self) -> None:
         """Called in the heartbeat's thread, now and then once the lease is lost."""
-        if not self._is_lost:
+        if not self._is_lost and (on_lost := self._on_lost()) is not None:
             # The callback may take long; other leases need the heartbeat's thread meanwhile.
-            threading.Thread(target=self._on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
+            threading.Thread(target=on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
             self._is_lost = True
 
 

@@ -405,6 +405,21 @@ class TestClients:
             Lock("redis://localhost", NAME)
 
 
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_hold_ends_with_its_object(make: Callable[..., Lock], thread_local: bool) -> None:
+    """At once: the garbage may never be collected."""
+    lock = make(timeout=60, thread_local=thread_local)
+    lock.acquire()
+    watched = lock._shared.heartbeat.watched
+    (lease,) = (it.lease for it in watched.values())
+    gc.disable()
+    try:
+        del lock
+        assert lease() is None
+    finally:
+        gc.enable()
+
+
 def heartbeats() -> int:
     return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
 
