@@ -131,14 +131,15 @@ class _Held:
     def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         self.lease = lease
         self.was_held: bool | None = None
-        self._on_lost = on_lost
+        # It belongs to the lock object, which has this hold: a cycle would keep both until the garbage is collected.
+        self._on_lost = weakref.WeakMethod(on_lost)
         self._is_lost = False
 
     def when_lost(self) -> None:
         """Called in the heartbeat's thread, now and then once the lease is lost."""
-        if not self._is_lost:
+        if not self._is_lost and (on_lost := self._on_lost()) is not None:
             # The callback may take long; other leases need the heartbeat's thread meanwhile.
-            threading.Thread(target=self._on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
+            threading.Thread(target=on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
             self._is_lost = True
 
 
@@ -380,7 +381,7 @@ class Lock:
             nodes, start, options = nodes_of(redis)
             return _shared([nodes], "cluster", lambda: RedisStore(_cluster(start, options), "the cluster"))
         pool = _pool_of(redis)
-        return _shared([pool], "server", lambda: RedisStore(server := Server(pool), str(server)))
+        return _shared([pool], "server", lambda: RedisStore(Server(pool), _name_of(pool)))
 
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""
@@ -463,9 +464,8 @@ class Redlock(Lock):
 
         def open_store() -> Store:
             self._check_servers(pools)
-            servers = [Server(pool) for pool in pools]
             memory = _MEMORY if self._restart_delay else None
-            return RedlockStore(servers, ";".join(map(str, servers)), memory=memory)
+            return RedlockStore([*map(Server, pools)], ";".join(map(_name_of, pools)), memory=memory)
 
         return _shared(pools, (self._restart_delay, len(pools)), open_store)
 
@@ -515,7 +515,9 @@ def _pool_of(client: Any) -> ConnectionPool:
         if kind.startswith("redis.asyncio.")
         else ""
     )
-    raise TypeError(f"a lock's client is {kind}; allowed: redis.Redis or redis.RedisCluster{asynchronous}")
+    # That of a cluster comes here from a Redlock only.
+    allowed = "redis.Redis" if isinstance(client, RedisCluster) else "redis.Redis or redis.RedisCluster"
+    raise TypeError(f"a lock's client is {kind}; allowed: {allowed}{asynchronous}")
 
 
 def _cluster(start: Sequence[tuple[str, int]], given: Mapping[str, Any]) -> Cluster:
@@ -528,12 +530,17 @@ def _cluster(start: Sequence[tuple[str, int]], given: Mapping[str, Any]) -> Clus
     return Cluster(start, pool_of)
 
 
-def _address(pool: ConnectionPool) -> str:
-    """The server of a pool, whatever the database; also readable for people."""
+def _name_of(pool: ConnectionPool) -> str:
+    """The server of a pool, for people."""
     if isinstance(pool, SentinelConnectionPool):
-        sentinels = (str(Server(one.connection_pool)) for one in sentinels_of(pool))
-        return f"{pool.service_name} of {','.join(sentinels)}"
-    return str(Server(pool)).rpartition("/")[0] or str(Server(pool))
+        return f"{pool.service_name} of {','.join(_address(one.connection_pool) for one in sentinels_of(pool))}"
+    return str(Server(pool))
+
+
+def _address(pool: ConnectionPool) -> str:
+    """The same, whatever the database."""
+    has_database = not (isinstance(pool, SentinelConnectionPool) or "path" in pool.connection_kwargs)
+    return _name_of(pool).rpartition("/")[0] if has_database else _name_of(pool)
 
 
 def _holder() -> Holder:

@@ -32,7 +32,6 @@ from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_r
 from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.options import delivery as options_delivery
 from celery_singleton_lock.stores.redis import wake_ups
-from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.requeue import put_back_count
 from celery_singleton_lock.worker import request
@@ -52,10 +51,6 @@ app.conf.update(
 
 if "test_broadcast" in app.conf:
     app.conf.task_queues = [Broadcast(app.conf.test_broadcast), Queue("celery")]
-
-
-if "test_deaf" in app.conf:
-    RedisStore.tell = lambda *_: None
 
 if "test_without_pidfds" in app.conf:
     del os.pidfd_open

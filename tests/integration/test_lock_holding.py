@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,6 +363,11 @@ class TestClients:
         with Lock(client, NAME):
             assert taken[0] > 0
 
+    def test_error_names_the_master_that_sentinels_know(self) -> None:
+        lock = Lock(Sentinel([("127.0.0.1", 1), ("127.0.0.1", 2)]).master_for("mymaster"), NAME)
+        with pytest.raises(Unavailable, match=r"^lock server mymaster of 127\.0\.0\.1:1,127\.0\.0\.1:2: "):
+            lock.acquire()
+
     def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
         # Longer than garbage collection takes in a process that has run all other tests: it stops the heartbeat, too.
         lock = Redis(port=own_redis.port).lock(NAME, timeout=RENEWED, lock_class=Lock)
@@ -399,6 +405,21 @@ class TestClients:
             Lock("redis://localhost", NAME)
 
 
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_hold_ends_with_its_object(make: Callable[..., Lock], thread_local: bool) -> None:
+    """At once: the garbage may never be collected."""
+    lock = make(timeout=60, thread_local=thread_local)
+    lock.acquire()
+    watched = lock._shared.heartbeat.watched
+    (lease,) = (it.lease for it in watched.values())
+    gc.disable()
+    try:
+        del lock
+        assert lease() is None
+    finally:
+        gc.enable()
+
+
 def heartbeats() -> int:
     return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
 
@@ -412,6 +433,16 @@ class TestRedlock:
         clients = [*(Redis(port=own_redis.port, db=number) for number in (0, 1)), Redis(port=1)]
         with pytest.raises(ValueError, match="2 clients of localhost"):
             Redlock(clients, NAME)
+
+    def test_servers_with_sockets_in_one_directory_are_not_the_same(self, tmp_path: Path) -> None:
+        clients = [Redis(unix_socket_path=str(tmp_path / name)) for name in "abc"]
+        Redlock(clients, NAME)
+        with pytest.raises(ValueError, match=rf"2 clients of {tmp_path / 'a'};"):
+            Redlock([*clients[:2], clients[0]], NAME)
+
+    def test_client_of_a_cluster_is_refused(self, cluster: Cluster) -> None:
+        with cluster.client() as client, pytest.raises(TypeError, match=r"RedisCluster; allowed: redis\.Redis$"):
+            Redlock([client, client, client], NAME)
 
     def test_same_master_of_sentinels_is_refused(self) -> None:
         clients = [Sentinel([("127.0.0.1", 1)]).master_for("mymaster") for _ in range(3)]

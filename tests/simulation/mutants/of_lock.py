@@ -18,8 +18,8 @@ MUTANTS = (
     ),
     _lock(
         "on_lost is called when a lock is lost",
-        old="if not self._is_lost:",
-        new="if False:",
+        old="if not self._is_lost and",
+        new="if False and",
     ),
     _lock(
         "giving back a lost lock raises an error",
