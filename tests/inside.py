@@ -171,12 +171,16 @@ def learns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def line(app: Celery, *, wakes: bool = True) -> Iterator[list[str]]:
-    """Messages that are put back wait in a line, which may not be able to wake them; yields for which locks they do."""
+def line(app: Celery, *, wakes: bool = True, since: list[float] | None = None) -> Iterator[list[str]]:
+    """Messages that are put back wait in a line, which may not be able to wake them; yields for which locks they do.
+    Since when goes into `since`.
+    """
     keys = list[str]()
 
-    def park(_request: Any, key: str, _place: Any) -> bool:
+    def park(_request: Any, key: str, place: Any) -> bool:
         keys.append(key)
+        if since is not None:
+            since.append(place.since)
         return wakes
 
     with pytest.MonkeyPatch.context() as patch:

@@ -265,6 +265,17 @@ class TestInLine:
             bench.deliver(copy)
         assert bench.held == [pytest.approx(5.0, abs=1.0)]
 
+    def test_its_place_is_that_of_its_first_conflict(self, bench: Bench) -> None:
+        """A silent lock server in between costs no place, though no lock is waited for meanwhile."""
+        copy, since = self.copy(bench), list[float]()
+        with line(bench.app, since=since):
+            copy = refused(bench, copy)
+            with at_question(bench.app, 1, raises(LockUnavailable("server", "silent"))):
+                bench.deliver(copy)
+            bench.deliver(refused(bench, bench.put_back()))
+        assert len(since) >= 2
+        assert len({*since}) == 1
+
     @pytest.mark.parametrize("year", ["0001", "9999"])
     @pytest.mark.parametrize("expires", [None, "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
     def test_extreme_times_harm_nobody(self, bench: Bench, year: str, expires: str | None) -> None:
