@@ -366,7 +366,8 @@ class TestNotJoined:
     def test_without_results(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
         shop = shop_on(redis_server, task_ignore_result=True, singleton_lock_ttl=60.0)
         shop.start("one", "two")
-        holder(shop)
+        shop.send("exclusive", "report", LONG)
+        shop.record.wait_for(starts=1, job="report")
         join(shop, "exclusive", "report")
         until(lambda: "ignore_result=False" in shop.log)
         shop.record.let_end("report")

@@ -22,7 +22,7 @@ from tests.integration.test_late_requests import LateProxy
 from tests.patience import LIMIT, until
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
-from tests.stalling import KINDS, StallingProxy
+from tests.stalling import KINDS
 
 __all__ = ["client"]
 
@@ -321,21 +321,6 @@ def test_child_of_a_fork_renews_its_own(own_redis: RedisServer, client: Redis) -
 
     assert status_of(in_child(body)) == 0
     going.outlives(0.0)
-
-
-def test_child_of_a_fork_does_not_wait_for_a_renewal_of_its_parent(own_redis: RedisServer, client: Redis) -> None:
-    """It was given the token of a hold whose time another thread of the parent was changing."""
-    with StallingProxy(own_redis.port) as proxy:
-        holder = Holder(proxy.port, client, timeout=600)
-        other = Lock(holder.lock.redis, NAME, timeout=600)
-        proxy.stall("RENEW", "front", 0.5)
-        renewal = threading.Thread(target=suppressed(holder.lock.reacquire))
-        renewal.start()
-        assert proxy.struck.wait(LIMIT)
-        other.local.token = holder.lock.local.token
-        assert status_of(in_child(other.reacquire)) == 0
-        renewal.join(LIMIT)
-        holder.lock.release()
 
 
 def test_stopped_process_does_not_believe_that_it_has_the_lock(own_redis: RedisServer, client: Redis) -> None:
