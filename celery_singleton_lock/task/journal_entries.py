@@ -11,7 +11,7 @@ from celery import states
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.errors import DuplicateTask
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.journal.crashes import crash
+from celery_singleton_lock.journal.writer import crash
 from celery_singleton_lock.journal_entry import LOST, STOPPED, SUPERSEDED, Entry, Kind
 from celery_singleton_lock.keys.key import without_queue
 from celery_singleton_lock.lease import Lease

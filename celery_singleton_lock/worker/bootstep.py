@@ -18,8 +18,6 @@ from celery import Celery, bootsteps
 from celery.signals import worker_process_init, worker_process_shutdown, worker_shutdown, worker_shutting_down
 from celery.utils.log import get_logger
 
-import celery_singleton_lock.worker.remote_control
-import celery_singleton_lock.worker.unread  # noqa: F401 - connects itself
 from celery_singleton_lock import forks, process_identity
 from celery_singleton_lock._celery import (
     InitialArguments,

@@ -26,14 +26,13 @@ from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.journal.crashes import crash, is_of_run
-from celery_singleton_lock.journal.writer import JournalWriter
+from celery_singleton_lock.journal.writer import JournalWriter, crash, is_of_run
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.rules import MIN_TTL
 from celery_singleton_lock.outage import AtRisk
 from celery_singleton_lock.server_watch import ServerWatch
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.worker.nudge import Nudge
+from celery_singleton_lock.worker.pipe import Nudge
 from celery_singleton_lock.worker.run_hold import RunHold
 from celery_singleton_lock.worker.silences import Silences, report
 

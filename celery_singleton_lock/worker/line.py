@@ -26,7 +26,7 @@ from celery_singleton_lock import chance
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.stores.store import Freed, Place, WakeUps
-from celery_singleton_lock.worker.nudge import Nudge
+from celery_singleton_lock.worker.pipe import Nudge
 
 logger = get_logger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from weakref import finalize
 
 
@@ -20,3 +21,17 @@ class Pipe:
         for each in self.descriptor, self.writer:
             os.set_blocking(each, False)
             finalize(self, os.close, each).atexit = False
+
+
+class Nudge(Pipe):
+    """Wakes the thread that watches its descriptor."""
+
+    def give(self) -> None:
+        """Wake the thread; may be called in a signal handler."""
+        with suppress(BlockingIOError):  # The pipe is full of nudges.
+            os.write(self.writer, b".")
+
+    def take(self) -> None:
+        """Take all nudges that were given."""
+        with suppress(BlockingIOError):
+            os.read(self.descriptor, 4096)

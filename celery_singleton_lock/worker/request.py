@@ -28,7 +28,7 @@ from celery.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
-from celery.signals import task_revoked
+from celery.signals import task_rejected, task_revoked, task_unknown
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
@@ -52,7 +52,7 @@ from celery_singleton_lock.task import delivery, header, key_report, outcome, re
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
 from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
+from celery_singleton_lock.task.queue_lock import QueueLock, lock_in, lock_of
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.run_hold import RunHold
@@ -504,3 +504,17 @@ class SingletonRequest(WorkerRequest):
         if lock is None:
             return None
         return Hold(lock.key, owner, ttl=lock.options.ttl, limit=lock.options.limit)
+
+
+@task_unknown.connect
+@task_rejected.connect
+def _end_brought(sender: Any, message: Any, **_: Any) -> None:
+    """A message that reaches no task: Celery drops those that it cannot read, or whose task the worker does not know.
+
+    A rolling deploy causes some; the locks that they brought with them end.
+    """
+    try:
+        headers = message.headers or {}
+        end_brought(sender.app, lock_in(header.of_message(headers), sender.app, headers.get("task", "")))
+    except Exception as error:  # noqa: BLE001 - what a message carries may be anything
+        logger.debug("the worker cannot tell which lock a message brought that reaches no task: %r", error)

@@ -39,7 +39,7 @@ def named(path: str) -> Any:
 #: Seconds, by what they are for.
 SECONDS = {
     "between two tries": "stores.redis.store.PAUSE",
-    "until a dead process is removed from a line": "stores.redis.in_line.LONG_GONE",
+    "until a dead process is removed from a line": "stores.redis.inspect.LONG_GONE",
     "of one wait of a waiter": "stores.redis.waiter.SLICE",
     "for which a node may be mute": "stores.redis.redlock.conversation.MUTE_FOR",
     "that the nodes have to answer": "stores.redis.redlock.store.MAX_ANSWER",

@@ -14,12 +14,63 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from celery_singleton_lock import cleaned
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.stores.redis import in_line, keyspace, lock_answers
-from celery_singleton_lock.stores.redis.script import Command
+from celery_singleton_lock.stores.redis import keyspace, lock_answers
+from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
+from celery_singleton_lock.stores.redis.script import Command, ms
 from celery_singleton_lock.stores.redis.server import Endpoint
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
+
+#: Seconds after which a process that has written nothing is surely gone.
+LONG_GONE = 10 * WAITING_TTL
+
+
+def written(copies: int, since: float) -> str:
+    """What a main process writes whose first copy met its first conflict at `since`, seconds since the epoch."""
+    return f"{copies}:{ms(since)}:{ms(clock.wall())}"
+
+
+def asking(key: str) -> Sequence[Command]:
+    """Asks how many wait for a lock; see `counted`."""
+    return ("ZCOUNT", keyspace.waiting_key(key), _fresh(), "+inf"), ("HVALS", keyspace.line_key(key))
+
+
+def those_there(key: str) -> Sequence[Command]:
+    """Asks how many waiters and processes there are, without those waiters that were killed: their places stay."""
+    return ("ZCOUNT", keyspace.waiting_key(key), _fresh(), "+inf"), ("HLEN", keyspace.line_key(key))
+
+
+def counted(recent: object, lines: object) -> int:
+    """How many wait, from the answers to `asking`; an error, for lack of a right for example, counts as none."""
+    count = recent if isinstance(recent, int) else 0
+    for line in lines if isinstance(lines, Iterable) else ():
+        copies, since, at = _read(line)
+        if at >= _fresh():
+            # A young place was counted once, as a waiter's.
+            count += copies - (since >= _fresh())
+    return max(count, 0)
+
+
+def left_behind(line: object) -> Sequence[bytes]:
+    """The processes that ended long ago without leaving, from the fields of `:line` and their values."""
+    if not isinstance(line, Sequence):
+        return ()
+    before = ms(clock.wall() - LONG_GONE)
+    return [name for name, written in zip(line[::2], line[1::2], strict=True) if _read(written)[2] < before]
+
+
+def _fresh() -> int:
+    """From when on somebody still waits, milliseconds."""
+    return int(ms(clock.wall() - WAITING_TTL))
+
+
+def _read(line: object) -> tuple[int, int, int]:
+    """Copies, since when, and when that was written; it ends with what a later version may add."""
+    parts = [cleaned.whole(part) or 0 for part in line.split(b":")] if isinstance(line, bytes) else []
+    copies, since, at = (max(part, 0) for part in (*parts, 0, 0, 0)[:3])
+    return copies, since, at
+
 
 #: Keys, or entries, that the server looks at in one step.
 _STEP = 500
@@ -55,13 +106,13 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     shown = tuple(it for it in held if it is not None)
-    about: list[Command] = [("GET", keyspace.fence_key(key)), *in_line.asked(key)]
+    about: list[Command] = [("GET", keyspace.fence_key(key)), *asking(key)]
     # A record may hold a return value of some KiB.
     fence, recent, lines, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return KeyState(
         shown,
         max((it for it in (cleaned.whole(fence), *(each.fence for each in shown)) if it is not None), default=None),
-        in_line.counted(recent, lines),
+        counted(recent, lines),
         tuple(
             Record(name.removeprefix(done), record, remaining[name] / 1000)
             for name, record in zip(latest, records, strict=True)
@@ -117,7 +168,7 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
         others: whether values of another type may be there, which are nobody's lock; if not, they are an error.
     """
     ways = [(place, keyspace.run_key(place.key, place.slot)) for place in places]
-    asked: list[Sequence[Command]] = [(("GET", name), ("PTTL", name), *in_line.asked(it.key)) for it, name in ways]
+    asked: list[Sequence[Command]] = [(("GET", name), ("PTTL", name), *asking(it.key)) for it, name in ways]
     answers = server.command_each([*chain.from_iterable(asked)])
     by_question = (answers[question::4] for question in range(4))
     found: list[Held | None] = []
@@ -131,7 +182,7 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
             continue
         (remaining,) = _numbers([pttl])
         held, fence = lock_answers.parse_held(value, remaining), lock_answers.fence_of(value)
-        found.append(replace(held, slot=place.slot, waiters=in_line.counted(recent, lines), fence=fence))
+        found.append(replace(held, slot=place.slot, waiters=counted(recent, lines), fence=fence))
     return found
 
 

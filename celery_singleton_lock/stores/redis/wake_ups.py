@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError, TimeoutError
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.stores.redis import in_line, keyspace
+from celery_singleton_lock.stores.redis import inspect, keyspace
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL, WAKE_TTL
@@ -173,7 +173,7 @@ class RedisWakeUps:
             [
                 ("ZADD", waiting, "XX", ms(place.since), self._name),
                 ("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1),
-                *in_line.those_there(freed.key),
+                *inspect.those_there(freed.key),
             ]
         )
         if isinstance(older, Exception):
@@ -215,7 +215,7 @@ class _Line:
         self._servers = servers
         self._name = name
         #: When to look for processes that are gone next, and the commands that remove what such have left behind.
-        self._look_due = clock.now() + in_line.LONG_GONE
+        self._look_due = clock.now() + inspect.LONG_GONE
         self._removals: list[Command] = []
         self._places: dict[str, Place] = {}
         #: Locks whose wake-up found no use here.
@@ -268,7 +268,7 @@ class _Line:
         for _ in commands:
             _read(connection)
         held = [connection.read() for _ in looks]
-        gone = {line: in_line.left_behind(_read(connection)) for line in lines}
+        gone = {line: inspect.left_behind(_read(connection)) for line in lines}
         self._removals = [("HDEL", line, *names) for line, names in gone.items() if names]
         # Nobody was notified of locks that were freed before.
         return [Freed(key, LOOKED) for key, slots in zip(came, held, strict=True) if slots < places[key].limit]
@@ -325,7 +325,7 @@ class _Line:
         """Once in a while, the lines from which it removes processes that are gone."""
         if clock.now() < self._look_due:
             return []
-        self._look_due = clock.now() + in_line.LONG_GONE
+        self._look_due = clock.now() + inspect.LONG_GONE
         return [keyspace.line_key(key) for key in self._places]
 
     def _look_for_strangers(self, refused: ResponseError) -> None:
@@ -367,7 +367,7 @@ class _Line:
             for command in (
                 ("ZADD", keyspace.waiting_key(key), ms(place.since), self._name),
                 ("PEXPIRE", keyspace.waiting_key(key), ms(WAITING_TTL)),
-                ("HSET", keyspace.line_key(key), self._name, in_line.written(copies(key), place.since)),
+                ("HSET", keyspace.line_key(key), self._name, inspect.written(copies(key), place.since)),
                 ("PEXPIRE", keyspace.line_key(key), ms(WAITING_TTL)),
             )
         ]
