@@ -18,6 +18,7 @@ from celery import Celery, bootsteps
 from celery.signals import worker_process_init, worker_process_shutdown, worker_shutdown, worker_shutting_down
 from celery.utils.log import get_logger
 
+import celery_singleton_lock.worker.remote_control  # noqa: F401 - adds its commands
 from celery_singleton_lock import forks, process_identity
 from celery_singleton_lock._celery import (
     InitialArguments,

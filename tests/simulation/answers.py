@@ -358,10 +358,9 @@ class Answers:
                 *(seconds, own, other.number),
             )
 
-    @trouble.excuse
     def _has_missed_it(self, copy: Copy, other: _Other, ended_at: float) -> bool:
         """Whether its process may not have listened as the other message ended, because of a fault, and a third one has
-        the lock by now: then the copy is woken when that one has ended.
+        the lock by now: then the copy is woken when that one has ended. Two seeds of ten thousand or none: not counted.
         """
         if not trouble.was_there(self.world, ended_at - inside.MAX_PAUSE, but=NO_DELAY):
             return False

@@ -28,6 +28,7 @@ from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.queued import SOON
+from celery_singleton_lock.trust import STEP_SHARE
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation.scheduler import active
 
@@ -42,6 +43,7 @@ __all__ = (
     "REFRESH",
     "SLICE",
     "SOON",
+    "STEP_SHARE",
     "UNCONFIRMED_TTL",
     "WAKE_TTL",
     "ms",

@@ -14,7 +14,7 @@ from typing import Any
 from celery import states
 from celery.worker import state as worker_state
 
-from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers, trouble
+from tests.simulation import apps, beats, beyond, faults, inside, loading, locks, nodes, senders, servers, trouble
 from tests.simulation.answers import Answers
 from tests.simulation.clusters import Cluster
 from tests.simulation.invariants import Invariants
@@ -183,7 +183,9 @@ class Checker:
             if not is_large:
                 is_known = not isinstance(result, dict) or result.get("exc_type") != "ResultLost"
                 self.run.must(is_known, "{} ends with ResultLost, and each value is short enough to be kept", task_id)
-            if all(fault.kind == "slot moves" and fault.seconds < NOTICES for fault in self.world.plan.faults):
+            plan = self.world.plan
+            answers = 2 * plan.latency < plan.ttl * inside.STEP_SHARE
+            if answers and all(fault.kind == "slot moves" and fault.seconds < NOTICES for fault in plan.faults):
                 is_kept = not isinstance(result, dict) or result.get("exc_type") != "LockLost"
                 self.run.must(is_kept, "{} loses its lock, although each lock server answers", task_id)
             self.world.bodies.note_end(task_id, state)
