@@ -53,7 +53,7 @@ def send(run: Callable[..., str]) -> Callable[..., list[dict[str, Any]]]:
 def test_equal_models_run_one_at_a_time(worker_with: Any, send: Any, run: Any, record: Record) -> None:
     worker: Worker = worker_with(APP, group="beside", concurrency=len(FORMS))
     sent = send("path", "7", *FORMS)
-    until(lambda: worker.log.count("unexpected: LockConflict") == len(FORMS) - 1, "all but one are refused")
+    until(lambda: worker.log.count("expected: LockConflict") == len(FORMS) - 1, "all but one are refused")
     assert len(record.wait_for(starts=1)) == 1
     assert len({each["key"] for each in sent}) == 1
     key = sent[0]["key"]
@@ -90,7 +90,7 @@ def test_equal_models_wait_once(task: str, worker_with: Any, send: Any, run: Any
 def test_objects_that_kombu_serializes_are_the_same_at_both_ends(worker_with: Any, send: Any, record: Record) -> None:
     worker: Worker = worker_with(APP, group="beside")
     sent = send("tag", "7", "tagged", "dict")
-    until(lambda: worker.log.count("unexpected: LockConflict") == 1, "the second one is refused")
+    until(lambda: worker.log.count("expected: LockConflict") == 1, "the second one is refused")
     assert sent[0]["key"] == sent[1]["key"]
     first, second = send("tag_queued", "7", "tagged", "dict")
     assert (second["was_sent"], second["id"]) == (False, first["id"])
