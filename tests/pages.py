@@ -178,6 +178,9 @@ class Reader:
         if not found:
             raise Wrong(f"$ {command}\nshown:\n{shown}\nprinted:\n{done.stdout}{done.stderr}")
         self._learn(shown, found)
+        if words[0] == "kill":
+            for killed in (program for program in self.programs if str(program.process.pid) == words[-1]):
+                killed.process.wait(LIMIT)
 
     def _watch(self, shown: str) -> None:
         """Wait for the output of the program that was started last and still runs."""
