@@ -119,12 +119,13 @@ def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> N
         for beat in (first, second):
             beat.wait_for("sends nothing until the lock server answers", "the lock server does not answer this beat")
         before = len(beats.sent())
+        last = beats.sent()[-1].task_id
         clock.sleep(2 * TTL)
         assert len(beats.sent()) <= before + 1
         locks.start()  # It has lost everything.
         beats.wait_for_sent(4)
         assert [first.process.poll(), second.process.poll()] == [None, None]
-        assert twice(beats.sent()) == []
+        assert {*twice(beats.sent())} <= {last}, "the other beat may not have passed over this tick yet"
 
 
 @pytest.mark.slow
