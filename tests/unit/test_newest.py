@@ -183,6 +183,9 @@ class TestSuperseded:
         assert bench.deliver(attempt) == "done"
 
 
+_sleeps = threading.Event()
+
+
 class Stopped:
     """An older execution that runs, with `on_conflict="replace"`, and is stopped as a newer message comes.
 
@@ -201,7 +204,12 @@ class Stopped:
 
         self.task = bench.task(body, **{"on_conflict": "replace", "lock_ttl": 600.0, **options})
         self.first, self.newest = bench.send(self.task), bench.send(self.task)
-        self.other = threading.Thread(target=bench.deliver, args=(self.newest,))
+        _sleeps.clear()
+        self.other = threading.Thread(target=self._send_newest)
+
+    def _send_newest(self) -> None:
+        assert _sleeps.wait(LIMIT)
+        self.bench.deliver(self.newest)
 
     def run(self) -> Any:
         """Run the older one; returns its end."""
@@ -221,9 +229,10 @@ class Stopped:
         return is_superseded(self.bench, self.first, self.newest, self.task)
 
 
-def sleep() -> None:
-    """Sleep until stopped."""
-    clock.sleep(LIMIT)
+def sleep(seconds: float = LIMIT) -> None:
+    """Sleep until stopped; the newest comes not before, so that a body is stopped where it expects that."""
+    _sleeps.set()
+    clock.sleep(seconds)
 
 
 def run_in(main_thread: bool, run: Callable[[], Any]) -> Any:
@@ -236,7 +245,7 @@ def run_in(main_thread: bool, run: Callable[[], Any]) -> Any:
 
 def stopped_as_it_ends(bench: Bench, seconds: float) -> Any:
     bench.runs.clear()
-    stopped = Stopped(bench, lambda: clock.sleep(seconds) or "in time")  # type: ignore[func-returns-value]
+    stopped = Stopped(bench, lambda: sleep(seconds) or "in time")  # type: ignore[func-returns-value]
     end = bench.deliver(stopped.first)
     stopped.other.join()
     bench.queued()
@@ -329,7 +338,7 @@ class TestStopped:
         def loop() -> None:
             while True:
                 with suppress(Exception):
-                    clock.sleep(0.005)
+                    sleep(0.005)
 
         assert run_in(in_main_thread, Stopped(bench, loop).run) == "REVOKED"
 
