@@ -599,7 +599,7 @@ class TestRelease:
     def test_delays_the_records_of_no_other_lock(
         self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        inside.set_number(monkeypatch, "records in one round trip", 1)
+        inside.set_number(monkeypatch, "items in one round trip", 1)
         writer, record = inside.Settling(direct), Record(ME.message, b"record", 60.0)
         direct.remember("other", record)
         lease = taken(direct, holder=ME)
@@ -757,12 +757,12 @@ class TestDebts:
     def test_are_bounded_in_number(
         self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        inside.set_number(monkeypatch, "calls that are pending at most", 10)
+        inside.set_number(monkeypatch, "items that wait at most", 10)
         own_redis.pause()
         leases = [Lease(f"{KEY}:{number}", new_owner(), ttl=TTL, fence=0, sent_at=0.0) for number in range(30)]
         for lease in leases:
-            inside.owe(direct, inside.command("abandon", lease), name=lease)
-        assert inside.owed(direct) == leases[-10:]
+            inside.owe(direct, inside.command("abandon", lease), owner=lease.owner)
+        assert inside.owed(direct) == [lease.owner for lease in leases[-10:]]
         own_redis.resume()
         until(lambda: is_settled(direct))
 
@@ -772,8 +772,8 @@ class TestDebts:
             client.set("late:{text}:waiting", "text")
             client.set("late:{text}:run", "x" * 32)
         stranger = Hold("late:{text}", "x" * 32, ttl=1)
-        inside.owe(direct, inside.command("abandon", stranger), name=1)
-        inside.owe(direct, inside.command("abandon", lease), name=2)
+        inside.owe(direct, inside.command("abandon", stranger))
+        inside.owe(direct, inside.command("abandon", lease))
         until(lambda: direct.held(KEY) == [])
 
 
