@@ -63,7 +63,6 @@ class Batches(ABC, Generic[Item]):
         self._what = what
         self._later = Later("singleton-lock-batches", self.send_all, after=after, linger=linger)
         self._mutex: AbstractContextManager[bool]
-        self._sending: AbstractContextManager[bool]
         self._waiting: dict[Hashable, Waiting[Item]]
         self._silent: set[Hashable]
         self.start_anew()
@@ -72,8 +71,6 @@ class Batches(ABC, Generic[Item]):
     def start_anew(self) -> None:
         """Start without any: at first, and in the child of a fork."""
         self._mutex = threading.RLock()  # A signal's handler may interrupt `put`, and put something itself.
-        #: Held while they are sent, so that a program that ends waits for it.
-        self._sending = threading.RLock()
         self._waiting = {}
         #: The places that did not answer in the end.
         self._silent = set()
@@ -105,16 +102,18 @@ class Batches(ABC, Generic[Item]):
         self._later.want()
 
     def send_all(self) -> float | None:
-        """Send all, once to each place that does not answer; None, or the seconds until the next try."""
-        with self._sending:
-            failed = set[Hashable]()
-            while places := self._by_place(failed):
-                place = min(places, key=self._silent.__contains__)
-                self._silent.add(place)  # Until it has answered: the others come first next time.
-                if self._send_those(places[place]):
-                    self._silent.discard(place)
-                else:
-                    failed.add(place)  # What came for the others meanwhile comes next.
+        """Send all, once to each place that does not answer; None, or the seconds until the next try.
+
+        A thread may be about to do that: then some are sent twice.
+        """
+        failed = set[Hashable]()
+        while places := self._by_place(failed):
+            place = min(places, key=self._silent.__contains__)
+            self._silent.add(place)  # Until it has answered: the others come first next time.
+            if self._send_those(places[place]):
+                self._silent.discard(place)
+            else:
+                failed.add(place)  # What came for the others meanwhile comes next.
         return RETRY_AFTER if self._waiting else None
 
     def in_time(self) -> list[Waiting[Item]]:

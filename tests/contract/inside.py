@@ -277,6 +277,10 @@ class Settling:
 QUESTION = ("redis/store.py", "redis/question.py")
 
 
+#: Those in which it repeats what was not answered.
+OUTBOX = ("redis/outbox.py", "celery_singleton_lock/batches.py")
+
+
 def interrupt_release(patch: pytest.MonkeyPatch, interrupt: Callable[..., Any]) -> None:
     """Before it is sent."""
     patch.setattr(named("stores.redis.lock_commands"), "free", interrupt)

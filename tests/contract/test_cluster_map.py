@@ -35,6 +35,7 @@ OTHER, HALF = "contract:{cluster:2}", 8192
 
 MAP, SCRIPT, ANYTHING = b"CLUSTER", b"EVAL", KEY.encode()
 DOWN = b"-CLUSTERDOWN The cluster is down\r\n"
+READ_ONLY = b"-READONLY You can't write against a read only replica.\r\n"
 
 
 def mapped(*nodes: ForgingProxy) -> bytes:
@@ -131,6 +132,31 @@ def test_missing_answer_keeps_no_lease_alive(nodes: Sequence[ForgingProxy], stor
     try:
         assert not is_renewed(store, lease)
         del lease
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_missing_answer_to_a_release_keeps_no_lease_alive(
+    nodes: Sequence[ForgingProxy], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of somebody who asks next for the lock whose release was not answered."""
+    freed, mine = taken(store), store.acquire(LockRequest(OTHER, new_owner(), ttl=TTL, holder=ME))
+    gone = weakref.ref(mine)
+    inside.repeat_nothing(monkeypatch, store)
+    for node in nodes:
+        node.forge(SCRIPT, READ_ONLY)
+    with pytest.raises(LockUnavailable):
+        store.free(freed)
+
+    def ask(under: object) -> None:
+        with pytest.raises(LockUnavailable):
+            store.acquire(asked())
+
+    gc.disable()
+    try:
+        ask(mine)
+        del mine
         assert gone() is None
     finally:
         gc.enable()

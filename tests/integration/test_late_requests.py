@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -765,6 +766,47 @@ class TestDebts:
         assert inside.owed(direct) == [lease.owner for lease in leases[-10:]]
         own_redis.resume()
         until(lambda: is_settled(direct))
+
+    def test_signal_handlers_use_what_they_have_interrupted(
+        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At any line, as when beat gets a second signal while the end of its lease waits for an answer."""
+        inside.set_number(monkeypatch, "tries to send a question", 1)
+        own_redis.kill()
+        lines_left, owners = 0, list[str]()
+
+        def use() -> None:
+            hold = Hold(KEY, new_owner(), ttl=TTL)
+            inside.owe(direct, inside.command("abandon", hold), owner="too late", seconds=0.0)
+            direct.abandon(hold)
+            with suppress(LockUnavailable):
+                direct.recorded(KEY, ME.message)
+            owners.append(hold.owner)
+
+        def interrupting(frame: Any, event: str, _: object) -> Any:
+            nonlocal lines_left
+            if not frame.f_code.co_filename.endswith(inside.OUTBOX):
+                return None
+            lines_left -= event == "line"
+            if lines_left == 0:
+                sys.settrace(None)
+                use()
+                return None
+            return interrupting
+
+        for line in itertools.count(1):
+            inside.forget_owed(direct)
+            owners.clear()
+            lines_left = line
+            sys.settrace(interrupting)
+            try:
+                use()
+            finally:
+                sys.settrace(None)
+            assert {*owners} <= {*inside.owed(direct)}, f"at line {line}"
+            if lines_left > 0:
+                break
+        assert line > 20
 
     def test_call_that_the_server_refuses_does_not_delay_the_rest(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
