@@ -232,6 +232,16 @@ def test_node_that_is_away_does_not_hold_up_the_locks_of_another(
         nodes[0].let_through()
 
 
+def test_places_of_locks_are_told_apart_while_a_node_is_away(nodes: Sequence[ForgingProxy], store: Store) -> None:
+    """The map is forgotten then, and what waits for the other nodes is not to wait for that one."""
+    for node in nodes:
+        node.forge(MAP, mapped_by_halves(nodes[1], nodes[0]))
+    lease = taken(store)
+    nodes[0].forge(SCRIPT, DOWN)
+    assert not is_renewed(store, lease)
+    assert store.place_of(KEY) != store.place_of(OTHER)
+
+
 def test_nodes_that_have_no_answer_are_asked_last(nodes: Sequence[ForgingProxy], store: Store) -> None:
     """Those that were lost together show an old map, and come first in it; each question would take a second."""
     store.free(taken(store))
