@@ -216,7 +216,7 @@ def is_settled(store: Store) -> bool:
 
 def owe(store: Store, call: Any, *, owner: str = "owed", seconds: float = 60.0) -> None:
     """Have the store tell its server this later."""
-    store._outbox.add(("free", call.keys[0], owner), call, seconds=seconds)  # type: ignore[attr-defined]
+    store._outbox.put(("free", call.keys[0], owner), call, seconds)  # type: ignore[attr-defined]
 
 
 def owed(store: Store) -> list[str]:

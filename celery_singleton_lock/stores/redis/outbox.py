@@ -31,17 +31,15 @@ CallId = tuple[str, str, str]
 
 
 class Outbox(Batches[Call]):
-    """The calls that `servers` have not answered. Without their answer, a lock ends with its lease; a message whose end
-    is not noted may be carried out again, should another copy of it come.
+    """The calls that `servers` have not answered, by their `CallId`.
+
+    Without their answer, a lock ends with its lease; a message whose end is not noted may be carried out again, should
+    another copy of it come.
     """
 
     def __init__(self, servers: Server | Cluster) -> None:
         self._servers = servers
         super().__init__("releases and ends of messages", after=AFTER)
-
-    def add(self, call_id: CallId, call: Call, *, seconds: float) -> None:
-        """Repeat it until it is answered, for that many seconds; it replaces what was added under this id."""
-        self.put(call_id, call, seconds)
 
     def unfreed(self) -> set[str]:
         """The keys of the locks whose releases were not answered yet, also of those that are under way."""

@@ -313,7 +313,7 @@ class RedisStore:
             seconds: for how long it is worth repeating, if that is more than `OVER_TTL`.
             at_once: try it now; if False, only in the background.
         """
-        repeat = partial(self._outbox.add, call_id, call, seconds=max(seconds, OVER_TTL))
+        repeat = partial(self._outbox.put, call_id, call, max(seconds, OVER_TTL))
         try:
             if at_once:
                 return self._servers.run(call)

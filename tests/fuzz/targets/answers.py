@@ -279,6 +279,6 @@ def cases() -> Iterator[Case]:
     with ExitStack() as patched:
         patched.enter_context(patch.object(clock, "sleep", sleepless()))
         # Pending calls are repeated in a thread, whose timing no case controls.
-        patched.enter_context(patch.object(Outbox, "add", lambda *_, **__: None))
+        patched.enter_context(patch.object(Outbox, "put", lambda *_, **__: None))
         patched.enter_context(patch.object(background.Later, "want", lambda self: None))
         yield case

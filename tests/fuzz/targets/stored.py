@@ -230,7 +230,7 @@ def shop() -> Iterator[Shop]:
         RedisServer() as server,
         patch.object(clock, "sleep", in_this_thread(sleep, clock.sleep)),
         patch.object(clock, "now", in_this_thread(lambda: now() + slept[0], now)),
-        patch.object(Outbox, "add", lambda *_, **__: None),
+        patch.object(Outbox, "put", lambda *_, **__: None),
         patch.object(verdict, "POLL", 1000.0),
         patch.object(verdict, "MIN_POLL", 1000.0),
     ):
