@@ -23,8 +23,8 @@ from celery import Celery
 import celery_singleton_lock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.in_bulk import Records
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.task import newest
@@ -162,7 +162,7 @@ def settles_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
     depend on the speed of the machine whether a test comes before that; in the tests of messages, no process lives on
     for so long.
     """
-    monkeypatch.setattr(RecordWriter, "replace", lambda *_: None)
+    monkeypatch.setattr(Records, "replace", lambda *_: None)
 
 
 def learns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import Holder, is_owner
+from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.keys.key import QUEUE, has_form_of_key, is_key
 from celery_singleton_lock.lease import Extension, Hold, Lease
 from celery_singleton_lock.options.rules import (

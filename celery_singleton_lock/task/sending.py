@@ -2,7 +2,7 @@
 
 Take, send, confirm: the lock is taken for some seconds before the message is sent. If sending fails, the lock is freed:
 a caller who learns that nothing was sent will send again. Once the broker has the message, the lock is confirmed for as
-long as the message may wait (`confirmations`), also by the worker that receives it.
+long as the message may wait (`in_bulk`), also by the worker that receives it.
 
 Protocol: `docs/protocol.md`, section 12.
 """

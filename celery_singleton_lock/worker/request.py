@@ -442,7 +442,7 @@ class SingletonRequest(WorkerRequest):
         holder, runtime = holder_of(self.task, self.context), Runtime.of(self.app)
         runtime.store.remember(key, ended.record_of(holder, seconds))
         if settled:
-            runtime.record_writer.replace(key, Outcome(ended.state, settled=True).record_of(holder, seconds))
+            runtime.records.replace(key, Outcome(ended.state, settled=True).record_of(holder, seconds))
 
     def _may_be_kept_for(self) -> bool:
         """Whether the attempt before this one may have kept the lock for it."""

@@ -69,7 +69,7 @@ class TestEnds:
                 store.free(lease, record=RECORD)
         finally:
             client.config_set("maxmemory", 0)
-        until(lambda: not store._pending, "it was repeated")
+        until(lambda: not store._outbox, "it was repeated")
         assert content_found(store) == RECORD.content
 
     def test_lock_is_not_reserved_for_a_message_that_has_ended(self, store: RedisStore) -> None:

@@ -810,7 +810,7 @@ class TestForgetfulNodes:
         def is_everywhere() -> bool:
             """A node whose connection broke at its restart gets it the next time."""
             confirmations.add(lock.confirmed())
-            confirmations.write()
+            confirmations.send_all()
             return len(nodes.holding(run)) == 5
 
         confirmations = inside.confirmations(store)

@@ -179,7 +179,7 @@ class LocksChecker:
         }
         if len(clients) > 1:
             lock = package.Redlock(clients, use.name, **options)
-            # Weak: its repeater keeps them as long as something is pending.
+            # Weak: its thread keeps them as long as something is pending.
             self._nodes_of[turn.process] = ref(inside.nodes_of(lock))
             return lock
         if self.limits[use.name] > 1:

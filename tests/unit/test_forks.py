@@ -15,10 +15,10 @@ from celery_singleton_lock import forks
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.in_bulk import Records
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock import _noting
 from celery_singleton_lock.pulse import pulse
-from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import _opening
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -59,9 +59,9 @@ def test_memory_store_is_free_in_a_child() -> None:
     assert child_ends(lambda: store._mutex.lock, lambda: store.renew([lease], timeout=1.0))
 
 
-def test_record_writer_is_free_in_a_child() -> None:
-    writer = RecordWriter(MemoryStore())
-    assert child_ends(lambda: writer._mutex, lambda: writer.replace("k", Record("m", b"", 1.0)))
+def test_records_are_free_in_a_child() -> None:
+    records = Records(MemoryStore())
+    assert child_ends(lambda: records._mutex, lambda: records.replace("k", Record("m", b"", 1.0)))
 
 
 def test_reports_are_free_in_a_child() -> None:

@@ -18,11 +18,11 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.in_bulk import Records
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.pulse import pulse
-from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import key_report
@@ -114,7 +114,7 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
         line = Line(wake_ups, lambda _: False, lambda: False, in_loop=True)
         ends = is_used_within(line._mutex.lock, lambda: line.has_begun("k", wakes=False))
     elif which == "records":
-        records = RecordWriter(store)
+        records = Records(store)
         ends = is_used_within(records._mutex, lambda: records.replace("k", Record("m", b"", 1.0)))
     else:
         journal = JournalWriter(store.journal("p", size=10), lambda: None, 0)

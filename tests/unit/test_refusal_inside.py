@@ -437,7 +437,7 @@ def test_copy_stores_an_end_that_could_not_be_stored_before(app: Celery, monkeyp
             patch.setattr(task.backend, asked, away)
         _trace(task)
     assert len(put_back) == 1
-    runtime.record_writer.write()
+    runtime.records.send_all()
     _trace(task)
     assert app.AsyncResult(id_for(task)).state == "REVOKED"
 

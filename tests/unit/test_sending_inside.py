@@ -21,7 +21,7 @@ from celery_singleton_lock import (
     InvalidOption,
     LockUnavailable,
     SingletonTask,
-    confirmations,
+    in_bulk,
     lock_duplicate,
 )
 from celery_singleton_lock.holder import new_owner
@@ -69,7 +69,7 @@ class Sent:
         return Runtime.of(self.app).store
 
     def confirm(self) -> None:
-        Runtime.of(self.app).confirmations.write()
+        Runtime.of(self.app).confirmations.send_all()
 
     def lock(self, headers: dict[str, Any]) -> Any:
         """The lock that a message carries, whatever its id."""
@@ -151,7 +151,7 @@ class TestNothingIsSent:
         monkeypatch.setattr(Runtime.of(sent.app).confirmations._later, "want", lambda: None)  # It died before that.
         job.delay(1)
         (held,) = sent.held(job, 1)
-        assert held.remaining <= confirmations.UNCONFIRMED_TTL
+        assert held.remaining <= in_bulk.UNCONFIRMED_TTL
         sent.confirm()
         (held,) = sent.held(job, 1)
         assert 90 < held.remaining <= 100

@@ -224,6 +224,9 @@ class MemoryStore:
         with self._mutex.lock:
             return self._record(key, message)
 
+    def place_of(self, key: str) -> None:
+        return None
+
     def wake(self, key: str) -> None:
         with self._mutex.lock:
             self._wake(key)

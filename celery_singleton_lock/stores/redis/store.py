@@ -3,13 +3,13 @@
 One script takes a lock, and one frees it, in one round trip each. The connections repeat nothing: redis-py's client
 would repeat a `SET NX` whose reply was lost, and wait up to minutes. Here each try is short, and only what may be
 repeated is; owners and scripts make that everything. A call that ends a lock and was not answered is repeated later
-(see `pending_calls`).
+(see `outbox`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.pending_calls import CallId, PendingCalls
+from celery_singleton_lock.stores.redis.outbox import CallId, Outbox
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
 from celery_singleton_lock.stores.redis.server import (
@@ -83,7 +83,7 @@ class RedisStore:
     def __init__(self, servers: Server | Cluster, server: str) -> None:
         self.server = server
         self._servers = servers
-        self._pending = PendingCalls(servers.run_each, server)
+        self._outbox = Outbox(servers)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         question = Question(self._servers.run, request)
@@ -146,13 +146,13 @@ class RedisStore:
 
     def abandon(self, hold: Hold) -> bool | None:
         call_id = "acquire", hold.key, hold.owner
-        answer = self._end(call_id, lock_commands.abandon(hold), hold.ttl, at_once=not self._pending)
+        answer = self._end(call_id, lock_commands.abandon(hold), hold.ttl, at_once=not self._outbox)
         return None if answer is None else bool(answer)
 
     def remember(self, key: str, record: Record) -> None:
         nobodys = Hold.of_nobody(key)
         call = lock_commands.free(nobodys, record=record)
-        self._end(("free", key, nobodys.owner), call, record.seconds, at_once=not self._pending)
+        self._end(("free", key, nobodys.owner), call, record.seconds, at_once=not self._outbox)
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         def ask(slots: int) -> Held | Record | None:
@@ -162,7 +162,7 @@ class RedisStore:
         return self._patiently(partial(self._in_order, key, partial(lock_answers.with_all_slots, limit, ask)))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
-        unsaid = {key for what, key, _ in self._pending.ids() if what == "free"} if self._pending else ()
+        unsaid = self._outbox.unfreed()
         there = [record for record in records if record[0] not in unsaid]
         batches = [lock_commands.replace_records(batch) for batch in self._batches(there, lambda it: it[0])]
 
@@ -176,6 +176,9 @@ class RedisStore:
         if len(there) < len(records):
             # It would come after this, and put back what this is to replace.
             raise LockUnavailable(self.server, "the release that has the record was not answered yet")
+
+    def place_of(self, key: str) -> Hashable:
+        return self._servers.place_of(keyspace.run_key(key))
 
     def waiter(self, request: LockRequest) -> Waiter:
         question = Question(self._servers.run, replace(request, waiting=True))
@@ -197,7 +200,7 @@ class RedisStore:
 
         def confirmed(lease: Lease, sent_at: float, answer: Any) -> bool:
             lease.begin(sent_at)
-            if self._pending:  # Its message may have ended in this process, as asking will show.
+            if self._outbox:  # Its message may have ended in this process, as asking will show.
                 return False
             return lock_commands.renewed_at_all(answer) and trust.came_in_time(sent_at, request.ttl)
 
@@ -292,8 +295,8 @@ class RedisStore:
         """Ask about a lock, once the server has what it has not answered: a copy of a message that has ended in this
         process finds that out, whatever it asks.
         """
-        if self._pending:
-            self._pending.send(key)
+        if self._outbox:
+            self._outbox.send_those_of(key)
         return ask()
 
     def _freed_again(self, call: Call) -> Freeing:
@@ -310,7 +313,7 @@ class RedisStore:
             seconds: for how long it is worth repeating, if that is more than `OVER_TTL`.
             at_once: try it now; if False, only in the background.
         """
-        repeat = partial(self._pending.add, call_id, call, seconds=max(seconds, OVER_TTL))
+        repeat = partial(self._outbox.put, call_id, call, max(seconds, OVER_TTL))
         try:
             if at_once:
                 return self._servers.run(call)

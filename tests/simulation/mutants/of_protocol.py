@@ -109,7 +109,7 @@ MUTANTS = (
     _run(
         "a message counts as reported when all that follows on it was sent",
         old="                settling.settle_after(it, ended)\n",
-        new="                it.runtime.record_writer.replace(\n"
+        new="                it.runtime.records.replace(\n"
         "                    it.key, it.record(Outcome(ended.state, settled=True)))\n",
     ),
     _acquisition(

@@ -191,6 +191,9 @@ class RedlockStore:
         )
         return next((found for found in each if found is not None), None)
 
+    def place_of(self, key: str) -> None:
+        return None
+
     def wake(self, key: str) -> None:
         """Does nothing: executions wait only in their slots, and look by themselves."""
 
