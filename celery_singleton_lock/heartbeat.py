@@ -90,10 +90,12 @@ class _Watched:
     """A lease under watch.
 
     Attributes:
+        owner: its owner token.
         lease: a weak reference, so that an execution that was torn down without cleaning up (by a time limit in its
             last line) is not renewed forever.
         on_lost: see `weakly`.
         due_at: when to renew it.
+        early: how many seconds earlier it is renewed if others are due.
         linger: seconds for which the threads stay if this was the last lease.
         every: the most seconds between two renewals.
         words: whose lease it is, see `weakly`; None if only its key is known.
@@ -105,11 +107,13 @@ class _Watched:
         asked_after: how many renewals had been answered by then; -1 if there was none.
     """
 
+    owner: str
     lease: weakref.ref[Lease]
     on_lost: Callable[[], object]
     due_at: float
     linger: float
     every: float
+    early: float = 0.0
     words: Callable[[], str | None] | None = None
     on_moved: Callable[[], object] | None = None
     look_at: float = 0.0
@@ -148,6 +152,7 @@ class _Watched:
         # From when it was sent: if the process was stopped in between, the answer says little by now.
         due_at = lease.trusted_until - lease.ttl * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
         self.due_at = min(due_at, clock.now() + self.every)
+        self.early = lease.ttl * trust.RENEW_AFTER * trust.COALESCE
         if self.on_moved is not None:
             self.look_at = 0.0
 
@@ -161,17 +166,19 @@ class _Watched:
 
     def news(self, lease: Lease, now: float) -> Iterator[Callable[[], object]]:
         """What to call now; this also sets when to look next."""
-        self.look_at = math.inf
-        if lease.reason is None:
-            self.look_at = self.lost_at(lease)
-            if self.on_moved is not None and lease.give_up_at != self.moved_to:
-                self.moved_to = lease.give_up_at
-                yield self.on_moved
+        self.look_at = self.lost_at(lease) if lease.reason is None else math.inf
+        if lease.reason is None and self.on_moved is not None and lease.give_up_at != self.moved_to:
+            self.moved_to = lease.give_up_at
+            yield self.on_moved
         if lease.reason is not None or lease.superseded_by is not None:
             if now >= self.tell_at:
                 self.tell_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
                 yield self.on_lost
             self.look_at = min(self.look_at, self.tell_at)
+
+
+#: The heartbeat of a lease, the lease under watch, and what to call for it.
+_Call = tuple["Heartbeat", _Watched, Callable[[], object]]
 
 
 class _Role(ABC):
@@ -310,7 +317,7 @@ class Heartbeat(_Role):
         lease.ask = self._ask
         due_at = lease.acquired_at + min(lease.ttl * trust.RENEW_AFTER, every)
         lasts = LINGER if linger and not self._closed else 0.0
-        watched = _Watched(weakref.ref(lease), weakly(on_lost), due_at, lasts, every)
+        watched = _Watched(lease.owner, weakref.ref(lease), weakly(on_lost), due_at, lasts, every)
         watched.words = None if words is None else weakly(words)
         watched.on_moved = None if on_moved is None else weakly(on_moved)
         if on_moved is None:
@@ -387,12 +394,14 @@ class Heartbeat(_Role):
         due: list[tuple[_Watched, Lease]] = []
         with watchdog.mutex:
             now = clock.now()
-            for owner, watched in list(self.watched.items()):
+            for watched in list(self.watched.values()):
+                if watched.due_at > now + watched.early:
+                    continue
                 if (lease := watched.lease()) is None:
-                    self.forget(owner)
+                    self.forget(watched.owner)
                 elif lease.reason is not None:
                     watched.due_at = math.inf
-                elif watched.due_at <= now + lease.ttl * trust.RENEW_AFTER * trust.COALESCE:
+                else:
                     watched.asks(lease, now)
                     due.append((watched, lease))
         if due:
@@ -507,32 +516,32 @@ class Watchdog(_Role):
     def due_at(self) -> float | None:
         if not self.heartbeats:
             return None
-        return min((it.look_at for each in list(self.heartbeats) for it in list(each.watched.values())), default=0.0)
+        watched = (it for heartbeat in list(self.heartbeats) for it in list(heartbeat.watched.values()))
+        return min((it.look_at for it in watched), default=0.0)
 
     def work(self) -> None:
         if self.is_late and any(heartbeat.is_busy for heartbeat in list(self.heartbeats)):
             # The process was stopped. The answer may be there, and whoever is to read it goes on only now, too.
             clock.sleep(MOMENT)
         with self.mutex:
-            calls = [call for heartbeat in list(self.heartbeats) for call in self._looked(heartbeat, clock.now())]
-        for heartbeat, watched, owner, call in calls:
+            calls = [call for heartbeat in list(self.heartbeats) for call in self._look(heartbeat, clock.now())]
+        for heartbeat, watched, call in calls:
             try:
-                if heartbeat.watched.get(owner) is watched:
+                if heartbeat.watched.get(watched.owner) is watched:
                     call()
             except Exception:
                 logger.exception("heartbeat: could not ask a task to stop, or report until when it has its lock")
 
-    def _looked(
-        self, heartbeat: Heartbeat, now: float
-    ) -> Iterator[tuple[Heartbeat, _Watched, str, Callable[[], object]]]:
+    def _look(self, heartbeat: Heartbeat, now: float) -> list[_Call]:
         """Give up the leases of a heartbeat that cannot wait any longer; whom to call."""
+        calls: list[_Call] = []
         if not heartbeat.watched:  # Whoever stopped the last one was interrupted.
             self.heartbeats.discard(heartbeat)
-        for owner, watched in list(heartbeat.watched.items()):
-            if watched.look_at > now:
+        for watched in list(heartbeat.watched.values()):
+            if watched.look_at > now + MAX_SLEEP:  # Those that are due soon, too: most were renewed meanwhile.
                 continue
             if (lease := watched.lease()) is None:
-                heartbeat.forget(owner)
+                heartbeat.forget(watched.owner)
                 continue
             if lease.reason is None and now >= watched.lost_at(lease):
                 # If nobody has asked yet, the process was stopped meanwhile, and asks now.
@@ -541,8 +550,8 @@ class Watchdog(_Role):
                     heartbeat.wake(0.0)
                 else:
                     lease.lose("it could not be renewed in time: the store has not answered")
-            for call in watched.news(lease, now):
-                yield heartbeat, watched, owner, call
+            calls += [(heartbeat, watched, call) for call in watched.news(lease, now)]
+        return calls
 
 
 #: The watchdog of this process.

@@ -71,7 +71,6 @@ MUTANTS = (
         "a silent server delays nobody's deadline",
         old="return trust.lost_at(lease.trusted_until, lease.ttl, self.asked_at)",
         new="return math.inf",
-        kind="locks",
     ),
     _heartbeat(
         "a holder is told that its lease is lost",
