@@ -156,7 +156,7 @@ class _Watched:
         if self.on_moved is not None:
             self.look_at = 0.0
 
-    def try_again_or_give_up(self, lease: Lease, error: Exception) -> None:
+    def try_again_or_give_up(self, lease: Lease, error: str) -> None:
         """Note that a renewal was not answered."""
         now = clock.now()
         if now >= lease.give_up_at:
@@ -410,16 +410,17 @@ class Heartbeat(_Role):
     def _renew(self, due: Sequence[tuple[_Watched, Lease]]) -> None:
         leases = [lease for _, lease in due]
         before = [lease.renewals for lease in leases]
-        failed: Exception | None = None
+        # Not the error: its traceback has this frame, which would keep the leases until the garbage is collected.
+        failed: str | None = None
         answers: Sequence[bool] = ()
         try:
             answers = self._store.renew(leases, timeout=trust.step_of(lease.ttl for lease in leases))
             self.server_watch.answered()
         except LockUnavailable as error:
-            failed = error
+            failed = str(error)
             self.server_watch.failed(error, leases[0].key)
         except Exception as error:
-            failed = error
+            failed = str(error)
             logger.exception("heartbeat: %d leases not renewed, trying again: unexpected error", len(leases))
         tells = False
         for number, (watched, lease) in enumerate(due):

@@ -486,7 +486,7 @@ def counting_threads(self: Any, job: str, seconds: float) -> int:
     with recording.run(job, self.request.id, self.lock.fence):
         _all_here.wait(LIMIT)
         time.sleep(seconds)
-        return sum(thread.name in ("singleton-lock-heartbeat", "singleton-lock-watchdog") for thread in threading.enumerate())
+        return sum(it.name in ("singleton-lock-heartbeat", "singleton-lock-watchdog") for it in threading.enumerate())
 
 
 @app.task(bind=True, base=Exclusive, on_lock_lost="warn")

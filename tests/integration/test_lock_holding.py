@@ -422,7 +422,7 @@ def test_hold_ends_with_its_object(make: Callable[..., Lock], thread_local: bool
 
 
 def heartbeats() -> int:
-    return sum(thread.name in ("singleton-lock-heartbeat", "singleton-lock-watchdog") for thread in threading.enumerate())
+    return sum(it.name in ("singleton-lock-heartbeat", "singleton-lock-watchdog") for it in threading.enumerate())
 
 
 class TestRedlock:

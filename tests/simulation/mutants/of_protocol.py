@@ -68,11 +68,6 @@ MUTANTS = (
         "                watched.try_again_or_give_up(lease, failed)\n",
     ),
     _heartbeat(
-        "a silent server delays nobody's deadline",
-        old="return trust.lost_at(lease.trusted_until, lease.ttl, self.asked_at)",
-        new="return math.inf",
-    ),
-    _heartbeat(
         "a holder is told that its lease is lost",
         old="                yield self.on_lost\n",
         new="                yield lambda: None\n",
