@@ -193,6 +193,7 @@ def test_error_of_the_programs_own_code_is_a_missing_answer(
         assert holder.lost.wait(LIMIT)
         assert holder.left[0] > 0
     going.lock.check()
+    going.lock.release()
 
 
 @pytest.fixture
