@@ -11,7 +11,11 @@ They report that they got no answer, and the main process asks for itself.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import MethodType
+from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 
@@ -19,9 +23,10 @@ from celery_singleton_lock import clock, forks
 from celery_singleton_lock.background import Later
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.outage import AtRisk, Outage
-from celery_singleton_lock.watched import weakly
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 #: Seconds from one question to the next during an outage.
 ASK_AFTER = 1.0
@@ -126,3 +131,13 @@ class ServerWatch:
             elif reported is not None:
                 logger.warning("%s; it answers by now", LockUnavailable(self._server, reported))
         return ASK_AFTER if self._outage.is_under_way else None
+
+
+def weakly(call: Callable[[], T]) -> Callable[[], T | None]:
+    """The same call; a bound method does not keep its object alive, and the call returns None once that is gone."""
+    # Not `weakref.WeakMethod`, which takes half a kilobyte: there may be many.
+    return partial(_call, weakref.ref(call.__self__), call.__func__) if isinstance(call, MethodType) else call
+
+
+def _call(subject: weakref.ref[Any], method: Callable[[Any], T]) -> T | None:
+    return None if (alive := subject()) is None else method(alive)

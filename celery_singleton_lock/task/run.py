@@ -24,6 +24,7 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
+from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.rules import QUEUE_TTL
 from celery_singleton_lock.stores.base import Reservation
@@ -43,7 +44,6 @@ from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import this_thread
-from celery_singleton_lock.watched import GONE
 
 logger = get_logger(__name__)
 

@@ -33,9 +33,9 @@ from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.diagnosis.servers import unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.heartbeat import SharedFlag
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
-from celery_singleton_lock.shared_flag import SharedFlag
 from celery_singleton_lock.stores import check_servers
 from celery_singleton_lock.task import key_report, requeue
 from celery_singleton_lock.worker.children import Children, free

@@ -312,7 +312,7 @@ class Children:
             return
         holds = [hold for _, hold in pairs]
         try:
-            renewed = self._store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
+            renewed = self._store.renew(holds, timeout=trust.step_of(hold.ttl for hold in holds))
         except LockUnavailable as error:
             self._server_watch.failed(error, holds[0].key)
             for child, hold in pairs:

@@ -20,12 +20,11 @@ from celery import Celery
 from redis import Redis
 
 import celery_singleton_lock
-from celery_singleton_lock import DuplicateTask, Lock, SingletonTask, clock, forks
-from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock import DuplicateTask, Lock, SingletonTask, clock
+from celery_singleton_lock.heartbeat import Heartbeat, Watchdog
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.words import check_attributes
-from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
 from tests.patience import LIMIT
@@ -164,9 +163,7 @@ def test_first_lease_of_a_process(at_each_line: Interrupt, monkeypatch: pytest.M
     store = MemoryStore()
 
     def of(number: int) -> Body:
-        pulse = Pulse()
-        forks.start_anew_in_child(pulse)
-        monkeypatch.setattr("celery_singleton_lock.heartbeat.pulse", pulse)
+        monkeypatch.setattr("celery_singleton_lock.heartbeat.watchdog", Watchdog())
         return hold
 
     def hold() -> None:

@@ -13,8 +13,8 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import Lock, clock
+from celery_singleton_lock.heartbeat import MAX_SLEEP
 from celery_singleton_lock.lock import NotOwned
-from celery_singleton_lock.pulse import MAX_SLEEP
 from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
 from tests.integration.outside import NAME, RENEWED
 from tests.integration.test_renewal import in_child, status_of

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 _PACKAGE = "celery_singleton_lock"
 _REDIS = f"{_PACKAGE}/stores/redis"
 _MODULES = {
-    _PACKAGE: "trust lease pulse heartbeat watched batches in_bulk",
+    _PACKAGE: "trust lease heartbeat batches in_bulk",
     f"{_PACKAGE}/task": "acquisition run redelivery refusal settling",
     _REDIS: "store lock_commands lock_answers outbox question waiter",
     f"{_REDIS}/redlock": "store votes conversation majority commands",

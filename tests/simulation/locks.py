@@ -383,8 +383,8 @@ class LocksChecker:
         if "fixed" in turn.use.ways or lease.reason is not None or not (process.alive and process.runs):
             return
         left = lease.trusted_until - process.host.clock(now)
-        is_far = left >= KNOWN_BEFORE * lease.good_for
-        may_know = is_far or now > process.frozen_until + noticed_after(lease.good_for)
+        is_far = left >= KNOWN_BEFORE * lease.ttl
+        may_know = is_far or now > process.frozen_until + noticed_after(lease.ttl)
         if may_know and len(self.world.servers) == 1:
             what = turn.use.name, turn.use.number, left
             self.run.must(is_far, "{}: use {} trusts its lock, {:.3f} s before the end", *what)

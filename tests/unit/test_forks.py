@@ -14,11 +14,11 @@ import pytest
 from celery_singleton_lock import forks
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.forks import Mutex
+from celery_singleton_lock.heartbeat import watchdog
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.in_bulk import Records
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock import _noting
-from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.runtime import _opening
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -38,9 +38,9 @@ def test_mutex_is_free_in_a_child(mutex: Mutex) -> None:
 
 
 def test_heartbeat_is_free_in_a_child() -> None:
-    pulse.prepare()
+    watchdog.prepare()
 
-    assert child_ends(lambda: pulse.changed, lambda: pulse.changed.acquire())
+    assert child_ends(lambda: watchdog.changed, lambda: watchdog.changed.acquire())
 
 
 def test_background_work_is_free_in_a_child() -> None:

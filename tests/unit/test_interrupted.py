@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.heartbeat import Heartbeat, watchdog
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.in_bulk import Records
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import key_report
@@ -77,8 +76,8 @@ def test_heartbeat_is_never_left_locked(interrupt: Callable[[Callable[[], object
     for _ in range(TIMES):
         interrupt(lambda: beating.stop(other))
     with ThreadPoolExecutor(1) as another:  # This thread could acquire the mutex again even if it held it.
-        assert another.submit(pulse.mutex.acquire, timeout=10).result()
-        another.submit(pulse.mutex.release).result()
+        assert another.submit(watchdog.mutex.acquire, timeout=10).result()
+        another.submit(watchdog.mutex.release).result()
     beating.stop(kept)
     beating.close()
 

@@ -14,6 +14,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock import Aborted, LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.lease import Lease
@@ -23,7 +24,6 @@ from celery_singleton_lock.task import refusal, requeue
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.running import progress_of
-from celery_singleton_lock.watched import GONE
 from tests.unit.deliveries import deliver, id_for, make, request_of
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")

@@ -106,6 +106,7 @@ class RedisStore:
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         batches = list(self._batches(holds, lambda hold: hold.key))
         step = min(timeout, self._servers.step)
+        ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
         try:
             sent_at, answers = self._renew(holds, [lock_commands.renew(batch) for batch in batches], step)
         except (RedisError, OSError) as error:
@@ -119,7 +120,7 @@ class RedisStore:
                 superseded.update(zip(batch, lock_commands.superseded(batch, answer), strict=True))
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
-                hold.extend(sent_at)
+                hold.extend(sent_at, ttls[hold])
             if ours:
                 hold.supersede(superseded[hold])
         if errors:
@@ -343,8 +344,8 @@ class RedisStore:
             # sent may still arrive, when a lease has another ttl.
             sent_at = clock.now()
             for hold in holds:
-                if isinstance(hold, Lease):
-                    hold.doubt(hold.ttl, sent_at)
+                if isinstance(hold, Lease) and not hold.only_longer:
+                    hold.longest = min(hold.longest, hold.ttl)
             return sent_at, self._servers.run_each(renewals, step=step)
 
     def _patiently(

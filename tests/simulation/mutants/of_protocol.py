@@ -10,7 +10,6 @@ _trust = partial(Mutant, file="trust.py")
 _store = partial(Mutant, file="stores/redis/store.py")
 _question = partial(Mutant, file="stores/redis/question.py")
 _heartbeat = partial(Mutant, file="heartbeat.py")
-_pulse = partial(Mutant, file="pulse.py")
 _run = partial(Mutant, file="task/run.py")
 _acquisition = partial(Mutant, file="task/acquisition.py")
 _redelivery = partial(Mutant, file="task/redelivery.py")
@@ -64,13 +63,21 @@ MUTANTS = (
     ),
     _heartbeat(
         "silence extends no trust",
-        old="if lease.renewals > before:",
-        new="lease.extend(began)\n                if lease.renewals > before:",
+        old="                watched.try_again_or_give_up(lease, failed)\n",
+        new="                lease.extend(clock.now(), lease.ttl)\n"
+        "                watched.try_again_or_give_up(lease, failed)\n",
     ),
-    _pulse(
-        "a silent server delays nobody's deadline",
-        old="                if lease.reason is None and under_way:",
-        new="                if lease.ttl < 0:",
+    _heartbeat(
+        "a holder is told that its lease is lost",
+        old="                yield self.on_lost\n",
+        new="                yield lambda: None\n",
+    ),
+    Mutant(
+        "a new ttl without an answer leaves the shorter one",
+        "lease.py",
+        "        self.longest, self.ttl = asked.ttl, min(self.ttl, asked.ttl)\n"
+        "        self.trusted_until = min(self.trusted_until, trust.end_of(asked.acquired_at, self.ttl))\n",
+        "",
         kind="locks",
     ),
     Mutant(
