@@ -19,20 +19,23 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from mmap import mmap
 from tempfile import TemporaryFile
+from types import MethodType
+from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, clock, forks, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.server_watch import ServerWatch, weakly
-from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 #: Why a lease that the store no longer has was lost.
 GONE = "the store no longer has it: it ended, was taken over, or was deleted"
@@ -49,9 +52,6 @@ FAREWELL = 1.0
 
 #: Seconds that reading an answer takes that is there already.
 MOMENT = 0.02
-
-#: Seconds that a store keeps what it was asked to write in an outage.
-ASKED_FOR = 1.0
 
 
 class SharedFlag:
@@ -98,7 +98,6 @@ class _Watched:
         early: how many seconds earlier it is renewed if others are due.
         linger: seconds for which the threads stay if this was the last lease.
         every: the most seconds between two renewals.
-        words: whose lease it is, see `weakly`; None if only its key is known.
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
         look_at: when the watchdog looks at it.
         tell_at: when to tell its holder again that it must stop.
@@ -114,26 +113,12 @@ class _Watched:
     linger: float
     every: float
     early: float = 0.0
-    words: Callable[[], str | None] | None = None
     on_moved: Callable[[], object] | None = None
     look_at: float = 0.0
     tell_at: float = 0.0
     moved_to: float = 0.0
     asked_at: float = 0.0
     asked_after: int = -1
-
-    @property
-    def give_up_at(self) -> float:
-        """When the lease is given up unless it is renewed; infinite once it is lost or forgotten."""
-        lease = self.lease()
-        return math.inf if lease is None or lease.reason is not None else lease.give_up_at
-
-    def in_words(self) -> str:
-        """Whose lease it is, for people."""
-        lease = self.lease()
-        key = "" if lease is None else lease.key
-        whose = None if self.words is None else self.words()
-        return key if whose is None else f"{whose}, {key}"
 
     def lost_at(self, lease: Lease) -> float:
         """When the watchdog gives the lease up unless it is renewed."""
@@ -268,7 +253,7 @@ class Heartbeat(_Role):
     """Renews leases in `store` until they are stopped or lost.
 
     Attributes:
-        server_watch: logs when the store does not answer.
+        outage: logs when the store does not answer, and when it does again.
         renew_flag: shared with the processes of a pool: all leases are to be renewed at once.
         watched: the leases under watch, by their owner tokens.
     """
@@ -278,7 +263,7 @@ class Heartbeat(_Role):
     def __init__(self, store: Store) -> None:
         watchdog.prepare()
         self._store = store
-        self.server_watch = ServerWatch(store.server, self._ask_about, self._under_watch)
+        self.outage = Outage(store.server)
         self._closed = False
         self.renew_flag = SharedFlag()
         self.start_anew()
@@ -295,7 +280,6 @@ class Heartbeat(_Role):
         *,
         every: float = math.inf,
         linger: bool = True,
-        words: Callable[[], str] | None = None,
         on_moved: Callable[[], object] | None = None,
     ) -> None:
         """Renew `lease` from now on. Call `on_lost` when the lease is lost or must end for a newer task, and repeat the
@@ -307,7 +291,6 @@ class Heartbeat(_Role):
                 any other callable must not refer to the lease, which would then be renewed until it is stopped.
             every: the most seconds between two renewals; a third of the ttl at most.
             linger: False to end the threads when the last lease is stopped, rather than a moment later.
-            words: whose lease it is, for people; like `on_lost`.
             on_moved: runs in the watchdog's thread within a second after the lease began, and whenever the time at
                 which it is given up has changed. Like `on_lost`.
 
@@ -318,7 +301,6 @@ class Heartbeat(_Role):
         due_at = lease.acquired_at + min(lease.ttl * trust.RENEW_AFTER, every)
         lasts = LINGER if linger and not self._closed else 0.0
         watched = _Watched(lease.owner, weakref.ref(lease), weakly(on_lost), due_at, lasts, every)
-        watched.words = None if words is None else weakly(words)
         watched.on_moved = None if on_moved is None else weakly(on_moved)
         if on_moved is None:
             watched.look_at = watched.lost_at(lease)
@@ -415,10 +397,10 @@ class Heartbeat(_Role):
         answers: Sequence[bool] = ()
         try:
             answers = self._store.renew(leases, timeout=trust.step_of(lease.ttl for lease in leases))
-            self.server_watch.answered()
+            self.outage.answered()
         except LockUnavailable as error:
             failed = str(error)
-            self.server_watch.failed(error, leases[0].key)
+            self.outage.failed(error)
         except Exception as error:
             failed = str(error)
             logger.exception("heartbeat: %d leases not renewed, trying again: unexpected error", len(leases))
@@ -459,17 +441,6 @@ class Heartbeat(_Role):
         else:
             if not ours:
                 lease.lose(GONE)
-
-    def _ask_about(self, key: str) -> None:
-        """Have the store write a record that nobody reads, where it keeps those of this key: a server that only reads,
-        or is out of memory, does not grant locks. Raises `LockUnavailable`.
-        """
-        nobody = Holder(sending=new_owner())
-        self._store.refuse(key, nobody, Record(nobody.message, b"", ASKED_FOR))
-
-    def _under_watch(self) -> list[_Watched]:
-        """The leases that are still to be renewed."""
-        return [watched for watched in list(self.watched.values()) if watched.give_up_at < math.inf]
 
     def forget(self, owner: str) -> list[threading.Thread]:
         """Forget a lease, under the mutex; the threads that end now because there are no others."""
@@ -553,6 +524,16 @@ class Watchdog(_Role):
                     lease.lose("it could not be renewed in time: the store has not answered")
             calls += [(heartbeat, watched, call) for call in watched.news(lease, now)]
         return calls
+
+
+def weakly(call: Callable[[], T]) -> Callable[[], T | None]:
+    """The same call; a bound method does not keep its object alive, and the call returns None once that is gone."""
+    # Not `weakref.WeakMethod`, which takes half a kilobyte: there may be many.
+    return partial(_call, weakref.ref(call.__self__), call.__func__) if isinstance(call, MethodType) else call
+
+
+def _call(subject: weakref.ref[Any], method: Callable[[Any], T]) -> T | None:
+    return None if (alive := subject()) is None else method(alive)
 
 
 #: The watchdog of this process.

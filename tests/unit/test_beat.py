@@ -477,7 +477,8 @@ def test_lock_server_that_does_not_answer_is_reported_once(
 
     clock.sleep(0.02)
     before = len(Recorder.sent)
-    with monkeypatch.context() as patch, caplog.at_level("INFO"):
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patch:
         patch.setattr(ledger, "claim", silent)
         assert [scheduler.tick() for _ in range(3)] == [1.0, 1.0, 1.0]
     assert caplog.text.count("sends nothing until the lock server answers") == 1

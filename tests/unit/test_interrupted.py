@@ -106,8 +106,8 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
     if which == "reports":
         ends = is_used_within(key_report._mutex.lock, key_report.receive)
     elif which == "children":
-        family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).server_watch)
-        ends = is_used_within(family._mutex.lock, family._leased)
+        family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).outage)
+        ends = is_used_within(family._mutex.lock, lambda: family.free_when_gone(1))
     elif which == "line":
         wake_ups: Any = SimpleNamespace()
         line = Line(wake_ups, lambda _: False, lambda: False, in_loop=True)
