@@ -388,7 +388,7 @@ class Lock:
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""
         holder, store, began = _holder(), self._shared.store, clock.now()
-        request = LockRequest(self._key, owner, self._ttl, holder, until > 0, limit=self._limit)
+        request = LockRequest(self._key, owner, self._ttl, holder, until > began, limit=self._limit)
         found = store.acquire(request)
         if isinstance(found, Lease) or until <= began:
             return found

@@ -274,7 +274,7 @@ class Settling:
 
 
 #: The files of the package in which a store makes a question.
-QUESTION = ("redis/store.py", "redis/question.py")
+QUESTION = ("redis/store.py",)
 
 
 #: Those in which it repeats what was not answered.
@@ -393,11 +393,11 @@ def break_promise(monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
     store, module = named("stores.redis.store.RedisStore"), "celery_singleton_lock.stores.redis.lock_commands"
     acquire = named("stores.redis.lock_commands.acquire")
 
-    def forgetful(request: LockRequest, name: str, **how: Any) -> Any:
-        return acquire(replace(request, given_up=()), name, **how)
+    def forgetful(request: LockRequest, **how: Any) -> Any:
+        return acquire(replace(request, given_up=()), **how)
 
-    if promise == "a later try voids the earlier ones":
-        monkeypatch.setattr(f"{module}.acquire", lambda *asked, late=(), **how: acquire(*asked, **how))
+    if promise == "a later try leaves a tombstone":
+        monkeypatch.setattr(f"{module}.acquire", lambda asked, **how: acquire(replace(asked, late=False), **how))
         return
     monkeypatch.setattr(store, "_end", lambda *_, **__: None)
     if promise == "a copy names the owner before it":

@@ -169,6 +169,28 @@ class TestAcquire:
         assert store.free(lease)
         assert store.held(KEY) == []
 
+    def test_first_try_that_arrives_last_shortens_no_hold(self, store: Store, proxy: LateProxy) -> None:
+        """As that of a message that was sent meanwhile: its lock lasts longer once it is confirmed."""
+        proxy.hold(1)
+        lease = taken(store, ttl=30.0)
+        assert store.renew([Hold(KEY, lease.owner, ttl=TTL)], timeout=1.0) == [True]
+        proxy.deliver()
+        (held,) = store.held(KEY)
+        assert held.remaining > 30.0
+
+    def test_first_try_that_arrives_while_its_owner_waits_takes_nothing_once_that_has_left(
+        self, store: Store, proxy: LateProxy
+    ) -> None:
+        """It leaves before it has asked again."""
+        other, request = taken(store), LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
+        proxy.hold(1)
+        assert isinstance(store.acquire(request), Held)
+        with store.waiter(request):
+            pass
+        store.free(other)
+        proxy.deliver()
+        assert store.held(KEY) == []
+
     def test_no_try_takes_anything_when_all_were_given_up(self, store: Store, proxy: LateProxy) -> None:
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
@@ -700,6 +722,22 @@ class TestWaiter:
                 pass
         assert proxy.held
         store.free(first)
+        proxy.deliver()
+        assert store.held(KEY) == []
+
+    def test_question_that_arrives_after_the_waiter_was_given_the_lock_and_has_freed_it(
+        self, store: Store, proxy: LateProxy
+    ) -> None:
+        first, request = taken(store), LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
+        proxy.hold(1)
+        assert isinstance(store.acquire(request), Held)
+        with store.waiter(request) as turn:
+            assert isinstance(turn.wait(0.01), Held)
+            store.free(first)
+            while isinstance(found := turn.wait(0.5), Held):
+                pass
+        assert isinstance(found, Lease)
+        store.free(found)
         proxy.deliver()
         assert store.held(KEY) == []
 

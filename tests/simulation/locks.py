@@ -93,6 +93,7 @@ class LocksChecker:
     def __init__(self, world: World) -> None:
         self.world, self.run, self.plan = world, world.run, world.plan
         self.limits = dict(world.plan.limits)
+        self._tombstones = holds.Tombstones(world, frozenset(self.limits))
         self.waiting: dict[str, list[Turn]] = defaultdict(list)
         self.holding: dict[str, list[Turn]] = defaultdict(list)
         self._fences: dict[str, int] = defaultdict(int)
@@ -410,8 +411,7 @@ class LocksChecker:
         living = {it.pid for it in self.run.processes if it.alive and it.runs and not self._reaches_no_majority(it)}
         used = {inside.stem(turn.lease.owner) for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
-        for server in self.world.servers:
-            holds.must_not_be_given_up(self.run, server, frozenset(self.limits))
+        self._tombstones.look()
         self._must_not_be_kept_for(held)
         unused = {
             (key, owner)

@@ -23,12 +23,13 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TimeoutError,
     TryAgainError,
 )
 
 from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.errors import LockUnavailable, WrongLockServer
-from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
@@ -37,7 +38,6 @@ from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.outbox import CallId, Outbox
-from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
 from celery_singleton_lock.stores.redis.server import (
     NAME_THE_CLUSTER,
@@ -86,21 +86,25 @@ class RedisStore:
         self._outbox = Outbox(servers)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        question = Question(self._servers.run, request)
-        attempt = partial(self._in_order, request.key, question.try_once)
+        attempt = partial(self._try, request)
         try:
             try:
-                return attempt()
+                found = attempt()
             except (RedisError, OSError) as error:
-                return self._patiently(attempt, failed=error)
+                found = self._patiently(attempt, failed=error)
+            will_wait = request.waiting and type(found) is Held
+            if request.late and not isinstance(found, Lease) and not will_wait:
+                self.abandon(request.hold())
+            return found
         except BaseException as error:
-            if isinstance(error, WrongLockServer):
-                raise  # It has done nothing.
+            has_tombstone = isinstance(error.__cause__, lock_answers.GivenUp) and not request.late
+            if isinstance(error, WrongLockServer) or has_tombstone:
+                raise  # It has done nothing, and will not: the tombstone of an owner that asks on and on is not renewed.
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             call_id = "acquire", request.key, request.owner
-            self._end(call_id, question.undone(), request.ttl, at_once=answers)
+            self._end(call_id, lock_commands.undo(request), request.ttl, at_once=answers)
             raise
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
@@ -182,9 +186,8 @@ class RedisStore:
         return self._servers.place_of(keyspace.run_key(key))
 
     def waiter(self, request: LockRequest) -> Waiter:
-        question = Question(self._servers.run, replace(request, waiting=True))
-        key, place = request.key, new_owner()
-        attempt = partial(self._in_order, key, question.try_once)
+        asked, key = replace(request, waiting=True), request.key
+        attempt = partial(self._try, asked)
 
         def ask() -> Lease | Held | Record:
             return self._patiently(attempt, PATIENCE)
@@ -217,14 +220,15 @@ class RedisStore:
             return self._patiently(renew) if sent is None else confirmed(lease, *sent)
 
         def leave(free: bool) -> None:
-            self._end(("waiter", key, place), question.undone(place, free=free), request.ttl, at_once=True)
+            call = lock_commands.undo(asked) if free else lock_commands.take_no_more(asked.hold())
+            self._end(("waiter", key, asked.owner), call, request.ttl, at_once=True)
 
         # In a semaphore, it is not known beforehand what to renew.
         renewal = lock_commands.renew([request.hold()]) if request.limit == 1 else None
-        wake_up = self._wake_up(key, lock_commands.hand_over(request, place), renewal)
+        wake_up = self._wake_up(key, lock_commands.hand_over(request), renewal)
         # In a semaphore, or an order, more matters than who has the lock.
         looks = None if request.limit > 1 or request.arrival else look
-        return PipedWaiter(wake_up, ask, leave, request=request, confirm=confirm, look=looks)
+        return PipedWaiter(wake_up, ask, leave, request=asked, confirm=confirm, look=looks)
 
     def _looked_up(self, key: str) -> Held | None:
         """Who has a lock with one slot; None if nobody has, or only an acquire can say it."""
@@ -287,6 +291,23 @@ class RedisStore:
 
     def close(self) -> None:
         self._servers.close()
+
+    def _try(self, request: LockRequest) -> Lease | Held | Record:
+        """Ask once; may be repeated after any error."""
+
+        def ask(slots: int) -> Lease | Held | Record:
+            sent_at, was_late = clock.now(), request.late
+            call = lock_commands.acquire(request, slots=slots)
+            # Noted before it is sent: an interruption may come between any two lines.
+            request.late = True
+            answer = self._servers.run(call)
+            request.late = was_late
+            found = lock_answers.parse_acquired(answer, request, sent_at)
+            if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):
+                raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
+            return found
+
+        return self._in_order(request.key, partial(lock_answers.with_all_slots, request.limit, ask))
 
     def _wake_up(self, key: str, behind: Call | None = None, renewal: Call | None = None) -> RedisWakeUp:
         server_of = partial(self._servers.server_of, keyspace.wake_key(key))

@@ -8,7 +8,6 @@ from tests.simulation.mutants.mutant import Mutant
 
 _trust = partial(Mutant, file="trust.py")
 _store = partial(Mutant, file="stores/redis/store.py")
-_question = partial(Mutant, file="stores/redis/question.py")
 _heartbeat = partial(Mutant, file="heartbeat.py")
 _run = partial(Mutant, file="task/run.py")
 _acquisition = partial(Mutant, file="task/acquisition.py")
@@ -38,23 +37,28 @@ MUTANTS = (
         new="return 1000.0",
         kind="locks",
     ),
-    _question(
+    _store(
         "trust counts from before the request was sent",
-        old="return request.lease(fence=fence, sent_at=sent_at, slot=slot)",
-        new="return request.lease(fence=fence, sent_at=clock.now(), slot=slot)",
+        old="found = lock_answers.parse_acquired(answer, request, sent_at)",
+        new="found = lock_answers.parse_acquired(answer, request, clock.now())",
         kind="locks",
     ),
-    _question(
+    _store(
         "an answer that comes too late grants nothing",
-        old="if not trust.came_in_time(sent_at, request.ttl):",
-        new="if clock.now() - sent_at > request.ttl * 9:",
+        old="if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):",
+        new="if isinstance(found, Lease) and clock.now() - sent_at > request.ttl * 9:",
         kind="locks",
     ),
     _store(
         "what an interrupted acquire may have taken is taken back",
-        old="            self._end(call_id, question.undone(), request.ttl, at_once=answers)\n",
+        old="            self._end(call_id, lock_commands.undo(request), request.ttl, at_once=answers)\n",
         new="",
         kind="locks",
+    ),
+    _store(
+        "who is refused takes nothing later by an earlier try",
+        old="                self.abandon(request.hold())\n            return found",
+        new="                pass\n            return found",
     ),
     _store(
         "an end that was not answered is repeated",
