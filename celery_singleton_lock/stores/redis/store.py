@@ -99,7 +99,7 @@ class RedisStore:
         except BaseException as error:
             has_tombstone = isinstance(error.__cause__, lock_answers.GivenUp) and not request.late
             if isinstance(error, WrongLockServer) or has_tombstone:
-                raise  # It has done nothing, and will not: the tombstone of an owner that asks on and on is not renewed.
+                raise  # It has done nothing, and will not. An owner that asks on and on does not renew its tombstone.
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
