@@ -189,6 +189,15 @@ def line(app: Celery, *, wakes: bool = True, since: list[float] | None = None) -
 
 
 @contextmanager
+def woken(app: Celery) -> Iterator[list[str]]:
+    """For which locks the next one in line is woken although nobody frees them: somebody got a wake-up for nothing."""
+    keys = list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runtime.of(app).store, "wake", keys.append)
+        yield keys
+
+
+@contextmanager
 def children(app: Celery) -> Iterator[None]:
     """As if the pool had processes: a message's process is gone as soon as that is asked."""
     family = SimpleNamespace(assign=lambda *_: None, forget=lambda *_: True, free_when_gone=lambda _: None)

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject
 from celery_singleton_lock import LockConflict, LockUnavailable
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question
+from tests.inside import at_question, line, woken
 from tests.redis_server import RedisServer
 
 #: A value that no record keeps.
@@ -332,6 +332,58 @@ class TestGoesOn:
         assert bench.deliver(second) == "ran"
         assert bench.deliver(copy) == "ran"
         assert pair.count == 2
+
+
+class TestWakeUps:
+    """The end of a task may wake only one of its copies in line: whoever has no use for that wakes the next one."""
+
+    def test_task_that_has_lost_its_lock(self, bench: Bench) -> None:
+        """Its copies are in line behind the next message, which has the lock."""
+
+        def lose() -> int:
+            bench.later(100.0)
+            stack.enter_context(hold_lock(pair.task))
+            return 1
+
+        pair = Pair(bench, lose, on_lock_lost="warn")
+        with line(bench.app) as waited_for, woken(bench.app) as woke, ExitStack() as stack:
+            pair.run_first()
+            assert woke == [pair.task.lock_key_of()]
+            assert pair.copy() == 1
+            assert waited_for == [pair.task.lock_key_of()]
+
+    def test_copy_that_waits_for_a_retry(self, bench: Bench) -> None:
+        """The retry waits in its slot until the previous attempt has freed the lock."""
+        pair = Pair(bench, lambda: pair.retry())
+        pair.retried()
+        with line(bench.app) as waited_for, woken(bench.app) as woke:
+            copy = pair.look(pair.copies[0])
+            assert woke == waited_for == [pair.task.lock_key_of()]
+            pair.look(copy)
+        assert woke == waited_for, "nothing has woken it"
+
+    def test_copy_that_waits_for_a_running_retry(self, bench: Bench) -> None:
+        def runs() -> None:
+            pair.look(pair.look(pair.copies[0]))
+
+        pair = Pair(bench, lambda: pair.retry())
+        pair.then = [runs]
+        second = pair.retried()
+        pair.copies = [pair.look(pair.copies[0])]
+        with line(bench.app) as waited_for, woken(bench.app) as woke:
+            bench.deliver(second)
+        assert waited_for == [pair.task.lock_key_of()]
+        assert woke == []
+
+    def test_copy_that_has_just_ended(self, bench: Bench) -> None:
+        """Its worker has died before it stored the end, so the copy looks again later."""
+        pair = Pair(bench, lambda: 1)
+        pair.run_first()
+        pair.copy()
+        bench.forget(pair.copies[0])
+        with line(bench.app) as waited_for, woken(bench.app) as woke:
+            pair.look(pair.copies[0])
+        assert woke == waited_for == [pair.task.lock_key_of()]
 
 
 class TestNotJoined:
