@@ -23,11 +23,12 @@ from celery import Celery
 import celery_singleton_lock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.journal import writer
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.task import newest
+from celery_singleton_lock.task import newest, queue_lock
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import aside, children_of
 from tests.patience import LIMIT
@@ -165,9 +166,20 @@ def settles_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordWriter, "replace", lambda *_: None)
 
 
+def writes_no_journal(monkeypatch: pytest.MonkeyPatch, *, most: int) -> None:
+    """Nobody writes the journal but the test: else, a thread does some seconds later. At most so many entries wait."""
+    monkeypatch.setattr(writer, "WRITE_AFTER", 3600.0)
+    monkeypatch.setattr(writer, "MOST", most)
+
+
 def learns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that a newer message stops learns of it within some milliseconds, and not within a second."""
     monkeypatch.setattr(newest, "STOPPED_WITHIN", 0.005)
+
+
+def says_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of locks with another prefix is said once in a process; as if it had not been said yet."""
+    monkeypatch.setattr(queue_lock, "_reported", [])
 
 
 @contextmanager
