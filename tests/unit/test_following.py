@@ -13,7 +13,7 @@ from celery_singleton_lock import DuplicateResult, LockUnavailable
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, line, woken
+from tests.inside import at_question, line, silence, woken
 from tests.patience import LIMIT
 from tests.servers import until
 
@@ -209,6 +209,22 @@ class TestEnds:
         else:
             assert len(bench.runs) == len({*bench.runs})
 
+    def test_leader_may_start_just_as_a_follower_has_taken_its_lock(self, bench: Bench, scope: str) -> None:
+        """It has its own lock, and its follower gives this one back."""
+        with at_question(bench.app, 0, list) as asked:
+            other = Line(bench, lock_scope=scope)
+            other.lose()
+            asked.clear()
+            other.follow()
+        bench.runs.clear()
+        line = Line(bench, lock_scope=scope)
+        line.lose()
+        with at_question(bench.app, asked.index("acquire") + 1, line.run_first, "after"):
+            line.follow()
+        line.settle()
+        assert bench.end(line.followers[0]) == "ran"
+        assert bench.runs == [line.first.id]
+
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_copy_may_start_at_any_moment_of_a_follower(self, bench: Bench, scope: str, number: int) -> None:
         """The copy leads, and frees the lock as its body starts, or as it ends: nobody would free it again."""
@@ -312,6 +328,19 @@ class TestLooks:
         line.lose()
         bench.app.backend.mark_as_revoked(line.first.id, "revoked")
         assert line.follow() == "ran"
+
+    @pytest.mark.parametrize("policy", ["retry", "raise", "run"])
+    def test_silent_lock_server_is_handled_as_the_policy_says(self, bench: Bench, policy: str) -> None:
+        line = Line(bench, on_unavailable=policy)
+        with silence(bench.app, heard=0):
+            end = line.follow()
+        if policy == "retry":
+            assert end == "PENDING"
+            line.run_first()
+            assert bench.deliver(bench.put_back()) == "ran"
+            assert bench.runs == [line.first.id]
+        else:
+            assert (isinstance(end, LockUnavailable), end == "ran") == (policy == "raise", policy == "run")
 
     def test_follower_looks_again_if_the_result_backend_does_not_answer(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

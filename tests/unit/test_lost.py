@@ -148,6 +148,14 @@ class TestLoss:
         come_again(bench, message)
         assert bench.runs == []
 
+    def test_without_a_lock_server_is_followed_by_what_follows(self, bench: Bench) -> None:
+        """There is nobody to whom an error would be raised."""
+        follows = bench.task(lock_scope="until_executed", on_send_unavailable="raise")
+        request = bench.lose(bench.send(bench.task(), link_error=follows.si()), runs=False)
+        with silence(bench.app, heard=0):
+            gone(request)
+        assert bench.put_back().headers["task"] == follows.name
+
     @pytest.mark.skipif(VERSION < (5, 7), reason="older versions do not send it again")
     @pytest.mark.parametrize("has_header", [True, False])
     def test_that_celery_retries_belongs_to_its_message(self, bench: Bench, has_header: bool) -> None:

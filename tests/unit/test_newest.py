@@ -16,7 +16,7 @@ from celery.signals import before_task_publish
 
 from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.testing import hold_lock
-from tests.bench import Bench, Sent
+from tests.bench import Bench, Sent, raises
 from tests.inside import at_question, learns_at_once
 from tests.patience import LIMIT
 from tests.servers import until
@@ -388,6 +388,28 @@ class TestStopped:
             before_task_publish.disconnect(is_sent)
         assert stopped.own is not None
         assert heard == [], "the signal was not for others"
+
+    @pytest.mark.parametrize("in_main_thread", [True, False])
+    @pytest.mark.parametrize(("how", "end"), [("retry", "RETRY"), ("replace", "PENDING")])
+    def test_what_it_has_sent_under_its_id_goes_on(
+        self, bench: Bench, how: str, end: str, in_main_thread: bool
+    ) -> None:
+        """A stop that comes as it ends for that is too late: it would be another end."""
+
+        def send() -> None:
+            try:
+                raise stopped.task.retry(countdown=0) if how == "retry" else stopped.task.replace(other.si())
+            finally:
+                sleep()
+
+        other = bench.task()
+        stopped = Stopped(bench, send)
+        assert run_in(in_main_thread, stopped.run) == end
+        assert stopped.own is not None
+
+    def test_failure_of_its_own_counts_that_comes_before_the_stop(self, bench: Bench) -> None:
+        stopped = Stopped(bench, lambda: bench.deliver(stopped.newest) and raises(ValueError("its own"))())
+        assert repr(bench.deliver(stopped.first)) == "ValueError('its own')"
 
     @pytest.mark.parametrize("in_main_thread", [True, False])
     def test_nothing_is_raised_after_its_end(self, bench: Bench, in_main_thread: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,6 +12,7 @@ from celery import Celery
 from kombu import Queue
 
 from celery_singleton_lock import LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
 from tests.inside import at_question, raise_at_call
@@ -170,6 +172,40 @@ class TestLoss:
         assert bench.runs == [message.id]
         assert is_free(task)
 
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_any_answer_may_be_lost(self, bench: Bench, number: int, when: Any) -> None:
+        task = bench.task(lambda: self.lose(bench, task), acks_late=True)
+        message = bench.send(task)
+        with at_question(bench.app, number, raises(LockUnavailable("server", "silent")), when):
+            bench.deliver(message)
+        for copy in bench.queued():
+            bench.deliver(copy)
+        write_all()
+        assert isinstance(bench.end(message), LockLost)
+        bench.forget(message)
+        bench.later(11.0)
+        assert isinstance(bench.deliver(message, redelivered=True), LockLost)
+        assert bench.runs == [message.id]
+
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interruption_is_the_end_at_most(self, bench: Bench, number: int) -> None:
+        """A lock is lost just when its server is slow to answer, and a soft time limit strikes."""
+
+        def body() -> None:
+            stack.enter_context(at_question(bench.app, number, raises(TimeoutError("struck"))))
+            self.lose(bench, task)
+
+        task = bench.task(body, acks_late=True)
+        message = bench.send(task)
+        with ExitStack() as stack:
+            end = bench.deliver(message)
+        assert isinstance(end, (LockLost, TimeoutError))
+        bench.forget(message)
+        bench.later(11.0)
+        assert repr(bench.deliver(message, redelivered=True)) == repr(end)
+        assert bench.runs == [message.id]
+
     @pytest.mark.parametrize("error", [None, ValueError("another")])
     def test_copy_that_runs_by_then_has_the_end(self, bench: Bench, error: Exception | None) -> None:
         def body() -> str:
@@ -269,6 +305,16 @@ class TestInterrupted:
         bench.later(11.0)
         bench.deliver(message, redelivered=True)
         assert len(bench.runs) == len(waiting)
+
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interrupted_message_ends_though_it_had_got_its_lock_unheard(self, bench: Bench, number: int) -> None:
+        task = bench.task(acks_late=True)
+        with at_question(bench.app, 1, raises(LockUnavailable("server", "silent")), "after"):
+            bench.deliver(bench.send(task))
+        with at_question(bench.app, number, raises(Interrupted())):
+            bench.deliver(bench.put_back())
+        assert bench.queued() == []
+        assert is_free(task)
 
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_interrupted_copy_leaves_the_end_to_the_running_one(self, bench: Bench, number: int) -> None:

@@ -323,12 +323,13 @@ class TestSilentServer:
             bench.send(queued(bench, on_send_unavailable="raise"))
         assert bench.queued() == []
 
-    def test_body_that_sends_gets_the_error(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("is_part", [False, True])
+    def test_body_that_sends_gets_the_error(self, bench: Bench, is_part: bool) -> None:
         other = queued(bench, on_send_unavailable="raise")
 
         def body() -> None:
             with silent(bench):
-                other.delay()
+                other.apply_async(**({"link": other.si()} if is_part else {}))
 
         for base in (bench.task(body), bench.app.task(name="plain", shared=False)(body)):
             assert isinstance(bench.deliver(bench.send(base)), LockUnavailable)
@@ -557,20 +558,6 @@ class TestEnds:
         bench.queued()
         bench.deliver(message)
         assert bench.deliver(bench.put_back()) == "ran"
-
-    def test_next_attempt_of_a_part_that_ran_for_another_message_is_one_of_its_own(self, bench: Bench) -> None:
-        """The other message was taken for lost, and comes in the meantime."""
-
-        def body() -> Any:
-            return task.retry(countdown=0) if len(bench.runs) == 1 else f"run {len(bench.runs)}"
-
-        task = queued(bench, body, lock_retain_on_retry=False)
-        first, part = bench.send(task), bench.send(task, root_id="the root")
-        bench.later(2000.0)
-        bench.deliver(part)
-        second = bench.put_back()
-        assert bench.deliver(first) == "run 2"
-        assert bench.deliver(second) == "run 3"
 
     def test_worker_with_another_prefix_says_so_once(
         self, bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
