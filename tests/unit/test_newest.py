@@ -16,7 +16,7 @@ from celery.signals import before_task_publish
 
 from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.testing import hold_lock
-from tests.bench import Bench, Sent, raises
+from tests.bench import Bench, Sent
 from tests.inside import at_question, learns_at_once
 from tests.patience import LIMIT
 from tests.servers import until
@@ -406,10 +406,6 @@ class TestStopped:
         stopped = Stopped(bench, send)
         assert run_in(in_main_thread, stopped.run) == end
         assert stopped.own is not None
-
-    def test_failure_of_its_own_counts_that_comes_before_the_stop(self, bench: Bench) -> None:
-        stopped = Stopped(bench, lambda: bench.deliver(stopped.newest) and raises(ValueError("its own"))())
-        assert repr(bench.deliver(stopped.first)) == "ValueError('its own')"
 
     @pytest.mark.parametrize("in_main_thread", [True, False])
     def test_nothing_is_raised_after_its_end(self, bench: Bench, in_main_thread: bool) -> None:
