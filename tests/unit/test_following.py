@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery.exceptions import Ignore, Reject
 
-from celery_singleton_lock import DuplicateResult, LockUnavailable
+from celery_singleton_lock import DuplicateResult, LockUnavailable, clock
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
@@ -478,6 +478,22 @@ class TestWakeUps:
         assert bench.runs == [line.first.id]
         assert woke == [line.task.lock_key_of()]
 
+    def test_lock_of_such_a_message_is_renewed_while_the_server_is_slow_to_wake(self, bench: Bench) -> None:
+        def waits() -> Line:
+            line = Line(bench, on_conflict="retry", lock_ttl=1.0)
+            with hold_lock(line.task):
+                bench.deliver(line.first)
+            line.first = bench.put_back()
+            return line
+
+        with at_question(bench.app, 0, list) as asked:
+            line = waits()
+            asked.clear()
+            line.run_first()
+        line = waits()
+        with at_question(bench.app, asked.index("wake") + 1, lambda: clock.sleep(1.2)):
+            assert line.run_first() == "ran"
+
     @pytest.mark.parametrize("copy", ["is dropped", "stands by", "has ended"])
     def test_copy_of_such_a_message(self, bench: Bench, copy: str, woke: list[str]) -> None:
         """Whoever has the lock now has woken this copy, and wakes nobody else before it ends."""
@@ -534,6 +550,20 @@ class TestRunsLikeAnyOther:
         part: Sent = bench.send(line.task, **{"root_id": "the root", ancestor: line.first.id})
         assert bench.deliver(part) == "ran"
         assert not line.is_free
+
+    def test_follower_joins_a_leader_that_has_outlived_its_lock(self, bench: Bench) -> None:
+        """The leader still has the lock of its run."""
+
+        def body() -> str:
+            line.lose()
+            line.look()
+            return "after all"
+
+        line = Line(bench, acks_late=True, lock_ttl=600.0)
+        line.body = body
+        assert line.run_first() == "after all"
+        assert line.follow() == "after all"
+        assert bench.runs == [line.first.id]
 
     def test_follower_is_refused_if_its_leader_waits_for_its_parent(self, bench: Bench) -> None:
         """Its parent has the lock of the run, for which the leader waits."""
