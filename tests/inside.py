@@ -39,7 +39,7 @@ STORES = os.path.join(PACKAGE, "stores") + os.sep
 
 
 #: What a store is told, and says nothing about.
-NEVER_RAISES = {"abandon", "wake"}
+NEVER_RAISES = {"abandon", "remember", "wake"}
 
 Ask = Callable[..., Any]
 

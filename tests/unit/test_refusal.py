@@ -15,7 +15,7 @@ from celery_singleton_lock import LockConflict, LockLost, LockUnavailable
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, raise_at_call
+from tests.inside import at_question, raise_at_call, silence
 
 #: More questions than a message asks the lock server.
 QUESTIONS = 8
@@ -172,6 +172,15 @@ class TestLoss:
         assert bench.runs == [message.id]
         assert is_free(task)
 
+    def test_silent_lock_server_does_not_hide_it(self, bench: Bench) -> None:
+        def body() -> None:
+            stack.enter_context(silence(bench.app, heard=0))
+            self.lose(bench, task)
+
+        task = bench.task(body, acks_late=True)
+        with ExitStack() as stack:
+            assert isinstance(bench.deliver(bench.send(task)), LockLost)
+
     @pytest.mark.parametrize("when", ["before", "after"])
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_any_answer_may_be_lost(self, bench: Bench, number: int, when: Any) -> None:
@@ -305,16 +314,6 @@ class TestInterrupted:
         bench.later(11.0)
         bench.deliver(message, redelivered=True)
         assert len(bench.runs) == len(waiting)
-
-    @pytest.mark.parametrize("number", range(1, QUESTIONS))
-    def test_interrupted_message_ends_though_it_had_got_its_lock_unheard(self, bench: Bench, number: int) -> None:
-        task = bench.task(acks_late=True)
-        with at_question(bench.app, 1, raises(LockUnavailable("server", "silent")), "after"):
-            bench.deliver(bench.send(task))
-        with at_question(bench.app, number, raises(Interrupted())):
-            bench.deliver(bench.put_back())
-        assert bench.queued() == []
-        assert is_free(task)
 
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_interrupted_copy_leaves_the_end_to_the_running_one(self, bench: Bench, number: int) -> None:
