@@ -489,23 +489,6 @@ class TestEnds:
         with pytest.raises(DuplicateTask):
             task.delay(2)
 
-    @pytest.mark.parametrize("number", range(1, 9))
-    def test_copy_of_a_message_that_has_not_passed_it_on_ends_it(self, bench: Bench, number: int) -> None:
-        """What goes on has another lock; the first worker has died before it could free this one."""
-
-        def body(number: int) -> Any:
-            return task.retry(args=(2,), countdown=0) if number == 1 else number
-
-        options = {"acks_late": True, "reject_on_worker_lost": True}
-        task = queued(bench, body, lock_key=None, **options)
-        message = bench.send(task, 1)
-        with at_question(bench.app, number, raises(SystemExit())):
-            bench.deliver(message)
-        bench.later(11.0)
-        if bench.answers[-1] == "requeue":
-            bench.deliver(message, redelivered=True)
-        until(lambda: not isinstance(task.delay(1), DuplicateResult), "it is free")
-
     def test_failed_retry_ends_it_with_its_message(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         task = queued(bench, lambda: task.retry(countdown=0), acks_late=True)
         message = bench.send(task)
