@@ -150,8 +150,7 @@ class Scene:
 
     def seen(self, what: str, task_id: str = "") -> list[Line]:
         """What has happened so far, of a message or of all."""
-        happened = witness.read(self.directory)
-        return [line for line in happened if line.what == what and task_id in ("", line.task_id)]
+        return [line for line in witness.read(self.directory) if line.what == what and task_id in ("", line.task_id)]
 
     def next_run(self, since: float) -> float | None:
         """Seconds until the task's next run began."""
@@ -214,6 +213,7 @@ class Scene:
     def close(self) -> None:
         """End both workers at once, so that they return the messages that they hold; leave nothing of them."""
         self.let_end()
+        (self.directory / witness.SILENCE).unlink(missing_ok=True)
         for worker in self._workers:
             worker.terminate()
         for number, worker in enumerate(self._workers):

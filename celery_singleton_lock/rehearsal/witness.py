@@ -20,7 +20,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celery.exceptions import Retry
 from celery.signals import task_failure, task_prerun, task_success, worker_init, worker_ready
 
 from celery_singleton_lock import clock
@@ -110,6 +109,11 @@ class Silenced:
         return self._opened.recv(most)
 
 
+def silence_by(silence: Path) -> None:
+    """Have this process hear nothing on new connections to the lock server as long as that file exists."""
+    vars(connection).update(socket_of=lambda dialed: Silenced(_redis_py.socket_of(dialed), silence))
+
+
 class Witness:
     """Writes down what happens in this worker, from its start.
 
@@ -126,6 +130,7 @@ class Witness:
     ) -> None:
         self._directory, self._task, self._conf = directory, task, conf
         self._attributes, self._parent = attributes, parent
+        silence_by(Path(directory, SILENCE))
         for receive, event in (
             (self._set_up, worker_init),
             (self._ready, worker_ready),
@@ -143,8 +148,6 @@ class Witness:
         task = sender.app.tasks[self._task]
         vars(task).update(self._attributes)
         task.run = self._watched(task, task.run)
-        silence = Path(self._directory, SILENCE)
-        vars(connection).update(socket_of=lambda dialed: Silenced(_redis_py.socket_of(dialed), silence))
 
     def _watched(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
@@ -163,7 +166,7 @@ class Witness:
                 raise
             except Exception as error:
                 self._go_on()
-                how = "asked for a retry itself" if isinstance(error, Retry) else "failed with its own error"
+                how = f"raised {type(error).__name__}"
                 raise
             finally:
                 write(self._directory, "ended", **about, how=how)
