@@ -87,13 +87,14 @@ def _kill(it: Scene, kill: Callable[[Line], None], free_within: float, lost: str
 
 
 def _fall_silent(it: Scene) -> None:
-    run = it.begin()
+    run, ttl = it.begin(), it.play.options.ttl
+    # So that a renewal is due meanwhile, a third of the ttl after the last; another third later the lease is given up.
+    clock.sleep(max(run.at + ttl / 5 - clock.now(), 0.0))
     (it.directory / witness.SILENCE).touch()
     it.send(1)
-    # A renewal may be due at once, and a third of the ttl later the lease is given up.
-    clock.sleep(it.play.options.ttl / 4)
+    clock.sleep(ttl / 4)
     (it.directory / witness.SILENCE).unlink()
-    clock.sleep(it.play.options.ttl / 3)
+    clock.sleep(ttl / 3)
     it.expect(not it.seen("ended", run.task_id), "the run was stopped, though the server was back in time")
 
 
