@@ -235,6 +235,7 @@ class Scene:
                 "singleton_lock_journal": 0,  # A journal would be kept for a month.
                 "task_time_limit": None,
                 "task_soft_time_limit": None,
+                "worker_enable_remote_control": False,  # Operators look at the others.
             },
             "attributes": play.attributes,
             "parent": os.getpid(),
