@@ -93,7 +93,7 @@ def test_crashed_run_is_a_bar_that_ends_in_a_dagger() -> None:
     assert "shop.report[the-id] on one@web (pid 7): crashed: its process died" in text
     assert ", after 60 s" in text
     assert text.count('<td role="cell" class="lane">') == 1
-    assert '>shop.report <span class="sub">tenant=7</span>' in text
+    assert '>shop.<wbr>report <span class="sub">tenant=7</span>' in text
     assert "1 crashed" in text
     parsed(text)
 
