@@ -94,7 +94,7 @@ def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dic
         attributes["lock_ttl"] = given["ttl"]
     if options_for(task, settings).on_conflict == REPLACE:
         attributes["on_conflict"] = "rerun"  # Each run must be seen to its end.
-    vars(task).update(attributes)
+    task.__dict__.update(attributes)
     options = options_for(task, settings)
     if options.scope != WHILE_EXECUTING:
         raise click.ClickException(

@@ -111,7 +111,11 @@ class Silenced:
 
 def silence_by(silence: Path) -> None:
     """Have this process hear nothing on new connections to the lock server as long as that file exists."""
-    vars(connection).update(socket_of=lambda dialed: Silenced(_redis_py.socket_of(dialed), silence))
+
+    def silenced(dialed: Any) -> Silenced:
+        return Silenced(_redis_py.socket_of(dialed), silence)
+
+    connection.__dict__["socket_of"] = silenced
 
 
 class Witness:
@@ -146,7 +150,7 @@ class Witness:
         """Set up the task before the pool exists, so that its processes inherit all this."""
         sender.app.conf.update(self._conf)
         task = sender.app.tasks[self._task]
-        vars(task).update(self._attributes)
+        task.__dict__.update(self._attributes)
         task.run = self._watched(task, task.run)
 
     def _watched(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
