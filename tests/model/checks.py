@@ -64,7 +64,7 @@ BROKEN = (
     _waiters(
         "a hand-over does not check whether its waiter has the lock", ("HAND_OVER_IGNORES_HOLD", "FAULTS=1", "GAP")
     ),
-    _waiters("a waiter that leaves does not name its unanswered request", ("LATE_NOT_NAMED", "FAULTS=2")),
+    _waiters("a late request does not look for the end of its waiter", ("LATE_IGNORES_END", "FAULTS=2")),
     _waiters("a waiter that leaves the line with the lock frees it", ("LEAVING_FREES", "FAULTS=2")),
     _waiters("a lock that is handed over is trusted unconfirmed", ("NOT_CONFIRMED", "FAULTS=2")),
     _waiters("a lock that is handed over lasts for a ttl", ("HANDED_OVER_FOR_TTL", "FAULTS=2")),

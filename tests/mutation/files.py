@@ -14,7 +14,7 @@ _REDIS = f"{_PACKAGE}/stores/redis"
 _MODULES = {
     _PACKAGE: "trust lease heartbeat batches in_bulk",
     f"{_PACKAGE}/task": "acquisition run redelivery refusal settling",
-    _REDIS: "store lock_commands lock_answers outbox question waiter",
+    _REDIS: "store lock_commands lock_answers outbox waiter",
     f"{_REDIS}/redlock": "store votes conversation majority commands",
 }
 FILES = (

@@ -59,13 +59,8 @@ MUTANTS = (
         f"{_SCRIPTS}/request.lua",
         "again = ARGV[21] or '', ARGV[22] == '1'",
         "again = ARGV[21] or '', false",
+        nodes=1,
         kind="locks",
-    ),
-    _acquire(
-        "an earlier try that comes last shortens no hold",
-        old="      ttl = math.max(redis.call('PTTL', lock), ttl)",
-        new="      ttl = tonumber(ttl)",
-        kind="sent",
     ),
     _acquire(
         "no body runs again after its end",
