@@ -19,7 +19,7 @@ from celery_singleton_lock.rehearsal.witness import silence_by
 from celery_singleton_lock.stores.redis import connection
 from celery_singleton_lock.stores.redis.server import Server
 from tests.integration.conftest import Shop, is_alive, until
-from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, of_shop, program
+from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, locks, of_shop, program
 from tests.patience import LIMIT
 from tests.programs import ROOT
 from tests.redis_server import RedisServer
@@ -86,6 +86,13 @@ class TestFaults:
         outcomes = rehearsed(shop, "waiting", "--pool", pool, *faults)
         kept = {name: outcome["kept"] for name, outcome in outcomes.items()}
         assert kept == {"killed": None, "worker-killed": True, "silent": True}
+
+    def test_worker_that_gives_its_lock_up_too_soon_is_found(self, shop: Shop) -> None:
+        words = rehearsal("--fault", "silent", task="exclusive")
+        env = environment_of(shop, singleton_lock_ttl=5.0)
+        shown = locks(*words, app="tests.integration.impatient_app", env=env)
+        assert shown.returncode == 1, shown.stderr
+        assert "the run was stopped, though the server was back in time" in shown.stdout
 
     def test_task_whose_calls_stop_each_other(self, shop: Shop) -> None:
         outcomes = rehearsed(shop, "replacing_late", "--fault", "together")
