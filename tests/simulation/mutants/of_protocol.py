@@ -65,6 +65,12 @@ MUTANTS = (
         old="        repeat()\n        return None\n",
         new="        return None\n",
     ),
+    Mutant(
+        "an end is repeated until it is answered",
+        "batches.py",
+        "        return RETRY_AFTER if self._waiting else None\n",
+        "        return None\n",
+    ),
     _heartbeat(
         "silence extends no trust",
         old="                watched.try_again_or_give_up(lease, failed)\n",
