@@ -230,9 +230,9 @@ class _Role(ABC):
                 self.is_busy = False
 
     def _wait(self) -> bool:
-        """Wait until something is due; False when the thread may end."""
+        """Wait until something is due, or for `MAX_SLEEP`; False when the thread may end."""
         with watchdog.mutex:
-            self.is_late = False
+            self.is_late = has_waited = False
             while self._thread is threading.current_thread():
                 now, due_at = clock.now(), self.due_at()
                 if due_at is None:
@@ -240,12 +240,12 @@ class _Role(ABC):
                     if due_at <= now:
                         self._thread = None
                         return False
-                elif due_at <= now:
+                elif has_waited or due_at <= now:
                     self.is_busy = True
                     return True
                 self._wakes_at = min(due_at, now + MAX_SLEEP)
                 watchdog.changed.wait(self._wakes_at - now)
-                self.is_late = clock.now() > self._wakes_at + MOMENT
+                has_waited, self.is_late = True, clock.now() > self._wakes_at + MOMENT
             return False
 
 
@@ -510,9 +510,11 @@ class Watchdog(_Role):
         if not heartbeat.watched:  # Whoever stopped the last one was interrupted.
             self.heartbeats.discard(heartbeat)
         for watched in list(heartbeat.watched.values()):
-            if watched.look_at > now + MAX_SLEEP:  # Those that are due soon, too: most were renewed meanwhile.
+            lease = watched.lease()
+            # Those that are due soon, too: most were renewed meanwhile.
+            if watched.look_at > now + MAX_SLEEP and lease is not None:
                 continue
-            if (lease := watched.lease()) is None:
+            if lease is None:
                 heartbeat.forget(watched.owner)
                 continue
             if lease.reason is None and now >= watched.lost_at(lease):

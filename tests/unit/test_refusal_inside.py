@@ -12,9 +12,9 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
-from celery_singleton_lock.watched import GONE
 
 from celery_singleton_lock import Aborted, LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.lease import Lease
