@@ -132,8 +132,8 @@ class _Watched:
             self.asked_at, self.asked_after = now, lease.renewals
         return is_first
 
-    def renewed(self, lease: Lease) -> None:
-        """Note that a renewal was answered."""
+    def schedule(self, lease: Lease) -> None:
+        """Set when to renew it next: a renewal was answered, or its ttl has changed."""
         # From when it was sent: if the process was stopped in between, the answer says little by now.
         due_at = lease.trusted_until - lease.ttl * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
         self.due_at = min(due_at, clock.now() + self.every)
@@ -332,7 +332,7 @@ class Heartbeat(_Role):
             return False
         step = min(trust.MAX_STEP, max(lease.ttl, ttl) * trust.OWN_STEP_SHARE)
         asked = lease.with_ttl(ttl)
-        self._look_at(lease)  # It may be lost sooner than before.
+        self._look_at(lease, asks=True)  # It may be due, or lost, sooner than before.
         try:
             # A longer step than in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
             (ours,) = self._store.renew([asked], timeout=step)
@@ -341,7 +341,7 @@ class Heartbeat(_Role):
             else:
                 lease.lose(GONE)
         finally:
-            self._look_at(lease, is_answered=True)
+            self._look_at(lease, asks=False)
         return lease.reason is None
 
     def renew_now(self) -> None:
@@ -409,7 +409,7 @@ class Heartbeat(_Role):
             if failed is not None and lease.renewals == before[number]:
                 watched.try_again_or_give_up(lease, failed)
             elif failed is not None or answers[number]:
-                watched.renewed(lease)
+                watched.schedule(lease)
             else:
                 lease.lose(GONE)
             if lease.reason is not None or lease.superseded_by is not None:
@@ -418,16 +418,15 @@ class Heartbeat(_Role):
             with watchdog.mutex:
                 watchdog.wake(0.0)
 
-    def _look_at(self, lease: Lease, *, is_answered: bool = False) -> None:
+    def _look_at(self, lease: Lease, *, asks: bool) -> None:
         """Have both threads look at a lease whose ttl changes."""
         with watchdog.mutex:
             watched = self.watched.get(lease.owner)
             if watched is None or watched.lease() is not lease:
                 return
-            if is_answered:
-                watched.renewed(lease)
-            else:
+            if asks:
                 watched.asks(lease, clock.now())
+            watched.schedule(lease)
             watched.look_at = 0.0
             watchdog.wake(0.0)
             self.wake(watched.due_at)
