@@ -132,8 +132,8 @@ class _Watched:
             self.asked_at, self.asked_after = now, lease.renewals
         return is_first
 
-    def renewed(self, lease: Lease) -> None:
-        """Note that a renewal was answered."""
+    def schedule(self, lease: Lease) -> None:
+        """Set when to renew it next: a renewal was answered, or its ttl has changed."""
         # From when it was sent: if the process was stopped in between, the answer says little by now.
         due_at = lease.trusted_until - lease.ttl * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
         self.due_at = min(due_at, clock.now() + self.every)
@@ -230,9 +230,9 @@ class _Role(ABC):
                 self.is_busy = False
 
     def _wait(self) -> bool:
-        """Wait until something is due; False when the thread may end."""
+        """Wait until something is due, or for `MAX_SLEEP`; False when the thread may end."""
         with watchdog.mutex:
-            self.is_late = False
+            self.is_late = has_waited = False
             while self._thread is threading.current_thread():
                 now, due_at = clock.now(), self.due_at()
                 if due_at is None:
@@ -240,12 +240,12 @@ class _Role(ABC):
                     if due_at <= now:
                         self._thread = None
                         return False
-                elif due_at <= now:
+                elif has_waited or due_at <= now:
                     self.is_busy = True
                     return True
                 self._wakes_at = min(due_at, now + MAX_SLEEP)
                 watchdog.changed.wait(self._wakes_at - now)
-                self.is_late = clock.now() > self._wakes_at + MOMENT
+                has_waited, self.is_late = True, clock.now() > self._wakes_at + MOMENT
             return False
 
 
@@ -332,7 +332,7 @@ class Heartbeat(_Role):
             return False
         step = min(trust.MAX_STEP, max(lease.ttl, ttl) * trust.OWN_STEP_SHARE)
         asked = lease.with_ttl(ttl)
-        self._look_at(lease)  # It may be lost sooner than before.
+        self._look_at(lease, asks=True)  # It may be due, or lost, sooner than before.
         try:
             # A longer step than in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
             (ours,) = self._store.renew([asked], timeout=step)
@@ -341,7 +341,7 @@ class Heartbeat(_Role):
             else:
                 lease.lose(GONE)
         finally:
-            self._look_at(lease, is_answered=True)
+            self._look_at(lease, asks=False)
         return lease.reason is None
 
     def renew_now(self) -> None:
@@ -409,7 +409,7 @@ class Heartbeat(_Role):
             if failed is not None and lease.renewals == before[number]:
                 watched.try_again_or_give_up(lease, failed)
             elif failed is not None or answers[number]:
-                watched.renewed(lease)
+                watched.schedule(lease)
             else:
                 lease.lose(GONE)
             if lease.reason is not None or lease.superseded_by is not None:
@@ -418,16 +418,15 @@ class Heartbeat(_Role):
             with watchdog.mutex:
                 watchdog.wake(0.0)
 
-    def _look_at(self, lease: Lease, *, is_answered: bool = False) -> None:
+    def _look_at(self, lease: Lease, *, asks: bool) -> None:
         """Have both threads look at a lease whose ttl changes."""
         with watchdog.mutex:
             watched = self.watched.get(lease.owner)
             if watched is None or watched.lease() is not lease:
                 return
-            if is_answered:
-                watched.renewed(lease)
-            else:
+            if asks:
                 watched.asks(lease, clock.now())
+            watched.schedule(lease)
             watched.look_at = 0.0
             watchdog.wake(0.0)
             self.wake(watched.due_at)
@@ -510,9 +509,11 @@ class Watchdog(_Role):
         if not heartbeat.watched:  # Whoever stopped the last one was interrupted.
             self.heartbeats.discard(heartbeat)
         for watched in list(heartbeat.watched.values()):
-            if watched.look_at > now + MAX_SLEEP:  # Those that are due soon, too: most were renewed meanwhile.
+            lease = watched.lease()
+            # Those that are due soon, too: most were renewed meanwhile.
+            if watched.look_at > now + MAX_SLEEP and lease is not None:
                 continue
-            if (lease := watched.lease()) is None:
+            if lease is None:
                 heartbeat.forget(watched.owner)
                 continue
             if lease.reason is None and now >= watched.lost_at(lease):
