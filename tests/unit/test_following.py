@@ -410,9 +410,7 @@ class TestWakeUps:
         assert woke == waited_for
 
     @pytest.mark.parametrize("scope", SCOPES)
-    def test_copy_of_a_running_follower(
-        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
-    ) -> None:
+    def test_copy_of_a_running_follower(self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]) -> None:
         """It has a use for the lock only if that ends with the follower."""
 
         def body() -> None:
