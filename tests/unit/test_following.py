@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -267,6 +268,30 @@ class TestEnds:
         line.gets_free()
         assert bench.runs.count(line.first.id) == (2 if bench.end(line.first) == "ran" else 1)
 
+    def test_leader_that_died_may_come_again_just_as_a_follower_has_taken_its_lock(
+        self, bench: Bench, scope: str
+    ) -> None:
+        def died() -> Line:
+            line = Line(bench, lock_scope=scope, **DIES)
+            line.body = raises(SystemExit())
+            line.run_first()
+            line.body = lambda: "ran"
+            line.lose()
+            bench.runs.clear()
+            return line
+
+        with at_question(bench.app, 0, list) as asked:
+            line = died()
+            asked.clear()
+            line.follow()
+        line = died()
+        come_again = partial(bench.deliver, line.first, redelivered=True)
+        with at_question(bench.app, asked.index("acquire") + 1, come_again, "after"):
+            line.follow()
+        line.settle()
+        assert bench.end(line.followers[0]) == "ran"
+        assert bench.runs == [line.first.id]
+
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_any_answer_to_a_follower_may_be_lost(self, bench: Bench, scope: str, number: int) -> None:
         """The others follow it nevertheless."""
@@ -410,9 +435,7 @@ class TestWakeUps:
         assert woke == waited_for
 
     @pytest.mark.parametrize("scope", SCOPES)
-    def test_copy_of_a_running_follower(
-        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
-    ) -> None:
+    def test_copy_of_a_running_follower(self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]) -> None:
         """It has a use for the lock only if that ends with the follower."""
 
         def body() -> None:

@@ -1,4 +1,4 @@
-"""Somebody else writes where the lock server keeps how messages have ended: no message runs twice, and each has an end."""
+"""Somebody else writes where the lock server keeps how messages have ended: none runs twice, and each has an end."""
 
 from __future__ import annotations
 

@@ -313,15 +313,20 @@ class TestGoesOn:
 
     def test_copy_runs_in_the_place_of_a_retry_that_could_not_record_the_attempt_before(self, bench: Bench) -> None:
         """The server was silent for a moment as it began, and its process has died."""
-        pair, asked = Pair(bench, lambda: pair.retry(), **DIES), list[str]()
-        for number in (0, 1):
+
+        def retried() -> tuple[Pair, Sent]:
             bench.runs.clear()
             pair = Pair(bench, lambda: pair.retry(), **DIES)
             pair.then = [raises(SystemExit())]
-            second = pair.retried()
-            number = number and asked.index("refuse") + 1
-            with at_question(bench.app, number, raises(LockUnavailable("the server", "silent"))) as asked:
-                bench.deliver(second)
+            return pair, pair.retried()
+
+        with at_question(bench.app, 0, list) as asked:
+            _, second = retried()
+            asked.clear()
+            bench.deliver(second)
+        pair, second = retried()
+        with at_question(bench.app, asked.index("refuse") + 1, raises(LockUnavailable("the server", "silent"))):
+            bench.deliver(second)
         assert pair.copy() == "ran"
 
     def test_copy_runs_if_nothing_is_known_about_the_retry_any_more(self, bench: Bench) -> None:

@@ -22,7 +22,6 @@ from tests.bench import Bench
 from tests.inside import writes_no_journal
 from tests.redis_server import RedisServer
 
-
 #: Entries that wait until they are written.
 MOST = 20
 
@@ -109,7 +108,11 @@ def test_many_entries_are_all_counted_and_the_latest_are_kept(bench: Bench, redi
     refuse(bench, task)
     write_all()
     found = counts(task)
-    assert (found["runs"], found["redeliveries"], found["conflicts"]) == ({"SUCCESS": 1}, {"repeat": MOST + 4}, {"skip": 1})
+    assert (found["runs"], found["redeliveries"], found["conflicts"]) == (
+        {"SUCCESS": 1},
+        {"repeat": MOST + 4},
+        {"skip": 1},
+    )
     kept = [*open_url(redis_server.url_of(0)).journal(bench.app.main, size=100).entries(since=0.0)]
     assert len(kept) == MOST
     assert kept[-1].kind == "skip"

@@ -14,7 +14,15 @@ from celery import states
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.signals import before_task_publish
 
-from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockSuperseded, clock, lock_superseded
+from celery_singleton_lock import (
+    Aborted,
+    InvalidOption,
+    LockConflict,
+    LockLost,
+    LockSuperseded,
+    clock,
+    lock_superseded,
+)
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent
 from tests.inside import at_question, learns_at_once
@@ -310,6 +318,18 @@ class TestStopped:
         stopped = Stopped(bench, fail)
         stopped.run()
         assert stopped.is_superseded
+
+    def test_stopped_execution_that_also_loses_its_lock_fails(self, bench: Bench) -> None:
+        def lose() -> None:
+            try:
+                sleep()
+            except Aborted:
+                stopped.other.join()
+                bench.later(1000.0)
+                stopped.task.lock.check()
+
+        stopped = Stopped(bench, lose)
+        assert isinstance(stopped.run(), LockLost)
 
     def test_stopped_execution_may_end_without_a_result(self, bench: Bench) -> None:
         def ignore() -> None:

@@ -531,7 +531,6 @@ class TestEnds:
         assert bench.deliver(copied) == "ran"
         assert not is_free(task)
 
-
     @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])
     def test_next_attempt_locks_as_its_call_said(self, bench: Bench, scope: str) -> None:
         def body() -> Any:
@@ -626,9 +625,7 @@ class TestHasEnded:
         bench.app.backend.store_result(message.id, None, "SUCCESS")
         assert is_free(task)
 
-    def test_message_that_took_the_lock_meanwhile_keeps_it(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_message_that_took_the_lock_meanwhile_keeps_it(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first one's lock has ended, and another message was sent, when the result backend answers."""
 
         def another_comes(key: Any) -> Any:
