@@ -2,7 +2,7 @@
 means. No other module touches one.
 
 Each names the promise that depends on it. `tests/unit/test_celery_private.py` looks for what follows "Touches" and
-asserts what is expected of it, so that a new version fails there first; `docs/celery-inside.md` is made from this.
+asserts what is expected of it, so that a new version fails there first; `tests/unit/private_parts.py` reads this.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
 import socket
 import threading
@@ -13,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from redis import CredentialProvider, Redis
+from redis import CredentialProvider, Redis, RedisError
 
 from celery_singleton_lock import Lock, clock
 from celery_singleton_lock.lock import NotOwned, Unavailable
@@ -48,20 +47,17 @@ class Holder:
         assert self.lock.acquire()
 
     def _note(self, lock: Lock) -> None:
-        # Of this lock alone: the others of a test have longer names.
-        self.left.append(self._watching.pttl(lock.name))
-        self.lost.set()
+        with suppress(RedisError):  # The test is over, and its server gone.
+            # Of this lock alone: the others of a test have longer names.
+            self.left.append(self._watching.pttl(lock.name))
+            self.lost.set()
 
     def outlives(self, seconds: float) -> None:
-        """Some renewals, at least one of them after the first lease, use no random number that this program might have
-        seeded.
-        """
-        before, end = random.getstate(), clock.now() + seconds
+        end = clock.now() + seconds
         while clock.now() < end:
             clock.sleep(0.1)
             self.lock.check()
         self.lock.release()
-        assert random.getstate() == before
 
 
 def hold_back(proxy: LossyProxy, server: RedisServer) -> None:

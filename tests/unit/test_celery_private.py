@@ -65,10 +65,10 @@ from celery_singleton_lock._celery import WorkerRequest, reported
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.stores.redis import _redis_py
 from celery_singleton_lock.worker import remote_control
-from docs import celery_inside
+from tests.unit import private_parts
 
 PACKAGE = Path(_celery.__file__).parent
-ROOMS = {Path(room.__file__ or "") for room in celery_inside.ROOMS}
+ROOMS = {Path(room.__file__ or "") for room in private_parts.ROOMS}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path not in ROOMS)
 
 #: Celery's major and minor version.
@@ -206,13 +206,13 @@ def scheduler(app: Celery) -> Scheduler:
     return scheduler
 
 
-PARTS = tuple(celery_inside.parts())
+PARTS = tuple(private_parts.parts())
 
 TOUCHED = [pytest.param(name, part, id=f"{part.name}-{name}") for part in PARTS for name in part.touches]
 
 
 @pytest.mark.parametrize(("name", "part"), TOUCHED)
-def test_private_part_exists(name: str, part: celery_inside.Part) -> None:
+def test_private_part_exists(name: str, part: private_parts.Part) -> None:
     if SINCE.get(name, (0, 0)) > VERSION:
         pytest.skip(f"since Celery {SINCE[name]}")
     owner, _, attribute = name.rpartition(".")
@@ -235,14 +235,10 @@ def is_there(owner: Any, name: str) -> bool:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_each_part_says_what_depends_on_it(part: celery_inside.Part) -> None:
+def test_each_part_says_what_depends_on_it(part: private_parts.Part) -> None:
     assert part.meaning
     assert 0 < len(part.promise) < LINE, "in one line"
     assert part.touches
-
-
-def test_page_is_made_from_the_code() -> None:
-    assert celery_inside.PAGE.read_text() == celery_inside.page(), "run: python -m docs.celery_inside"
 
 
 @pytest.mark.xdist_group("sources")  # In one process, which reads each module once.

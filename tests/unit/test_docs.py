@@ -13,14 +13,16 @@ import pytest
 from celery import Celery
 from celery.bin.celery import celery
 
+import celery_singleton_lock
 from celery_singleton_lock.options.rules import BEAT_SETTINGS, CALL_KEYS, LOCK_SETTINGS, MAX_TTL, MIN_TTL, OPTIONS
-from docs import house
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = Path(celery_singleton_lock.__file__).parent  # `make wheel` has it elsewhere.
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "examples" / "README.md",
+    ROOT / "tests" / "lifecycle.md",
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
 ]
 
@@ -120,14 +122,6 @@ def test_page_of_options_has_exactly_the_existing_options() -> None:
         with_facts(f"{page}\n### lock_hurry\n\nHurry.\n")
 
 
-def test_house_is_drawn_from_the_code() -> None:
-    assert (ROOT / "docs" / "house.md").read_text() == house.page(), "run: python -m docs.house"
-
-
-def test_every_room_and_module_has_a_description() -> None:
-    assert [line for line in house.page().splitlines() if line.endswith("|  |") or line == "\n"] == []
-
-
 def test_readme_code_runs_as_it_stands() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) == 3  # The last one needs a server; tests/integration/test_lock.py runs it.
@@ -158,7 +152,7 @@ def test_docs_list_every_option_and_default() -> None:
 
 
 def test_lifecycle_names_tests_that_exist() -> None:
-    text = (ROOT / "docs" / "lifecycle.md").read_text()
+    text = (ROOT / "tests" / "lifecycle.md").read_text()
     named = re.findall(r"`((?:tests|celery_singleton_lock/testing)/[\w/]+\.py)((?:::\w+)+)`", text)
     assert len(named) > 50
     for path, parts in named:
@@ -174,13 +168,13 @@ def test_lifecycle_names_tests_that_exist() -> None:
 def test_design_names_modules_that_exist() -> None:
     named = re.findall(r"`([a-z_/]+\.py)`", (ROOT / "docs" / "design.md").read_text())
     assert len(named) > 10
-    assert [name for name in named if not (house.PACKAGE / name).exists()] == []
+    assert [name for name in named if not (PACKAGE / name).exists()] == []
 
 
 def test_each_section_of_the_protocol_is_named_where_it_is_implemented() -> None:
     sections = re.findall(r"^## (\d+)\.", (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE)
     named: set[str] = set()
-    for path in house.PACKAGE.rglob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         for first, joined, last in re.findall(r"protocol\.md`, sections? (\d+)(?: (to|and) (\d+))?", path.read_text()):
             named |= {str(it) for it in range(int(first), int(last) + 1)} if joined == "to" else {first, last or first}
     assert named == set(sections)
