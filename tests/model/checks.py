@@ -42,7 +42,7 @@ _line = partial(Check, "line", broken=True)
 BROKEN = (
     _lease("trust counts from the answer", ("TRUST_FROM_ANSWER",)),
     _lease("the clocks differ by more than trust allows for", ("SLOW=2",)),
-    _lease("free does not check whose hold it is", ("FREE_UNCHECKED",), shortest=False, depth=120),
+    _lease("free does not check whose hold it is", ("FREE_UNCHECKED",), shortest=False, depth=140),
     _lease("renew creates what is not there", ("RENEW_CREATES",), shortest=False, depth=120),
     _lease("the server does not remember a token that was given up", ("NO_OVER",)),
     _lease("a request arrives after the server has forgotten that its token is over", ("OVER_TOO_SHORT",)),

@@ -56,11 +56,6 @@ MUTANTS = (
         kind="locks",
     ),
     _store(
-        "who is refused takes nothing later by an earlier try",
-        old="                self.abandon(request.hold())\n            return found",
-        new="                pass\n            return found",
-    ),
-    _store(
         "an end that was not answered is repeated",
         old="        repeat()\n        return None\n",
         new="        return None\n",
