@@ -474,8 +474,9 @@ class Watchdog(_Role):
         """Make what threads wait for when that is first needed: they may be patched (by gevent's `patch_all`) after the
         import. A signal's handler, or a thread, may do so meanwhile, and use it: what is there, stays.
         """
-        mutex = vars(self).setdefault("mutex", threading.RLock())
-        vars(self).setdefault("changed", threading.Condition(mutex))
+        made = vars(self)
+        mutex = made.setdefault("mutex", threading.RLock())
+        made.setdefault("changed", threading.Condition(mutex))
 
     def start_anew(self) -> None:
         super().start_anew()

@@ -85,7 +85,7 @@ def test_each_kind_of_entry_is_counted_once(bench: Bench) -> None:
     assert found["runs"] == {"SUCCESS": 1}
     assert found["conflicts"] == {"skip": 2, "raise": 1, "retry": 1}
     assert found["redeliveries"] == {"stand-by": 1, "repeat": 1}
-    assert found["held"] == pytest.approx(0.3, abs=0.2)
+    assert found["held"] >= 0.25
 
 
 def test_failed_write_is_repeated_later(app: Celery, own_redis: RedisServer, bench: Bench) -> None:
