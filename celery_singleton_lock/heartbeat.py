@@ -171,7 +171,7 @@ class _Role(ABC):
     mutex.
 
     Attributes:
-        is_busy: whether it is at work, and does not wait.
+        is_busy: whether it asks a server.
         is_late: whether it has waited for longer than it wanted to.
     """
 
@@ -241,7 +241,6 @@ class _Role(ABC):
                         self._thread = None
                         return False
                 elif has_waited or due_at <= now:
-                    self.is_busy = True
                     return True
                 self._wakes_at = min(due_at, now + MAX_SLEEP)
                 watchdog.changed.wait(self._wakes_at - now)
@@ -386,6 +385,8 @@ class Heartbeat(_Role):
                 else:
                     watched.asks(lease, now)
                     due.append((watched, lease))
+            # At once: the watchdog gives up what is overdue, and was not asked for by somebody who is busy.
+            self.is_busy = bool(due)
         if due:
             self._renew(due)
 
