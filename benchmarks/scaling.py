@@ -87,7 +87,7 @@ def acquire_many(store: Any, numbers: Sequence[int]) -> list[Lease]:
             LockRequest(key_of(number), new_owner(), MEANWHILE, holder_of(number), once=True)
             for number in numbers[start : start + PIPELINE]
         ]
-        asked = [lock_commands.acquire(request, new_owner()) for request in requests]
+        asked = [lock_commands.acquire(request) for request in requests]
         for request, answer in zip(requests, store._servers.run_each(asked, step=10.0), strict=True):
             assert answer[0] == 1, answer
             leases.append(request.lease(fence=answer[1], sent_at=sent_at, slot=0))
@@ -157,7 +157,7 @@ def left_behind(count: int) -> Found:
         server.flush()
         requests = [LockRequest(key_of(0), new_owner(), TTL, holder_of(0), waiting=True) for _ in range(WAITERS + 1)]
         before = memory_of(client)
-        store._servers.run_each([lock_commands.acquire(request, new_owner()) for request in requests], step=60.0)
+        store._servers.run_each([lock_commands.acquire(request) for request in requests], step=60.0)
         found["bytes per waiter, beside its connection"] = (memory_of(client) - before) / WAITERS
         server.flush()
         found["flood"] = flood(store, client, count)

@@ -7,6 +7,7 @@ came meanwhile. Work that comes while the thread works is done next.
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -68,6 +69,8 @@ class Later:
             return  # The usual case in a series of calls: the thread has not looked yet.
         with self._mutex:
             self._is_wanted = True  # Before a thread starts, which would otherwise look twice.
+            if sys.is_finalizing():
+                return  # Before Python 3.12, a thread's start would wait forever.
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread = thread  # Before the start: if that is interrupted, there must not be two threads.

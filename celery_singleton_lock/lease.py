@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import ClassVar
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockLost
@@ -34,16 +33,24 @@ class Hold:
         only_longer: whether a renewal leaves a hold that lasts longer as it is.
     """
 
-    __slots__ = ("__weakref__", "ending", "key", "limit", "owner", "slot", "superseded_by", "ttl")
+    __slots__ = ("__weakref__", "ending", "key", "limit", "only_longer", "owner", "slot", "superseded_by", "ttl")
 
-    only_longer: ClassVar[bool] = False
-
-    def __init__(self, key: str, owner: str, *, ttl: float, limit: int = 1, slot: int | None = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        limit: int = 1,
+        slot: int | None = None,
+        only_longer: bool = False,
+    ) -> None:
         self.key = key
         self.owner = owner
         self.ttl = ttl
         self.limit = limit
         self.slot = slot
+        self.only_longer = only_longer
         self.ending = False
         self.superseded_by: str | None = None
 
@@ -56,21 +63,8 @@ class Hold:
         """Note the newer task for which the holder must stop; the first such task counts. None changes nothing."""
         self.superseded_by = by if self.superseded_by is None else self.superseded_by
 
-    @property
-    def good_for(self) -> float:
-        """Seconds for which a renewal counts."""
-        return self.ttl
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key} owner={self.owner[:8]}>"
-
-
-class Extension(Hold):
-    """A hold to be renewed by somebody who does not know for how long others need it."""
-
-    __slots__ = ()
-
-    only_longer = True
 
 
 class Lease(Hold):
@@ -85,21 +79,22 @@ class Lease(Hold):
     # Written by the thread that renews the lease (`extend`, `lose`), read by the thread that runs under it; each
     # attribute is replaced as a whole, so neither needs a mutex. For the renewal:
     # - trusted_until: on `clock.now()`; after it somebody else may hold the lock.
-    # - bound: the shortest ttl of renewals that may or may not be carried out, see `doubt`.
+    # - longest: no later ttl is longer, because a request for this one may still arrive.
     # - ask: asks the store whether a lease is still held, and extends or loses it; set by the heartbeat.
-    __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "trusted_until")
+    __slots__ = ("acquired_at", "ask", "fence", "longest", "pid", "reason", "renewals", "trusted_until")
 
     def __init__(
         self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
     ) -> None:
         # As in `Hold`, without calling it: each task makes a lease, and a call takes longer than these lines.
         self.key, self.owner, self.ttl, self.limit, self.slot, self.ending = key, owner, ttl, limit, slot, False
+        self.only_longer = False
         self.fence = fence
         self.pid = os.getpid()
         self.superseded_by: str | None = None
         self.reason: str | None = None
         self.ask: Callable[[Lease], None] | None = None
-        self.bound = _FOREVER
+        self.longest = _FOREVER
         self.acquired_at, self.renewals = sent_at, 0
         self.trusted_until = trust.end_of(sent_at, ttl)
 
@@ -112,11 +107,6 @@ class Lease(Hold):
         return self.reason is None and self.trusted_until > clock.now()
 
     @property
-    def good_for(self) -> float:
-        """Seconds for which a renewal is trusted."""
-        return self.ttl if self.ttl < self.bound else self.bound
-
-    @property
     def remaining(self) -> float:
         """Seconds for which the lease is still trusted; renewals push the end out."""
         return self.trusted_until - clock.now()
@@ -124,7 +114,7 @@ class Lease(Hold):
     @property
     def give_up_at(self) -> float:
         """When its task is stopped unless the lease is renewed: early enough for it to end while the lock is held."""
-        return self.trusted_until - self.good_for * trust.GIVE_UP_BEFORE
+        return self.trusted_until - self.ttl * trust.GIVE_UP_BEFORE
 
     def check(self) -> None:
         """Raise an error if the lock is lost; takes no round trip while the lease is trusted.
@@ -142,34 +132,35 @@ class Lease(Hold):
 
     def begin(self, sent_at: float) -> None:
         """Trust the lease from `sent_at`, when the command that took it was sent."""
-        self.acquired_at, self.renewals = sent_at, -1
-        self.extend(sent_at)
+        self.acquired_at, self.renewals = sent_at, 0
+        self.trusted_until = trust.end_of(sent_at, self.ttl)
 
-    def extend(self, sent_at: float) -> None:
-        """Trust the lease again from `sent_at`, when the command that renewed it was sent."""
+    def extend(self, sent_at: float, ttl: float) -> None:
+        """Trust the lease again from `sent_at`, when the command that renewed it with this ttl was sent."""
         self.renewals += 1
-        self.trusted_until = trust.end_of(sent_at, self.good_for)
+        self.trusted_until = max(self.trusted_until, trust.end_of(sent_at, min(ttl, self.ttl)))
 
-    def asked_for(self, ttl: float) -> Lease:
-        """The same hold, as it will be if the store gives it this ttl."""
-        return Lease(
-            self.key, self.owner, ttl=ttl, fence=self.fence, sent_at=clock.now(), limit=self.limit, slot=self.slot
+    def with_ttl(self, ttl: float) -> Lease:
+        """The same hold with another ttl, to ask for it; until that is answered, the shorter of the two counts."""
+        asked = Lease(
+            self.key,
+            self.owner,
+            ttl=min(ttl, self.longest),
+            fence=self.fence,
+            sent_at=clock.now(),
+            limit=self.limit,
+            slot=self.slot,
         )
+        asked.longest = self.longest
+        self.longest, self.ttl = asked.ttl, min(self.ttl, asked.ttl)
+        self.trusted_until = min(self.trusted_until, trust.end_of(asked.acquired_at, self.ttl))
+        return asked
 
-    def become(self, asked: Lease, bound: float) -> None:
-        """Take over the ttl of `asked`, which the store has renewed, and the `bound` from before the request."""
-        self.ttl, self.bound = asked.ttl, bound
+    def become(self, asked: Lease) -> None:
+        """Take over the ttl of `asked`, which was renewed."""
+        self.ttl, self.longest = asked.ttl, asked.longest
         self.supersede(asked.superseded_by)
-        self.extend(asked.acquired_at)
-
-    def doubt(self, ttl: float, sent_at: float) -> None:
-        """Note that a renewal with this ttl, sent at this time, may have been carried out, or may still be.
-
-        In any case, the lease lasts for the shorter ttl from its last renewal. As nobody knows how late the renewal may
-        be carried out, the shorter ttl also counts for every later renewal.
-        """
-        self.bound = min(self.bound, ttl)
-        self.trusted_until = min(self.trusted_until, trust.end_of(sent_at, ttl))
+        self.extend(asked.acquired_at, asked.ttl)
 
     def lose(self, reason: str) -> None:
         self.reason = reason

@@ -124,13 +124,15 @@ class _Held:
     Attributes:
         lease: its lease.
         was_held: whether the lock was held when its release was begun; None before.
+        changing: held while its ttl is changed.
     """
 
-    __slots__ = ("__weakref__", "_is_lost", "_on_lost", "lease", "was_held")
+    __slots__ = ("__weakref__", "_is_lost", "_on_lost", "changing", "lease", "was_held")
 
     def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         self.lease = lease
         self.was_held: bool | None = None
+        self.changing = threading.Lock()
         # It belongs to the lock object, which has this hold: a cycle would keep both until the garbage is collected.
         self._on_lost = weakref.WeakMethod(on_lost)
         self._is_lost = False
@@ -386,7 +388,7 @@ class Lock:
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""
         holder, store, began = _holder(), self._shared.store, clock.now()
-        request = LockRequest(self._key, owner, self._ttl, holder, until > 0, limit=self._limit)
+        request = LockRequest(self._key, owner, self._ttl, holder, until > began, limit=self._limit)
         found = store.acquire(request)
         if isinstance(found, Lease) or until <= began:
             return found
@@ -399,6 +401,7 @@ class Lock:
 
     def _hold(self, lease: Lease) -> None:
         held = _Held(lease, self._say_lost)
+        lease.only_longer = True  # A late renewal must not shorten what `extend` has made longer.
         if self._renews:
             self._shared.heartbeat.start(lease, held.when_lost)
         with _noting.lock:
@@ -428,7 +431,9 @@ class Lock:
                 f"cannot {verb} lock {self.name!r} by {seconds!r} seconds; allowed: a number after which it lasts for "
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
-        if not _translated(lambda: self._shared.heartbeat.renew(held.lease, ttl)):
+        with held.changing:
+            is_held = _translated(lambda: self._shared.heartbeat.renew(held.lease, ttl))
+        if not is_held:
             raise NotOwned(self.name, held.lease.reason or _GONE)
 
     def _holds(self) -> list[Held]:

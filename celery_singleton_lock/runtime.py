@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from celery_singleton_lock.confirmations import Confirmations
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.in_bulk import Confirmations, Records
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -31,7 +30,7 @@ class Runtime:
     store: Store
     heartbeat: Heartbeat
     journal: JournalWriter
-    record_writer: RecordWriter
+    records: Records
     confirmations: Confirmations
 
     @classmethod
@@ -50,8 +49,8 @@ def write_all() -> None:
     with _opening.lock:
         runtimes = [runtime for opened in _all_opened for runtime in opened.runtimes.values()]
     for runtime in runtimes:
-        runtime.confirmations.write()
-        runtime.record_writer.write()
+        runtime.confirmations.send_all()
+        runtime.records.send_all()
     for runtime in runtimes:
         runtime.journal.write()
 
@@ -85,7 +84,7 @@ class _Opened:
         keeps_journal = settings.journal and self.store is None
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
         writer = JournalWriter(journal, ref(app), settings.blocked_after)
-        return Runtime(settings, store, Heartbeat(store), writer, RecordWriter(store), Confirmations(store))
+        return Runtime(settings, store, Heartbeat(store), writer, Records(store), Confirmations(store))
 
 
 #: First the runtimes with the stores from the settings, then those with memory stores instead; the last entry counts.

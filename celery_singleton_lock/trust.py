@@ -83,10 +83,10 @@ def seconds_until_over(remaining: float) -> float:
     return remaining + RESOLUTION
 
 
-def lost_at(trusted_until: float, good_for: float, asked_at: float) -> float:
+def lost_at(trusted_until: float, ttl: float, asked_at: float) -> float:
     """When a lease counts as lost whose renewal, under way since `asked_at`, has no answer."""
     # A process that was stopped may begin later than the last moment: it gets an answer as soon as any other.
-    return max(trusted_until - good_for * LOST_BEFORE, asked_at + 2 * step_of([good_for]))
+    return max(trusted_until - ttl * LOST_BEFORE, asked_at + 2 * step_of((ttl,)))
 
 
 def step_of(ttls: Iterable[float]) -> float:

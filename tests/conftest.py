@@ -10,7 +10,6 @@ from celery import _state
 from celery.result import AsyncResult
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.runtime import write_all
 from tests.redis_server import RedisServer
 
@@ -92,15 +91,6 @@ hypothesis.settings.load_profile("patient")
 def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks of a test are its own: else each would be one of every app that is made later."""
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
-
-
-@pytest.fixture(autouse=True)
-def own_time() -> Iterator[None]:
-    """A test may put the clock forward: the heartbeat's thread would linger until it has come there."""
-    yield
-    pulse.prepare()
-    with pulse.mutex:
-        pulse.hurry()
 
 
 _REAL = (clock.now, clock.wall, clock.sleep)

@@ -23,11 +23,12 @@ from celery import Celery
 import celery_singleton_lock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.in_bulk import Records
+from celery_singleton_lock.journal import writer
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.task import newest
+from celery_singleton_lock.task import newest, queue_lock
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import aside, children_of
 from tests.patience import LIMIT
@@ -38,7 +39,7 @@ STORES = os.path.join(PACKAGE, "stores") + os.sep
 
 
 #: What a store is told, and says nothing about.
-NEVER_RAISES = {"abandon", "wake"}
+NEVER_RAISES = {"abandon", "remember", "wake"}
 
 Ask = Callable[..., Any]
 
@@ -98,8 +99,8 @@ def silence(app: Celery, *, heard: int) -> Iterator[list[int]]:
 
     def asked_by(name: str, ask: Ask) -> Ask:
         def get_no_answer(*args: Any, **options: Any) -> Any:
-            if not (args or options):  # It asks nothing.
-                return ask()
+            if name == "place_of" or not (args or options):  # It asks nothing.
+                return ask(*args, **options)
             sizes.append(len(repr((args, options))))
             if next(asked) < heard:
                 ask(*args, **options)
@@ -162,12 +163,23 @@ def settles_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
     depend on the speed of the machine whether a test comes before that; in the tests of messages, no process lives on
     for so long.
     """
-    monkeypatch.setattr(RecordWriter, "replace", lambda *_: None)
+    monkeypatch.setattr(Records, "replace", lambda *_: None)
+
+
+def writes_no_journal(monkeypatch: pytest.MonkeyPatch, *, most: int) -> None:
+    """Nobody writes the journal but the test: else, a thread does some seconds later. At most so many entries wait."""
+    monkeypatch.setattr(writer, "WRITE_AFTER", 3600.0)
+    monkeypatch.setattr(writer, "MOST", most)
 
 
 def learns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that a newer message stops learns of it within some milliseconds, and not within a second."""
     monkeypatch.setattr(newest, "STOPPED_WITHIN", 0.005)
+
+
+def says_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of locks with another prefix is said once in a process; as if it had not been said yet."""
+    monkeypatch.setattr(queue_lock, "_reported", [])
 
 
 @contextmanager
@@ -185,6 +197,15 @@ def line(app: Celery, *, wakes: bool = True, since: list[float] | None = None) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(line_of, app, SimpleNamespace(park=park))  # type: ignore[arg-type]
+        yield keys
+
+
+@contextmanager
+def woken(app: Celery) -> Iterator[list[str]]:
+    """For which locks the next one in line is woken although nobody frees them: somebody got a wake-up for nothing."""
+    keys = list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runtime.of(app).store, "wake", keys.append)
         yield keys
 
 

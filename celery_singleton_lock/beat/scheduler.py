@@ -51,12 +51,6 @@ class ExclusiveScheduler(Claiming):
         """Raises `InvalidOption` for wrong settings, also for the lock server that is there."""
         self._settings = BeatSettings.from_app(app)
         self._is_ticking, self._is_closed = False, False
-        begins = (
-            "beat: this beat sends nothing until the lock server answers (celery locks doctor shows what to do): %s%s"
-        )
-        self._outage = Outage(begins=begins, level=logging.ERROR)
-        #: The same where another beat has sent the last tick, and may well go on.
-        self._outage_beside = Outage(begins="beat: the lock server does not answer this beat: %s%s")
         if not lazy:
             self._join(Runtime.of(app))
         super().__init__(app, lazy=lazy, **kwargs)
@@ -84,7 +78,7 @@ class ExclusiveScheduler(Claiming):
             self._is_ticking = False
         # If it did not answer before, it has now been asked for all last runs.
         for outage in (self._outage, self._outage_beside):
-            outage.answered(self._server)
+            outage.answered()
         return min(seconds, self._presence.renews_in)
 
     def close(self) -> None:
@@ -105,7 +99,12 @@ class ExclusiveScheduler(Claiming):
         if settings.enabled:
             check_servers(settings)
         store: Store = runtime.store if settings.enabled else MemoryStore()
-        self._server = store.server
+        begins = (
+            "beat: this beat sends nothing until the lock server answers (celery locks doctor shows what to do): %s"
+        )
+        self._outage = Outage(store.server, begins=begins, level=logging.ERROR)
+        #: The same where another beat has sent the last tick, and may well go on.
+        self._outage_beside = Outage(store.server, begins="beat: the lock server does not answer this beat: %s")
         self._claims = Claims(store.ledger(key_of_beat(settings.prefix, name)), ttl=ttl)
         self._presence = Presence(store, settings.prefix, name, ttl=ttl)
 

@@ -14,10 +14,10 @@ import click
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.diagnosis.audit import pool_name
-from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL, WHILE_EXECUTING
-from celery_singleton_lock.options.task import check_accepted, check_call, options_for
+from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL, REPLACE, WHILE_EXECUTING
+from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.rehearsal.faults import FAULTS, perform
-from celery_singleton_lock.rehearsal.scene import NO_LIMIT, Outcome, Play, RehearsalFailed
+from celery_singleton_lock.rehearsal.scene import Outcome, Play, RehearsalFailed
 from celery_singleton_lock.runtime import Runtime
 
 _ROW = "{:<15}{:<6}{:<10}{:<10}{}"
@@ -71,9 +71,10 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
         try:
             kept = [_shown(perform(play, name), given["as_json"]) for name in names]
         except RehearsalFailed as error:
-            for line in error.log.splitlines():
+            why, log = error.args
+            for line in log.splitlines():
                 command.say(f"    {line}", err=True)
-            raise
+            raise click.ClickException(f"{why}; the last output of the workers is above") from error
     if False in kept:
         ctx.exit(1)
 
@@ -87,19 +88,23 @@ def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dic
         raise click.ClickException("task_always_eager is True: no worker would run the task")
     if not hasattr(os, "killpg"):
         raise click.ClickException("workers cannot be killed with their processes on this platform")
-    call = None if given["ttl"] is None else {"ttl": given["ttl"]}
-    check_accepted(check_call(call, task.name), settings.accept, task)
-    options = options_for(task, settings, call)
+    # Its runs last until the fault is over.
+    attributes: dict[str, Any] = {"time_limit": None, "soft_time_limit": None}
+    if given["ttl"] is not None:
+        attributes["lock_ttl"] = given["ttl"]
+    if options_for(task, settings).on_conflict == REPLACE:
+        attributes["on_conflict"] = "rerun"  # Each run must be seen to its end.
+    task.__dict__.update(attributes)
+    options = options_for(task, settings)
     if options.scope != WHILE_EXECUTING:
         raise click.ClickException(
             f"lock_scope of {task.name} is {options.scope!r}: only a lock that begins with the run can be rehearsed"
         )
-    limited = [it for it in ("time_limit", "soft_time_limit") if getattr(task, it, None) or app.conf.get(f"task_{it}")]
-    more: Any = {**dict.fromkeys(limited, NO_LIMIT), "singleton_lock": call}
     name = ctx.find_root().params.get("app")
     return Play(
         task=task,
-        send=partial(task.apply_async, args, kwargs, **more),
+        send=partial(task.apply_async, args, kwargs),
+        attributes=attributes,
         options=options,
         runtime=runtime,
         celery=("-A", name) if isinstance(name, str) else (),

@@ -181,7 +181,7 @@ def _axis(window: Window) -> str:
 
 
 def _lane(key: str, entries: Sequence[Entry], window: Window, link: Callable[[str], str] | None) -> str:
-    name = escape(name_in(key))
+    name = escape(name_in(key)).replace(".", ".<wbr>").replace("_", "_<wbr>")  # Where it may be broken.
     if link is not None:
         name = f'<a href="{escape(link(key))}">{name}</a>'
     label = escape(next((it.label for it in reversed(entries) if it.label), ""))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.backend import Backend, Kind, scheme
-from celery_singleton_lock.options.rules import REPLACE
 from celery_singleton_lock.rehearsal import witness
 from celery_singleton_lock.rehearsal.scene import Outcome, Play, Scene
 from celery_singleton_lock.rehearsal.witness import Line
@@ -34,90 +32,69 @@ def perform(play: Play, name: str) -> Outcome:
     """
     words, act = FAULTS[name]
     outcome = Outcome(name, words)
-    if why := _obstacle(play, name):
-        outcome.notes.append(why)
+    if name == "killed" and play.pool != "prefork":
+        outcome.notes.append(f"the {play.pool} pool has no process for each task that could be killed")
         return outcome
-    with (
-        TemporaryDirectory(prefix="rehearsal-") as directory,
-        closing(Scene(play, outcome, Path(directory), cut_off=name == "silent")) as scene,
-    ):
+    with TemporaryDirectory(prefix="rehearsal-") as directory, closing(Scene(play, outcome, Path(directory))) as scene:
         scene.start()
         act(scene)
         scene.judge()
     return outcome
 
 
-def _obstacle(play: Play, name: str) -> str:
-    """Why this fault cannot be done; empty if it can."""
-    settings = play.runtime.settings
-    if name == "killed" and play.pool != "prefork":
-        return f"the {play.pool} pool has no process for each task that could be killed"
-    if name == "silent" and not can_be_rerouted(settings.backend, settings.transport_options):
-        return f"no proxy can be put in front of {settings.backend.masked}: only in front of redis:// URLs, without TLS"
-    return ""
-
-
-def can_be_rerouted(backend: Backend, transport_options: Iterable[str]) -> bool:
-    """Whether a proxy can be in between: Sentinels and clusters name their servers themselves, and TLS checks names."""
-    is_plain = all(scheme(url) == "redis" for url in backend.urls) and not any("ssl" in it for it in transport_options)
-    return is_plain and backend.kind in (Kind.SERVER, Kind.REDLOCK)
-
-
 def _together(it: Scene) -> None:
-    options, notes = it.play.options, it.outcome.notes
+    limit, notes = it.play.options.limit, it.outcome.notes
     for number in range(it.play.calls):
         it.send(number % 2)
     it.expect(it.until(lambda: it.seen("began")), "none of the calls ran")
-    if options.on_conflict == REPLACE:
+    if "on_conflict" in it.play.attributes:
         notes.append("on_conflict is 'replace', and rehearsed as 'rerun': its calls wait for each other")
-    if options.limit >= it.play.calls:
-        notes.append(f"lock_limit is {options.limit}: {it.play.calls} calls do not fill it")
+    if limit >= it.play.calls:
+        notes.append(f"lock_limit is {limit}: {it.play.calls} calls do not fill it")
     it.until(lambda: all(it.seen("met", task_id) for task_id in it.messages), GRACE)
     clock.sleep(GRACE)
 
 
 def _kill_child(it: Scene) -> None:
-    run, task = it.begin(), it.play.task
-    os.kill(run.pid, signal.SIGKILL)
+    task = it.play.task
     comes_again = (task.acks_late and task.reject_on_worker_lost) or getattr(task, "retry_on_worker_lost", False)
     lost = "" if comes_again else _LOST.format("acks_late=True and reject_on_worker_lost=True")
-    _goes_on_elsewhere(it, run, min(it.play.options.ttl, NOTICED_IN) + GRACE, lost)
+    _kill(it, lambda run: os.kill(run.pid, signal.SIGKILL), min(it.play.options.ttl, NOTICED_IN), lost)
 
 
 def _kill_worker(it: Scene) -> None:
-    run = it.begin()
-    it.kill_worker(0)
     later = "the broker delivers the killed call again in its own time, which is not awaited"
     lost = later if it.play.task.acks_late else _LOST.format("acks_late=True")
-    _goes_on_elsewhere(it, run, it.play.options.ttl + GRACE, lost)
+    _kill(it, lambda _: it.kill_worker(0), it.play.options.ttl, lost)
 
 
-def _goes_on_elsewhere(it: Scene, run: Line, seconds: float, lost: str) -> None:
-    """Check that a killed run leaves its lock within that time, and that the task's next call runs.
+def _kill(it: Scene, kill: Callable[[Line], None], free_within: float, lost: str) -> None:
+    """Kill a run, and check that its lock is free within that time, and that the task's next call runs.
 
     Args:
         lost: why the killed call is not expected to end; empty if it is.
     """
-    if lost:
-        it.lost.append(run.task_id)
-        it.outcome.notes.append(lost)
-    witness.write(it.directory, "killed", run=run.run)
+    run = it.begin()
+    it.outcome.notes += filter(None, [lost])
+    witness.write(it.directory, "killed", task_id=run.task_id if lost else "")
+    kill(run)
     at = it.let_end()
-    free = it.until(lambda: run.pid not in it.holders(), seconds)
+    free = it.until(lambda: run.pid not in it.holders(), free_within + GRACE)
     it.outcome.recovery = clock.now() - at
-    it.expect(free, f"its lock was still held {seconds:g} s later")
+    it.expect(free, f"its lock was still held {free_within + GRACE:g} s later")
     it.send(1)
     it.expect(it.until(lambda: it.next_run(at)), "no call ran after it")
 
 
 def _fall_silent(it: Scene) -> None:
-    run = it.begin()
-    it.detour.speaks.clear()
+    run, ttl = it.begin(), it.play.options.ttl
+    # So that a renewal is due meanwhile, a third of the ttl after the last; another third later the lease is given up.
+    clock.sleep(max(run.at + ttl / 5 - clock.now(), 0.0))
+    (it.directory / witness.SILENCE).touch()
     it.send(1)
-    # A renewal may be due at once, and a third of the ttl later the lease is given up.
-    clock.sleep(it.play.options.ttl / 4)
-    it.detour.speaks.set()
-    clock.sleep(it.play.options.ttl / 3)
+    clock.sleep(ttl / 4)
+    (it.directory / witness.SILENCE).unlink()
+    clock.sleep(ttl / 3)
     it.expect(not it.seen("ended", run.task_id), "the run was stopped, though the server was back in time")
 
 

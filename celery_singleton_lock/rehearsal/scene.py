@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from celery import uuid
 from celery.signals import before_task_publish
 
 from celery_singleton_lock import clock
 from celery_singleton_lock._celery import keeps_results
-from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.options.rules import REPLACE
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.rehearsal import witness
 from celery_singleton_lock.rehearsal.witness import Line
@@ -35,22 +30,13 @@ ENDS_IN = 60.0
 MOST_CALLS = 8
 
 
-#: The time limit for a task that has a time limit, since its runs last until the fault is over.
-NO_LIMIT = 86_400
-
-_LOOPBACK = "127.0.0.1"
-
-
-class RehearsalFailed(SingletonLockError):
+class RehearsalFailed(Exception):
     """A fault could not be tried: the workers did not start, or the task did not run.
 
-    Attributes:
+    Args:
+        why: what did not happen.
         log: the last output of the workers.
     """
-
-    def __init__(self, why: str, log: str) -> None:
-        super().__init__(f"{why}; the last output of the workers is above")
-        self.log = log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +46,7 @@ class Play:
     Attributes:
         task: the user's task.
         send: sends a call of it, with the task's id and queue.
+        attributes: attributes of the task that its workers replace.
         options: the lock options of the calls.
         runtime: the app's locks.
         celery: the options of `celery` that name the app.
@@ -69,6 +56,7 @@ class Play:
 
     task: Any
     send: Callable[..., Any]
+    attributes: Mapping[str, Any]
     options: Options
     runtime: Runtime
     celery: Sequence[str]
@@ -105,40 +93,6 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-class Detour:
-    """The lock servers of an app behind proxies that can hold back what both sides say, as long as this process lives.
-
-    Args:
-        urls: the URLs of the servers, which all fall silent together; without any, there is nothing in between.
-    """
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        #: Cleared while the servers are silent.
-        self.speaks = threading.Event()
-        self.speaks.set()
-        #: The settings of those who go this way.
-        self.conf = {"singleton_lock_backend": ";".join(map(self._routed, urls))} if urls else {}
-
-    def _routed(self, url: str) -> str:
-        place, listener = urlsplit(url), socket.create_server((_LOOPBACK, 0))
-        _start(self._accept, listener, (place.hostname or "localhost", place.port or 6379))
-        login, at, _ = place.netloc.rpartition("@")
-        return urlunsplit(place._replace(netloc=f"{login}{at}{_LOOPBACK}:{listener.getsockname()[1]}"))
-
-    def _accept(self, listener: socket.socket, target: tuple[str, int]) -> None:
-        while True:
-            client, server = listener.accept()[0], socket.create_connection(target)
-            _start(self._forward, client, server)
-            _start(self._forward, server, client)
-
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                self.speaks.wait()
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-
-
 class Scene:
     """One fault's workers and messages.
 
@@ -146,18 +100,14 @@ class Scene:
         play: what is rehearsed.
         outcome: what is found out.
         directory: the directory of the workers' history and output; its name is in the names of queues and locks.
-        detour: the proxy between the lock server and the workers.
         queues: the queues of the workers.
         messages: what was sent, by id; a call that was a duplicate already as it was sent is not there.
-        lost: the ids of messages that need not reach an end.
     """
 
-    def __init__(self, play: Play, outcome: Outcome, directory: Path, *, cut_off: bool) -> None:
+    def __init__(self, play: Play, outcome: Outcome, directory: Path) -> None:
         self.play, self.outcome, self.directory = play, outcome, directory
-        self.detour = Detour(play.runtime.settings.backend.urls if cut_off else ())
         self.queues = [f"{directory.name}-{number}" for number in range(2)]
         self.messages: dict[str, tuple[Any, Any, Any]] = {}
-        self.lost: list[str] = []
         self._workers: list[subprocess.Popen[bytes]] = []
         before_task_publish.connect(self._keep)
 
@@ -170,8 +120,7 @@ class Scene:
         for name in (witness.HISTORY, witness.HOLD):
             (self.directory / name).touch()
         self._workers += map(self._worker, self.queues)
-        self.until(lambda: self._are_ready() or any(worker.poll() is not None for worker in self._workers))
-        self._need(self._are_ready(), "the workers did not start")
+        self._need(lambda: len(self.seen("ready")) == len(self.queues), "the workers did not start")
 
     def begin(self) -> Line:
         """Call the task on the first worker; returns the beginning of its run.
@@ -180,8 +129,7 @@ class Scene:
             RehearsalFailed: it does not run.
         """
         task_id = self.send(0)
-        ran = self.until(lambda: self.seen("began", task_id))
-        self._need(ran, f"the task did not run within {self.play.patience:g} s")
+        self._need(lambda: self.seen("began", task_id), f"the task did not run within {self.play.patience:g} s")
         return self.seen("began", task_id)[-1]
 
     def send(self, worker: int) -> str:
@@ -193,23 +141,16 @@ class Scene:
     def send_again(self, task_id: str) -> None:
         """Deliver a message again, as brokers do, to the second worker."""
         headers, body, properties = self.messages[task_id]
-        app = self.play.task.app
-        queue = app.amqp.queues[self.queues[1]]
-        with app.producer_or_acquire() as producer:
+        task = self.play.task
+        serializer = task.serializer or task.app.conf.task_serializer
+        with task.app.producer_or_acquire() as producer:
             producer.publish(
-                body,
-                exchange=queue.exchange,
-                routing_key=queue.routing_key,
-                serializer=self.play.task.serializer or app.conf.task_serializer,
-                headers=headers,
-                declare=[queue],
-                **properties,
+                body, exchange="", routing_key=self.queues[1], serializer=serializer, headers=headers, **properties
             )
 
     def seen(self, what: str, task_id: str = "") -> list[Line]:
         """What has happened so far, of a message or of all."""
-        lines = witness.read(self.directory)
-        return [line for line in lines if line.what == what and task_id in ("", line.task_id)]
+        return [line for line in witness.read(self.directory) if line.what == what and task_id in ("", line.task_id)]
 
     def next_run(self, since: float) -> float | None:
         """Seconds until the task's next run began."""
@@ -236,9 +177,9 @@ class Scene:
         return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
 
     def unended(self) -> set[str]:
-        """The messages that neither ran to an end, nor were refused for good, nor failed."""
-        ends = ("ended", "succeeded", "failed", "refused")
-        return self.messages.keys() - self.lost - {line.task_id for what in ends for line in self.seen(what)}
+        """The messages that neither ran to an end, nor were refused for good, nor failed, nor are lost."""
+        ends = ("ended", "succeeded", "failed", "refused", "killed")
+        return self.messages.keys() - {line.task_id for what in ends for line in self.seen(what)}
 
     def let_end(self) -> float:
         """Let runs end from now on; returns the current time."""
@@ -272,33 +213,31 @@ class Scene:
     def close(self) -> None:
         """End both workers at once, so that they return the messages that they hold; leave nothing of them."""
         self.let_end()
-        self.detour.speaks.set()
+        (self.directory / witness.SILENCE).unlink(missing_ok=True)
         for worker in self._workers:
             worker.terminate()
-        try:
-            for worker in self._workers:
-                with suppress(subprocess.TimeoutExpired):
-                    worker.wait(ENDS_IN)
-        finally:
-            for number in range(len(self._workers)):
-                self.kill_worker(number)
-            self._forget()
+        for number, worker in enumerate(self._workers):
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(ENDS_IN)
+            self.kill_worker(number)
+        self._forget()
 
     def _keep(self, headers: Any, body: Any, properties: Any, **_: Any) -> None:
         self.messages[properties["correlation_id"]] = dict(headers), body, dict(properties)
 
     def _worker(self, queue: str) -> subprocess.Popen[bytes]:
         play, settings = self.play, self.play.runtime.settings
-        conf = {
-            **self.detour.conf,
-            "singleton_lock_prefix": f"{settings.prefix[:60]}:{self.directory.name}",
-            "singleton_lock_journal": 0,  # A journal would be kept for a month.
-        }
         orders = {
             "directory": str(self.directory),
             "task": play.task.name,
-            "conf": conf,
-            "policy": "rerun" if play.options.on_conflict == REPLACE else "",  # Each run must be seen to its end.
+            "conf": {
+                "singleton_lock_prefix": f"{settings.prefix[:60]}:{self.directory.name}",
+                "singleton_lock_journal": 0,  # A journal would be kept for a month.
+                "task_time_limit": None,
+                "task_soft_time_limit": None,
+                "worker_enable_remote_control": False,  # Operators look at the others.
+            },
+            "attributes": play.attributes,
             "parent": os.getpid(),
         }
         slots = 1 if play.pool == "solo" else play.calls
@@ -315,11 +254,10 @@ class Scene:
                 start_new_session=True,
             )
 
-    def _are_ready(self) -> bool:
-        return len(self.seen("ready")) == len(self.queues)
-
-    def _need(self, is_so: bool, otherwise: str) -> None:
-        if not is_so:
+    def _need(self, true: Callable[[], object], otherwise: str) -> None:
+        """Wait for what must come, unless a worker has ended before."""
+        self.until(lambda: true() or any(worker.poll() is not None for worker in self._workers))
+        if not true():
             raise RehearsalFailed(otherwise, (self.directory / "log").read_text(errors="replace")[-4000:])
 
     def _forget(self) -> None:
@@ -335,7 +273,3 @@ class Scene:
                 queue.delete()
                 if queue.exchange.name == queue.name:
                     queue.exchange.delete()
-
-
-def _start(target: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=target, args=args, name="rehearsal-proxy", daemon=True).start()

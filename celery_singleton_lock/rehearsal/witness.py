@@ -1,7 +1,8 @@
 """The rehearsal's part in its workers: writes down what happens to the task, and keeps its runs going for a fault.
 
 The worker imports this module (`celery worker --include`), with its orders in the environment. The user's code stays as
-it is: the task's `run` is wrapped only in this process, within its lock.
+it is: the task's `run` is wrapped only in this process, within its lock, and so are the sockets to the lock server, on
+which no answer comes while that is to be silent.
 
 The history is a file to which every process appends lines. They are about the body of the task, not about its lock: the
 lock is not a witness in its own case.
@@ -12,26 +13,26 @@ from __future__ import annotations
 import functools
 import json
 import os
-import secrets
 import signal
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celery.exceptions import Retry
 from celery.signals import task_failure, task_prerun, task_success, worker_init, worker_ready
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.signals import lock_conflict
+from celery_singleton_lock.stores.redis import _redis_py, connection
 
-#: The environment variable with the orders, as JSON: a command line would show the lock server's password to everybody.
+#: The environment variable with the orders, as JSON.
 VARIABLE = "SINGLETON_LOCK_REHEARSAL"
 
-#: The names of the history, and of a file that keeps runs going as long as it exists.
-HISTORY, HOLD = "history", "hold"
+#: The names of the history, and of files that keep runs going, and the lock server silent, as long as they exist.
+HISTORY, HOLD, SILENCE = "history", "hold", "silence"
 
 #: Seconds between two looks at what has happened or may happen, and whether the rehearsal still exists.
 LOOK_EVERY, LOOK_FOR_PARENT_EVERY = 0.05, 1.0
@@ -46,7 +47,6 @@ class Line(NamedTuple):
         at: when, on this host's steady clock.
         pid: where it happened.
         task_id, retries: the message, and its attempt.
-        run: a name of the run, the same in its two lines.
         how: how a body ended, in words, if it raised an exception of its own.
         key, fence: the key and fence of a run's lock.
     """
@@ -56,7 +56,6 @@ class Line(NamedTuple):
     pid: int
     task_id: str = ""
     retries: int = 0
-    run: str = ""
     how: str = ""
     key: str = ""
     fence: int = 0
@@ -77,13 +76,12 @@ def read(directory: str | Path) -> list[Line]:
 
 def overlaps(lines: Iterable[Line], limit: int) -> int:
     """How many runs began while as many as the limit of the lock allows, or more, were running."""
-    found, running = 0, set[str]()
+    found = running = 0
     for line in lines:
         if line.what == "began":
-            found += len(running) >= limit
-            running.add(line.run)
-        elif line.what in ("ended", "killed"):
-            running.discard(line.run)
+            found += running >= limit
+            running += 1
+        running -= line.what in ("ended", "killed")
     return found
 
 
@@ -93,6 +91,33 @@ def fences_grow(lines: Iterable[Line]) -> bool:
     return all(one.fence < later.fence for one, later in combinations(began, 2) if one.key == later.key)
 
 
+class Silenced:
+    """A connection's socket on which no answer comes as long as a file exists; what is sent arrives."""
+
+    def __init__(self, opened: socket.socket, silence: Path) -> None:
+        self._opened, self._silence = opened, silence
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    def recv(self, most: int) -> bytes:
+        until = clock.now() + (self._opened.gettimeout() or 0.0)
+        while self._silence.exists():
+            clock.sleep(LOOK_EVERY)
+            if clock.now() >= until:
+                raise TimeoutError
+        return self._opened.recv(most)
+
+
+def silence_by(silence: Path) -> None:
+    """Have this process hear nothing on new connections to the lock server as long as that file exists."""
+
+    def silenced(dialed: Any) -> Silenced:
+        return Silenced(_redis_py.socket_of(dialed), silence)
+
+    connection.__dict__["socket_of"] = silenced
+
+
 class Witness:
     """Writes down what happens in this worker, from its start.
 
@@ -100,13 +125,16 @@ class Witness:
         directory: the directory of the history.
         task: the task's name.
         conf: settings of the rehearsal that replace the app's.
-        policy: the task's `on_conflict` if it is to be another than its own.
+        attributes: attributes of the task that are to be others than its own.
         parent: the process that started the worker; the worker ends with it.
     """
 
-    def __init__(self, directory: str, task: str, conf: Mapping[str, Any], policy: str, parent: int) -> None:
+    def __init__(
+        self, directory: str, task: str, conf: Mapping[str, Any], attributes: Mapping[str, Any], parent: int
+    ) -> None:
         self._directory, self._task, self._conf = directory, task, conf
-        self._policy, self._parent = policy, parent
+        self._attributes, self._parent = attributes, parent
+        silence_by(Path(directory, SILENCE))
         for receive, event in (
             (self._set_up, worker_init),
             (self._ready, worker_ready),
@@ -122,8 +150,7 @@ class Witness:
         """Set up the task before the pool exists, so that its processes inherit all this."""
         sender.app.conf.update(self._conf)
         task = sender.app.tasks[self._task]
-        if self._policy:
-            task.on_conflict = self._policy
+        task.__dict__.update(self._attributes)
         task.run = self._watched(task, task.run)
 
     def _watched(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +160,7 @@ class Witness:
             if request.called_directly or request.get("is_watched"):
                 return run(*args, **kwargs)
             request.is_watched = True
-            about = {"task_id": request.id, "retries": request.retries, "run": secrets.token_hex(4)}
+            about = {"task_id": request.id, "retries": request.retries}
             write(self._directory, "began", **about, key=task.lock.key, fence=task.lock.fence)
             how = ""
             try:
@@ -143,7 +170,7 @@ class Witness:
                 raise
             except Exception as error:
                 self._go_on()
-                how = "asked for a retry itself" if isinstance(error, Retry) else "failed with its own error"
+                how = f"raised {type(error).__name__}"
                 raise
             finally:
                 write(self._directory, "ended", **about, how=how)

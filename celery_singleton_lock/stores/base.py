@@ -54,7 +54,7 @@ class Arrival:
         return order_of(self.task)
 
 
-# Nobody changes a request once it is made, as for `Holder`.
+# Only the store changes a request once it is made, and only what it notes.
 @dataclass(slots=True, unsafe_hash=True)
 class LockRequest:
     """A request for a lock, by any caller and however often.
@@ -64,7 +64,8 @@ class LockRequest:
         owner: see `holder.new_owner`; the same owner acquires again what it already holds.
         ttl: seconds.
         holder: kept beside the owner, for others that find the lock held.
-        waiting: the caller will wait (see `Store.waiter`) if the lock is held: freeing it has to wake somebody.
+        waiting: the caller will wait (see `Store.waiter`) if the lock is held: freeing it has to wake somebody. Leaving
+            the queue ends the owner; without this, an answer that is not a lease does, if a try was not answered.
         once: check first whether the holder's message has been carried out.
         limit: how many may hold the key at once, but never two for one sending. Whatever is held counts, also what was
             taken under a higher limit.
@@ -74,6 +75,7 @@ class LockRequest:
             carried out in another slot, another waiter is woken.
         arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
             None if the order does not matter.
+        late: whether a try was not answered, and may still be carried out; noted by the store.
         attempts: for a store on several servers: which of them will not carry out an attempt of this owner any more.
             To ask again for the owner, as a waiter too, pass this request or a `replace` of it.
     """
@@ -88,6 +90,7 @@ class LockRequest:
     given_up: Sequence[str] = ()
     in_line: bool = False
     arrival: Arrival | None = None
+    late: bool = field(default=False, compare=False, repr=False)
     attempts: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
     def named(self, owner: str, given_up: Sequence[str] | None = None) -> LockRequest:
@@ -103,7 +106,7 @@ class LockRequest:
             self.given_up if given_up is None else given_up,
             self.in_line,
             self.arrival,
-            self.attempts,
+            attempts=self.attempts,
         )
 
     def hold(self) -> Hold:

@@ -4,7 +4,7 @@ has sent (`Ledger`), and wake-ups for a process that holds copies of many messag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -317,6 +317,11 @@ class Store(Inspector, Protocol):
         Raises:
             LockUnavailable: no answer, or an error; some may be replaced. Or a call that leaves a record is yet to be
                 repeated (see `free`).
+        """
+
+    def place_of(self, key: str) -> Hashable:
+        """The server of a key, as far as is known; the same for keys about which nobody answers if it is silent. Asks
+        nobody.
         """
 
     def waiter(self, request: LockRequest) -> Waiter:

@@ -42,7 +42,7 @@ class Acquisition:
         self._store = execution.runtime.store
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
-        self._watch = execution.runtime.heartbeat.server_watch
+        self._outage = execution.runtime.heartbeat.outage
         self._arrival = newest.arrival_of(execution)
         self._holder = newest.as_holder(execution)
         self.given_up = requeue.given_up(execution.request)
@@ -70,11 +70,11 @@ class Acquisition:
         while True:
             try:
                 found = self._ask_until_free()
-                self._watch.answered()
+                self._outage.answered(grants=True)
                 return found
             except LockUnavailable as error:
                 self.abandon()
-                self._watch.failed(error, it.key)
+                self._outage.failed(error, grants=False)
                 policy = it.options.on_unavailable
                 if policy == "run" and not isinstance(error, WrongLockServer):
                     logger.warning("%s runs without a lock: %s", it, error)
@@ -104,7 +104,7 @@ class Acquisition:
         Raises:
             Ignore: the message was put back.
         """
-        self._watch.failed(error, self.execution.key)
+        self._outage.failed(error, grants=False)
         self.execution.progress.gives_up = self._owner
         requeue.put_back(self.execution.task, reason="unavailable")
 

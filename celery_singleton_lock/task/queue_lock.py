@@ -16,10 +16,10 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import Holder, is_owner
+from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.keys.key import QUEUE, has_form_of_key, is_key
-from celery_singleton_lock.lease import Extension, Hold, Lease
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.rules import (
     MAX_LIMIT,
     MAX_QUEUE_TTL,
@@ -103,9 +103,9 @@ class QueueLock:
         """The hold to renew, once."""
         return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot)
 
-    def confirmed_again(self) -> Extension:
+    def confirmed_again(self) -> Hold:
         """The same for a copy of the message, which may come late: its next attempt may need the lock for longer."""
-        return Extension(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot)
+        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot, only_longer=True)
 
     def lease(self, *, ttl: float, sent_at: float) -> Lease:
         """The hold to renew for as long as its message is carried out."""

@@ -19,9 +19,9 @@ from celery import states
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, cleaned, clock
-from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.errors import LockSuperseded, LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store

@@ -24,6 +24,7 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
+from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.rules import QUEUE_TTL
 from celery_singleton_lock.stores.base import Reservation
@@ -43,7 +44,6 @@ from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import this_thread
-from celery_singleton_lock.watched import GONE
 
 logger = get_logger(__name__)
 
@@ -129,7 +129,6 @@ class Run:
                 self._when_to_stop,
                 every=newest.STOPPED_WITHIN if newest.is_stopped_by_newer(it) else math.inf,
                 linger=in_worker,
-                words=self._in_words,
                 on_moved=self._report_end,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
@@ -150,9 +149,6 @@ class Run:
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
             _fail_for_loss(it, LockLost(lease.key, self._why_lost(), label=it.holder.label))
-
-    def _in_words(self) -> str:
-        return str(self._execution)
 
     def _report_end(self) -> None:
         """Report to the worker's main process, if there is one, until when the lease is trusted."""

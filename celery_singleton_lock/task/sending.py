@@ -2,7 +2,7 @@
 
 Take, send, confirm: the lock is taken for some seconds before the message is sent. If sending fails, the lock is freed:
 a caller who learns that nothing was sent will send again. Once the broker has the message, the lock is confirmed for as
-long as the message may wait (`confirmations`), also by the worker that receives it.
+long as the message may wait (`in_bulk`), also by the worker that receives it.
 
 Protocol: `docs/protocol.md`, section 12.
 """
@@ -331,7 +331,8 @@ class _Duplicate(NamedTuple):
             return _publish_without(publish, task, named, self.error)
         logger.info("%s[%s] follows: %s", task.name, named["task_id"], self.error)
         self._say("follow", named["task_id"])
-        return publish(**_with_lock(task, named, replace(self.lock, follows=leader)))
+        # The owner that asked may have a tombstone, and the follower may take the lock one day.
+        return publish(**_with_lock(task, named, replace(self.lock, owner=new_owner(), follows=leader)))
 
     def _wants_a_run_of_its_own(self, named: Mapping[str, Any]) -> bool:
         """Whether the newest arguments are to count. A part replaces nothing: equal parts would end each other."""

@@ -21,7 +21,7 @@ from celery_singleton_lock.task.running import progress_of
 
 def settle_after(execution: Execution, ended: Outcome) -> None:
     """Have the record say that all was sent, once it was."""
-    task, request, writer = execution.task, execution.request, execution.runtime.record_writer
+    task, request, records = execution.task, execution.request, execution.runtime.records
     if not ended.needs_settling(task, request):
         return
     # A copy that has joined this one may look later: when its result is forgotten, or Celery has stored RETRY over it.
@@ -30,7 +30,7 @@ def settle_after(execution: Execution, ended: Outcome) -> None:
     if (record := execution.record(Outcome(ended.state, content, settled=True))) is None:
         return
     # At once if there is no result backend to ask instead.
-    replace = writer.replace if outcome.backend_knows(task, request) else writer.replace_now
+    replace = records.replace if outcome.backend_knows(task, request) else records.replace_now
     execution.progress.settle = partial(replace, execution.key, record)
 
 

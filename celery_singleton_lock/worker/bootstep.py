@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -33,16 +32,15 @@ from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.diagnosis.servers import unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.heartbeat import SharedFlag
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
-from celery_singleton_lock.shared_flag import SharedFlag
 from celery_singleton_lock.stores import check_servers
 from celery_singleton_lock.task import key_report, requeue
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of, worker_of
 from celery_singleton_lock.worker.run_hold import RunHold
-from celery_singleton_lock.worker.silences import report
 
 logger = get_logger(__name__)
 
@@ -227,9 +225,9 @@ def _look_after_processes(parent: Any, runtime: Runtime) -> None:
     """Renew and free for the processes of the pool; refuse several processes that share no locks."""
     reports = key_report.open_channel()
     if not runtime.settings.backend.in_memory:
-        children = children_of[parent.app] = Children(runtime.store, runtime.journal, runtime.heartbeat.server_watch)
+        children_of[parent.app] = Children(runtime.store, runtime.journal, runtime.heartbeat.outage)
         flag = runtime.heartbeat.renew_flag
-        InitialArguments.extend(parent.pool, _inherit, lambda: [reports, children.silences.writer, flag.file()])
+        InitialArguments.extend(parent.pool, _inherit, lambda: [reports, flag.file()])
     elif parent.concurrency > 1:
         raise InvalidOption(
             "setting singleton_lock_backend is 'memory://', which the processes of a prefork pool do not share; "
@@ -239,15 +237,13 @@ def _look_after_processes(parent: Any, runtime: Runtime) -> None:
 
 def _inherit(app: Any, *descriptors: int) -> None:
     """In a process of the pool that is not forked, before it does anything: what a forked one has."""
-    reports, silences, flag = descriptors
+    reports, flag = descriptors
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     key_report.report_to(reports)
 
     def begin(**_: Any) -> None:
-        heartbeat = Runtime.of(app).heartbeat
-        heartbeat.renew_flag = SharedFlag(flag)
-        heartbeat.server_watch.leave_to_parent(partial(report, silences))
+        Runtime.of(app).heartbeat.renew_flag = SharedFlag(flag)
         _prepare_to_run()
 
     worker_process_init.connect(begin, weak=False)  # Then the app has its settings.

@@ -17,7 +17,6 @@ import signal
 import threading
 import weakref
 from contextlib import suppress
-from functools import partial
 from typing import Protocol
 
 from celery.utils.log import get_logger
@@ -29,12 +28,10 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal.writer import JournalWriter, crash, is_of_run
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.rules import MIN_TTL
-from celery_singleton_lock.outage import AtRisk
-from celery_singleton_lock.server_watch import ServerWatch
+from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.worker.pipe import Nudge
 from celery_singleton_lock.worker.run_hold import RunHold
-from celery_singleton_lock.worker.silences import Silences, report
 
 logger = get_logger(__name__)
 
@@ -56,7 +53,7 @@ PATIENCE = 2
 RETRY_AFTER = 0.5
 
 
-class Delivery(AtRisk, Protocol):
+class Delivery(Protocol):
     """What a child carries out."""
 
     @property
@@ -122,13 +119,6 @@ class _Child:
         self.renew_after(self.interval)
         return self.hold()
 
-    def leased(self) -> Delivery | None:
-        """What it carries out, if that has a lease."""
-        delivery = self._running()
-        if delivery is None or delivery.hold() is None or not clock.now() < delivery.give_up_at < math.inf:
-            return None
-        return delivery
-
     def hold(self) -> Hold | None:
         """The hold of what it carries out; None if it does nothing, or needs no lock."""
         self._note(self._running())
@@ -174,13 +164,10 @@ class Children:
     Args:
         store: where their locks are.
         journal: notes what is freed for them.
-        server_watch: notices outages of the store for them.
-
-    Attributes:
-        silences: where they report such outages.
+        outage: logs when the store does not answer.
     """
 
-    def __init__(self, store: Store, journal: JournalWriter, server_watch: ServerWatch) -> None:
+    def __init__(self, store: Store, journal: JournalWriter, outage: Outage) -> None:
         self._store = store
         self._journal = journal
         self._children: dict[int, _Child] = {}
@@ -189,9 +176,7 @@ class Children:
         self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `assign`.
         self._thread: threading.Thread | None = None
         self._news = Nudge()
-        self.silences = Silences()
-        self._server_watch = server_watch
-        server_watch.watch_for_children(partial(report, self.silences.writer), self._leased)
+        self._outage = outage
         #: When the thread goes on by itself.
         self._wakes_at = 0.0
         self._closed = False
@@ -253,12 +238,6 @@ class Children:
         self._thread.start()
         return True
 
-    def _leased(self) -> list[Delivery]:
-        """What its children carry out under a lease."""
-        with self._mutex.lock:
-            found = [child.leased() for child in self._children.values()]
-        return [delivery for delivery in found if delivery is not None]
-
     def _run(self) -> None:
         while not self._has_ended():
             try:
@@ -282,11 +261,8 @@ class Children:
             now = clock.now()
             self._wakes_at = min((child.looked_at(now) for child in self._children.values()), default=float("inf"))
             seconds = self._wakes_at - now
-        awaited = [self._news.descriptor, self.silences.descriptor, *pidfds]
-        _poll(awaited, None if seconds == float("inf") else max(seconds, 0.0))
+        _poll([self._news.descriptor, *pidfds], None if seconds == float("inf") else max(seconds, 0.0))
         self._news.take()
-        if (reported := self.silences.latest()) is not None:
-            self._server_watch.look(*reported)
 
     def _free_for_the_dead(self) -> None:
         with self._mutex.lock:
@@ -312,13 +288,13 @@ class Children:
             return
         holds = [hold for _, hold in pairs]
         try:
-            renewed = self._store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
+            renewed = self._store.renew(holds, timeout=trust.step_of(hold.ttl for hold in holds))
         except LockUnavailable as error:
-            self._server_watch.failed(error, holds[0].key)
+            self._outage.failed(error)
             for child, hold in pairs:
                 child.renew_after(min(RETRY_AFTER, hold.ttl * trust.RETRY_SHARE))
             return
-        self._server_watch.answered()
+        self._outage.answered()
         with self._mutex.lock:
             for (child, hold), is_held in zip(pairs, renewed, strict=True):
                 # A child that has freed its lock has stopped: it may still store its end, and send what follows.

@@ -10,7 +10,6 @@ reported its key, the key is made in another thread (`aside`).
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -41,7 +40,7 @@ from celery_singleton_lock._celery import (
     reported,
 )
 from celery_singleton_lock.background import Aside
-from celery_singleton_lock.errors import LockUnavailable, with_label
+from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
@@ -152,17 +151,6 @@ class SingletonRequest(WorkerRequest):
         # It reports when it gives its lease up as soon as it has one.
         hold = report.hold(is_taken=self._reported.give_up_at is not None)
         return RunHold(hold, holder, self.task.name)
-
-    @property
-    def give_up_at(self) -> float:
-        """When its execution gives its lease up unless it is renewed; infinite if it has none, as far as is known."""
-        at = self._reported.give_up_at
-        return math.inf if at is None else at
-
-    def in_words(self) -> str:
-        """Whose lease it is, and which, for people."""
-        report, task = self._reported.report, f"task {self.task.name}[{cleaned.text(self.id)}]"
-        return task if report is None else f"{with_label(task, report.label)}, {report.key}"
 
     @property
     def is_stopped_when_lost(self) -> bool:
@@ -374,17 +362,18 @@ class SingletonRequest(WorkerRequest):
 
     def _recorded_end(self) -> Outcome | None:
         """How it has ended, as far as is known."""
-        hold, watch = self.hold(), Runtime.of(self.app).heartbeat.server_watch
-        if hold is None or watch.is_silent:  # The consumer waits for the answer: once, and not for each message.
+        hold, outage = self.hold(), Runtime.of(self.app).heartbeat.outage
+        if hold is None or outage.is_silent:  # The consumer waits for the answer: once, and not for each message.
             return None
         try:
             found = self._recorded(hold)
         except LockUnavailable as error:
-            watch.failed(error, hold.key)
+            outage.failed(error)
             return None
         except Exception as error:  # noqa: BLE001 - greenlets' hub cannot wait: it may run the handler of a signal
             logger.debug("%s: it is not known whether it has ended: %r", self, error)
             return None
+        outage.answered()
         return None if found is None else outcome.read(found)[0]
 
     def _recorded(self, hold: Hold) -> Record | None:
@@ -442,7 +431,7 @@ class SingletonRequest(WorkerRequest):
         holder, runtime = holder_of(self.task, self.context), Runtime.of(self.app)
         runtime.store.remember(key, ended.record_of(holder, seconds))
         if settled:
-            runtime.record_writer.replace(key, Outcome(ended.state, settled=True).record_of(holder, seconds))
+            runtime.records.replace(key, Outcome(ended.state, settled=True).record_of(holder, seconds))
 
     def _may_be_kept_for(self) -> bool:
         """Whether the attempt before this one may have kept the lock for it."""

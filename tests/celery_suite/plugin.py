@@ -63,14 +63,14 @@ def _make_exclusive(url: str) -> None:
     from celery import Celery
     from redis import Redis
 
-    from celery_singleton_lock import SingletonTask, heartbeat, record_writer
+    from celery_singleton_lock import SingletonTask, heartbeat, in_bulk
     from celery_singleton_lock.options.app import Settings
 
     global _forget
     _forget = Redis.from_url(url).flushdb
     Celery.task_cls = SingletonTask
     # Each of hundreds of tests waits for our threads to end: ending them sooner changes nothing else.
-    heartbeat.LINGER, record_writer.WRITE_AFTER = 0.05, 0.02
+    heartbeat.LINGER, in_bulk.REWRITE_AFTER = 0.05, 0.02
     from_app = Settings.from_app
 
     def on_the_server(app: Any, **_: Any) -> Settings:

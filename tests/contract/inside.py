@@ -54,8 +54,8 @@ def seconds(what: str) -> float:
 
 #: Numbers, by what they count.
 NUMBERS = {
-    "records in one round trip": "record_writer.BATCH",
-    "calls that are pending at most": "stores.redis.pending_calls.MOST",
+    "items in one round trip": "batches.BATCH",
+    "items that wait at most": "batches.MOST",
     "tries to send a question": "stores.redis.store.TRIES",
     "tries to ask the nodes": "stores.redis.redlock.nodes.TRIES",
     "answers that a node may owe": "stores.redis.redlock.conversation.MUTE",
@@ -211,33 +211,33 @@ def asking_waiter(store: Store, key: str, ask: Callable[[], Any]) -> Any:
 
 def is_settled(store: Store) -> bool:
     """Whether the store has nothing to tell its server any more."""
-    return not store._pending  # type: ignore[attr-defined]
+    return not store._outbox  # type: ignore[attr-defined]
 
 
-def owe(store: Store, call: Any, *, name: object = "owed", seconds: float = 60.0) -> None:
+def owe(store: Store, call: Any, *, owner: str = "owed", seconds: float = 60.0) -> None:
     """Have the store tell its server this later."""
-    store._pending.add(name, call, seconds=seconds)  # type: ignore[attr-defined]
+    store._outbox.put(("free", call.keys[0], owner), call, seconds)  # type: ignore[attr-defined]
 
 
-def owed(store: Store) -> list[Any]:
-    """The names of what it has to tell."""
-    return list(store._pending._calls)  # type: ignore[attr-defined]
+def owed(store: Store) -> list[str]:
+    """The owners of what it has to tell."""
+    return [owner for _, _, owner in store._outbox._waiting]  # type: ignore[attr-defined]
 
 
 def forget_owed(store: Store) -> None:
     """As if it had nothing to tell."""
-    store._pending.start_anew()  # type: ignore[attr-defined]
+    store._outbox.start_anew()  # type: ignore[attr-defined]
 
 
 def repeat_nothing(patch: pytest.MonkeyPatch, store: Store) -> None:
     """It tells its server nothing more by itself."""
-    patch.setattr(store._pending._repeater, "_settle", lambda: True)  # type: ignore[attr-defined]
+    patch.setattr(store._outbox, "send", lambda calls: [False] * len(calls))  # type: ignore[attr-defined]
 
 
 def repeating_thread(store: Store) -> threading.Thread | None:
     """The thread that tells it."""
-    pending: Any = store._nodes if hasattr(store, "_nodes") else store._pending  # type: ignore[attr-defined]
-    thread: threading.Thread | None = pending._repeater._thread
+    repeats: Any = store._nodes if hasattr(store, "_nodes") else store._outbox  # type: ignore[attr-defined]
+    thread: threading.Thread | None = repeats._later._thread
     return thread
 
 
@@ -261,20 +261,24 @@ class Settling:
     """Writes records beside the messages, as a worker does."""
 
     def __init__(self, store: Store) -> None:
-        self._writer = named("record_writer.RecordWriter")(store)
+        self._writer = named("in_bulk.Records")(store)
 
     def replace(self, key: str, record: Record, *, at_once: bool = False) -> None:
         (self._writer.replace_now if at_once else self._writer.replace)(key, record)
 
     def write(self) -> Any:
-        return self._writer.write()
+        return self._writer.send_all()
 
     def is_done(self) -> bool:
-        return not self._writer._records
+        return not self._writer
 
 
 #: The files of the package in which a store makes a question.
-QUESTION = ("redis/store.py", "redis/question.py")
+QUESTION = ("redis/store.py",)
+
+
+#: Those in which it repeats what was not answered.
+OUTBOX = ("redis/outbox.py", "celery_singleton_lock/batches.py")
 
 
 def interrupt_release(patch: pytest.MonkeyPatch, interrupt: Callable[..., Any]) -> None:
@@ -381,7 +385,7 @@ def queue_lock(key: str, owner: str, seconds: float) -> Any:
 
 def confirmations(store: Store) -> Any:
     """What confirms sent messages."""
-    return named("confirmations.Confirmations")(store)
+    return named("in_bulk.Confirmations")(store)
 
 
 def break_promise(monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
@@ -389,11 +393,11 @@ def break_promise(monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
     store, module = named("stores.redis.store.RedisStore"), "celery_singleton_lock.stores.redis.lock_commands"
     acquire = named("stores.redis.lock_commands.acquire")
 
-    def forgetful(request: LockRequest, name: str, **how: Any) -> Any:
-        return acquire(replace(request, given_up=()), name, **how)
+    def forgetful(request: LockRequest, **how: Any) -> Any:
+        return acquire(replace(request, given_up=()), **how)
 
-    if promise == "a later try voids the earlier ones":
-        monkeypatch.setattr(f"{module}.acquire", lambda *asked, late=(), **how: acquire(*asked, **how))
+    if promise == "a later try leaves a tombstone":
+        monkeypatch.setattr(f"{module}.acquire", lambda asked, **how: acquire(replace(asked, late=False), **how))
         return
     monkeypatch.setattr(store, "_end", lambda *_, **__: None)
     if promise == "a copy names the owner before it":

@@ -35,6 +35,7 @@ OTHER, HALF = "contract:{cluster:2}", 8192
 
 MAP, SCRIPT, ANYTHING = b"CLUSTER", b"EVAL", KEY.encode()
 DOWN = b"-CLUSTERDOWN The cluster is down\r\n"
+READ_ONLY = b"-READONLY You can't write against a read only replica.\r\n"
 
 
 def mapped(*nodes: ForgingProxy) -> bytes:
@@ -136,6 +137,31 @@ def test_missing_answer_keeps_no_lease_alive(nodes: Sequence[ForgingProxy], stor
         gc.enable()
 
 
+def test_missing_answer_to_a_release_keeps_no_lease_alive(
+    nodes: Sequence[ForgingProxy], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of somebody who asks next for the lock whose release was not answered."""
+    freed, mine = taken(store), store.acquire(LockRequest(OTHER, new_owner(), ttl=TTL, holder=ME))
+    gone = weakref.ref(mine)
+    inside.repeat_nothing(monkeypatch, store)
+    for node in nodes:
+        node.forge(SCRIPT, READ_ONLY)
+    with pytest.raises(LockUnavailable):
+        store.free(freed)
+
+    def ask(under: object) -> None:
+        with pytest.raises(LockUnavailable):
+            store.acquire(asked())
+
+    gc.disable()
+    try:
+        ask(mine)
+        del mine
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_waiter_finds_the_new_master(nodes: Sequence[ForgingProxy], store: Store) -> None:
     lease, request = taken(store), asked(waiting=True)
     assert isinstance(store.acquire(request), Held)
@@ -204,6 +230,16 @@ def test_node_that_is_away_does_not_hold_up_the_locks_of_another(
         until(lambda: OTHER in process.heard)
         assert KEY not in process.heard
         nodes[0].let_through()
+
+
+def test_places_of_locks_are_told_apart_while_a_node_is_away(nodes: Sequence[ForgingProxy], store: Store) -> None:
+    """The map is forgotten then, and what waits for the other nodes is not to wait for that one."""
+    for node in nodes:
+        node.forge(MAP, mapped_by_halves(nodes[1], nodes[0]))
+    lease = taken(store)
+    nodes[0].forge(SCRIPT, DOWN)
+    assert not is_renewed(store, lease)
+    assert store.place_of(KEY) != store.place_of(OTHER)
 
 
 def test_nodes_that_have_no_answer_are_asked_last(nodes: Sequence[ForgingProxy], store: Store) -> None:

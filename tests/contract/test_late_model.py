@@ -215,7 +215,7 @@ def test_never_more_runs_at_once_than_the_limit_allows(network: Network, histori
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "promise",
-    ["an acquire is undone", "a later try voids the earlier ones", "a copy names the owner before it"],
+    ["an acquire is undone", "a later try leaves a tombstone", "a copy names the owner before it"],
 )
 def test_model_can_fail(network: Network, monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
     inside.break_promise(monkeypatch, promise)

@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_text
-from celery_singleton_lock.lease import Extension, Lease
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -50,7 +50,7 @@ def test_extension_does_not_shorten_a_hold(store: Store, limit: int) -> None:
     owner = new_owner()
 
     def extend(seconds: float) -> float:
-        assert store.renew([Extension(KEY, owner, ttl=seconds, limit=limit)], timeout=LIMIT) == [True]
+        assert store.renew([Hold(KEY, owner, ttl=seconds, limit=limit, only_longer=True)], timeout=LIMIT) == [True]
         (held,) = store.held(KEY, limit=limit)
         return held.remaining
 

@@ -482,11 +482,11 @@ _all_here = threading.Barrier(200)
 
 @app.task(bind=True, base=Exclusive)
 def counting_threads(self: Any, job: str, seconds: float) -> int:
-    """How many heartbeats the process has, once all runs have started and gone on for that long."""
+    """How many threads look after leases in the process, once all runs have started and gone on for that long."""
     with recording.run(job, self.request.id, self.lock.fence):
         _all_here.wait(LIMIT)
         time.sleep(seconds)
-        return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
+        return sum(it.name in ("singleton-lock-heartbeat", "singleton-lock-watchdog") for it in threading.enumerate())
 
 
 @app.task(bind=True, base=Exclusive, on_lock_lost="warn")

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock.confirmations import Confirmations
+from celery_singleton_lock.in_bulk import Confirmations
 from celery_singleton_lock.task import replacing
 from tests.integration.queued_tasks import define
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -20,14 +21,15 @@ from celery import Celery
 from redis import Redis
 
 import celery_singleton_lock
-from celery_singleton_lock import DuplicateTask, Lock, SingletonTask, clock, forks
-from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock import DuplicateTask, Lock, SingletonTask, clock
+from celery_singleton_lock.heartbeat import Heartbeat, Watchdog
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.words import check_attributes
-from celery_singleton_lock.pulse import Pulse
+from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
+from tests.bench import Bench
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 
@@ -160,13 +162,30 @@ def test_first_task_of_an_app(redis_server: RedisServer, at_each_line: Interrupt
 
 
 @pytest.mark.timeout(60)
+def test_message_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child of its process carries out another one."""
+
+    def deliver() -> None:
+        assert bench.deliver(bench.send(other)) == "ran"
+        write_all()
+
+    app = Celery("any_line", set_as_current=False, broker="memory://", backend="cache+memory://")
+    bench = Bench(app, monkeypatch)
+    monkeypatch.undo()  # A process that lives on completes its records.
+    task, other = bench.task(), bench.task()
+    deliver()
+    for number in count(1, 5):
+        if not forked(number, partial(bench.deliver, bench.send(task)), deliver):
+            assert number > 100
+            return
+
+
+@pytest.mark.timeout(60)
 def test_first_lease_of_a_process(at_each_line: Interrupt, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
 
     def of(number: int) -> Body:
-        pulse = Pulse()
-        forks.start_anew_in_child(pulse)
-        monkeypatch.setattr("celery_singleton_lock.heartbeat.pulse", pulse)
+        monkeypatch.setattr("celery_singleton_lock.heartbeat.watchdog", Watchdog())
         return hold
 
     def hold() -> None:

@@ -9,7 +9,7 @@ from celery import Celery
 from redis import Redis
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
+from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from tests.contract.forging import ForgingProxy
 from tests.patience import LIMIT, until
 from tests.redis_server import RedisServer

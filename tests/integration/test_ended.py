@@ -14,7 +14,7 @@ from redis import Redis
 from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Record, Reservation
+from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.message_identity import record_name
@@ -69,7 +69,7 @@ class TestEnds:
                 store.free(lease, record=RECORD)
         finally:
             client.config_set("maxmemory", 0)
-        until(lambda: not store._pending, "it was repeated")
+        until(lambda: not store._outbox, "it was repeated")
         assert content_found(store) == RECORD.content
 
     def test_lock_is_not_reserved_for_a_message_that_has_ended(self, store: RedisStore) -> None:
@@ -130,9 +130,8 @@ class TestFences:
     def test_hold_that_is_given_back_is_found_by_its_holder(self, store: RedisStore) -> None:
         """The call that undoes an acquire does not know its fence."""
         lease = taken(store, key=KEY, holder=ME)
-        before, _ = ME.around_fence(lease.ttl).split("\n")
-        value = f"{lease.owner}{before},"
-        assert store._servers.run(lock_commands.undo(lease, value, [])) == 1
+        request = LockRequest(KEY, lease.owner, ttl=lease.ttl, holder=ME)
+        assert store._servers.run(lock_commands.undo(request)) == 1
         assert store.held(KEY) == []
 
 

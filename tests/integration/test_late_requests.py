@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -166,6 +167,28 @@ class TestAcquire:
         proxy.deliver()
         assert store.renew([lease], timeout=1.0) == [True]
         assert store.free(lease)
+        assert store.held(KEY) == []
+
+    def test_first_try_that_arrives_last_shortens_no_hold(self, store: Store, proxy: LateProxy) -> None:
+        """As that of a message that was sent meanwhile: its lock lasts longer once it is confirmed."""
+        proxy.hold(1)
+        lease = taken(store, ttl=30.0)
+        assert store.renew([Hold(KEY, lease.owner, ttl=TTL)], timeout=1.0) == [True]
+        proxy.deliver()
+        (held,) = store.held(KEY)
+        assert held.remaining > 30.0
+
+    def test_first_try_that_arrives_while_its_owner_waits_takes_nothing_once_that_has_left(
+        self, store: Store, proxy: LateProxy
+    ) -> None:
+        """It leaves before it has asked again."""
+        other, request = taken(store), LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
+        proxy.hold(1)
+        assert isinstance(store.acquire(request), Held)
+        with store.waiter(request):
+            pass
+        store.free(other)
+        proxy.deliver()
         assert store.held(KEY) == []
 
     def test_no_try_takes_anything_when_all_were_given_up(self, store: Store, proxy: LateProxy) -> None:
@@ -599,7 +622,7 @@ class TestRelease:
     def test_delays_the_records_of_no_other_lock(
         self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        inside.set_number(monkeypatch, "records in one round trip", 1)
+        inside.set_number(monkeypatch, "items in one round trip", 1)
         writer, record = inside.Settling(direct), Record(ME.message, b"record", 60.0)
         direct.remember("other", record)
         lease = taken(direct, holder=ME)
@@ -702,6 +725,22 @@ class TestWaiter:
         proxy.deliver()
         assert store.held(KEY) == []
 
+    def test_question_that_arrives_after_the_waiter_was_given_the_lock_and_has_freed_it(
+        self, store: Store, proxy: LateProxy
+    ) -> None:
+        first, request = taken(store), LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
+        proxy.hold(1)
+        assert isinstance(store.acquire(request), Held)
+        with store.waiter(request) as turn:
+            assert isinstance(turn.wait(0.01), Held)
+            store.free(first)
+            while isinstance(found := turn.wait(0.5), Held):
+                pass
+        assert isinstance(found, Lease)
+        store.free(found)
+        proxy.deliver()
+        assert store.held(KEY) == []
+
     def test_leaving_is_repeated(self, own_redis: RedisServer, direct: Store) -> None:
         first, owner = taken(direct), new_owner()
         assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
@@ -757,14 +796,55 @@ class TestDebts:
     def test_are_bounded_in_number(
         self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        inside.set_number(monkeypatch, "calls that are pending at most", 10)
+        inside.set_number(monkeypatch, "items that wait at most", 10)
         own_redis.pause()
         leases = [Lease(f"{KEY}:{number}", new_owner(), ttl=TTL, fence=0, sent_at=0.0) for number in range(30)]
         for lease in leases:
-            inside.owe(direct, inside.command("abandon", lease), name=lease)
-        assert inside.owed(direct) == leases[-10:]
+            inside.owe(direct, inside.command("abandon", lease), owner=lease.owner)
+        assert inside.owed(direct) == [lease.owner for lease in leases[-10:]]
         own_redis.resume()
         until(lambda: is_settled(direct))
+
+    def test_signal_handlers_use_what_they_have_interrupted(
+        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At any line, as when beat gets a second signal while the end of its lease waits for an answer."""
+        inside.set_number(monkeypatch, "tries to send a question", 1)
+        own_redis.kill()
+        lines_left, owners = 0, list[str]()
+
+        def use() -> None:
+            hold = Hold(KEY, new_owner(), ttl=TTL)
+            inside.owe(direct, inside.command("abandon", hold), owner="too late", seconds=0.0)
+            direct.abandon(hold)
+            with suppress(LockUnavailable):
+                direct.recorded(KEY, ME.message)
+            owners.append(hold.owner)
+
+        def interrupting(frame: Any, event: str, _: object) -> Any:
+            nonlocal lines_left
+            if not frame.f_code.co_filename.endswith(inside.OUTBOX):
+                return None
+            lines_left -= event == "line"
+            if lines_left == 0:
+                sys.settrace(None)
+                use()
+                return None
+            return interrupting
+
+        for line in itertools.count(1):
+            inside.forget_owed(direct)
+            owners.clear()
+            lines_left = line
+            sys.settrace(interrupting)
+            try:
+                use()
+            finally:
+                sys.settrace(None)
+            assert {*owners} <= {*inside.owed(direct)}, f"at line {line}"
+            if lines_left > 0:
+                break
+        assert line > 20
 
     def test_call_that_the_server_refuses_does_not_delay_the_rest(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
@@ -772,8 +852,8 @@ class TestDebts:
             client.set("late:{text}:waiting", "text")
             client.set("late:{text}:run", "x" * 32)
         stranger = Hold("late:{text}", "x" * 32, ttl=1)
-        inside.owe(direct, inside.command("abandon", stranger), name=1)
-        inside.owe(direct, inside.command("abandon", lease), name=2)
+        inside.owe(direct, inside.command("abandon", stranger))
+        inside.owe(direct, inside.command("abandon", lease))
         until(lambda: direct.held(KEY) == [])
 
 

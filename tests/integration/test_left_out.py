@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.redis.script import Call
 from tests.redis_server import RedisServer
 
 KEY = "left-out:1:{job:1}"
-OWNER, OTHER, NAME = new_owner(), new_owner(), new_owner()
+OWNER, OTHER = new_owner(), new_owner()
 ME = Holder("me")
 PLAIN = [
     {"once": False, "waiting": False},
@@ -38,7 +38,7 @@ def client(redis_server: RedisServer) -> Iterator[Redis]:
 
 def acquired(client: Redis, options: dict[str, bool], said: Said, owner: str = OWNER) -> Any:
     """The answer without the fence."""
-    keys, args = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options), NAME)
+    keys, args = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options))
     kind, *rest = run(client, Call(lock_commands.ACQUIRE, keys, said(args)))
     return [kind, rest[-1] if kind == 1 else None]
 
@@ -73,12 +73,11 @@ STATES: dict[str, Callable[[Redis], object]] = {
     "waited for by itself": lambda client: client.zadd(f"{KEY}:waiting", {OWNER: 5}),
     "of several slots": lambda client: client.set(f"{KEY}:slots", 3),
     "given up": lambda client: client.set(f"{KEY}:over:{OWNER}", 1),
-    "asked too late": lambda client: client.set(f"{KEY}:over:{NAME}", 1),
     "recorded": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[1])),
 }
 
 #: States in which an acquire gets nothing; and those for an acquire that also looks for a record.
-NONE = {"held", "of several slots", "given up", "asked too late"}
+NONE = {"held", "of several slots", "given up"}
 NONE_ONCE = {*NONE, "recorded"}
 
 

@@ -22,7 +22,7 @@ def test_two_hundred_at_once_share_one_heartbeat(shop: Shop, pool: str) -> None:
     shop.start("one", pool=pool, concurrency=200)
     results = [shop.send("counting_threads", f"job-{n}", 5.0) for n in range(200)]
     counts = [result.get(timeout=LIMIT) for result in results]
-    assert max(counts) <= 2, "heartbeat threads in the process: one, and one that watches a round"
+    assert max(counts) <= 2, "threads in the process: one renews, and one watches"
     runs = shop.record.runs()
     assert max(run.start for run in runs) < min(run.end for run in runs), "they did not run at once"
     assert shop.record.runs("lost") == []

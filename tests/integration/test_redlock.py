@@ -657,7 +657,7 @@ class TestGivenUp:
     def test_late_attempt_does_not_shorten_a_hold(self, nodes: Nodes, store: Store) -> None:
         """The lock of a message lasts for a day once it is confirmed, and nobody renews it."""
         lease = taken_on_all(nodes, store)
-        assert store.renew([lease.asked_for(LONG)], timeout=1.0) == [True]
+        assert store.renew([lease.with_ttl(LONG)], timeout=1.0) == [True]
         until(lambda: all(pttl(server, RUN) > 1000 * TTL for server in nodes.servers), "all nodes have renewed it")
         request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
         assert node_told(store, 0, node_command("vote", request, memory=None))[0] == inside.answer("GRANTED")
@@ -810,7 +810,7 @@ class TestForgetfulNodes:
         def is_everywhere() -> bool:
             """A node whose connection broke at its restart gets it the next time."""
             confirmations.add(lock.confirmed())
-            confirmations.write()
+            confirmations.send_all()
             return len(nodes.holding(run)) == 5
 
         confirmations = inside.confirmations(store)

@@ -6,19 +6,20 @@ import json
 import os
 import signal
 import subprocess
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
+from redis import ConnectionPool, Redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_singleton_lock.backend import Backend
-from celery_singleton_lock.rehearsal.faults import FAULTS, can_be_rerouted
-from celery_singleton_lock.rehearsal.scene import Detour
+from celery_singleton_lock.rehearsal.faults import FAULTS
+from celery_singleton_lock.rehearsal.witness import silence_by
+from celery_singleton_lock.stores.redis import connection
+from celery_singleton_lock.stores.redis.server import Server
 from tests.integration.conftest import Shop, is_alive, until
-from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, of_shop, program
+from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, locks, of_shop, program
 from tests.patience import LIMIT
 from tests.programs import ROOT
 from tests.redis_server import RedisServer
@@ -85,6 +86,13 @@ class TestFaults:
         outcomes = rehearsed(shop, "waiting", "--pool", pool, *faults)
         kept = {name: outcome["kept"] for name, outcome in outcomes.items()}
         assert kept == {"killed": None, "worker-killed": True, "silent": True}
+
+    def test_worker_that_gives_its_lock_up_too_soon_is_found(self, shop: Shop) -> None:
+        words = rehearsal("--fault", "silent", task="exclusive")
+        env = environment_of(shop, singleton_lock_ttl=5.0)
+        shown = locks(*words, app="tests.integration.impatient_app", env=env)
+        assert shown.returncode == 1, shown.stderr
+        assert "the run was stopped, though the server was back in time" in shown.stdout
 
     def test_task_whose_calls_stop_each_other(self, shop: Shop) -> None:
         outcomes = rehearsed(shop, "replacing_late", "--fault", "together")
@@ -167,40 +175,17 @@ class TestBeforeAnythingRuns:
         assert refused.exit_code == 1
         assert says in refused.stderr
 
-    def test_refuses_a_ttl_that_no_worker_accepts_from_a_message(self, shop: Shop) -> None:
-        refused = ask(shop, "rehearse", "--yes", "--ttl", "1", EXCLUSIVE, "report", singleton_lock_accept="none")
-        assert refused.exit_code == 1
-        assert "singleton_lock_accept" in refused.stderr
 
-
-class TestDetour:
-    def test_silent_server_answers_late(self, redis_server: RedisServer) -> None:
-        detour = Detour([redis_server.url_of(2)])
-        with Redis.from_url(detour.conf["singleton_lock_backend"], socket_timeout=0.2) as client:
-            assert client.ping()
-            detour.speaks.clear()
-            with pytest.raises(RedisTimeoutError):
-                client.ping()
-            detour.speaks.set()
-            assert client.ping()
-
-    def test_url_keeps_all_but_its_place(self) -> None:
-        detour = Detour(["redis://me:p%40ss@127.0.0.1:1/3?protocol=3"])
-        before, _, after = detour.conf["singleton_lock_backend"].partition("@127.0.0.1:")
-        assert (before, after.partition("/")[2]) == ("redis://me:p%40ss", "3?protocol=3")
-        assert after.partition("/")[0] != "1"
-
-    @pytest.mark.parametrize(
-        ("url", "possible"),
-        [
-            ("redis://one", True),
-            ("redis://one;redis://two;redis://three", True),
-            ("rediss://one", False),
-            ("sentinel://one/service", False),
-            ("redis+cluster://one", False),
-            ("unix:///run/redis", False),
-        ],
-    )
-    def test_only_where_a_proxy_is_possible(self, url: str, possible: bool) -> None:
-        assert can_be_rerouted(Backend.parse(url), ["socket_timeout"]) is possible
-        assert not can_be_rerouted(Backend.parse(url), ["ssl_ca_certs"])
+def test_server_whose_answers_are_not_heard(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "socket_of", None)  # To be set back.
+    silence = tmp_path / "silence"
+    silence_by(silence)
+    with closing(Server(ConnectionPool.from_url(redis_server.url_of(2), socket_timeout=0.2))) as server:
+        assert server.command("PING") == b"PONG"
+        silence.touch()
+        with pytest.raises(RedisTimeoutError):
+            server.command("PING")
+        silence.unlink()
+        assert server.command("PING") == b"PONG"

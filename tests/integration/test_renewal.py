@@ -14,16 +14,20 @@ from typing import Any
 import pytest
 from redis import CredentialProvider, Redis, RedisError
 
-from celery_singleton_lock import Lock, clock
+from celery_singleton_lock import Lock, Redlock, clock
 from celery_singleton_lock.lock import NotOwned, Unavailable
 from tests.integration.outside import NAME, RENEWED, client
 from tests.integration.test_late_requests import LateProxy
 from tests.patience import LIMIT, until
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
+from tests.servers import Nodes
 from tests.stalling import KINDS
 
 __all__ = ["client"]
+
+#: Locks of one process.
+MANY = 500
 
 #: Seconds of a lease that is lost: a third of it is left then, which is longer than a busy machine stops a thread for.
 LOST = 6.0
@@ -121,6 +125,31 @@ def test_holder_knows_in_time_though_a_name_is_looked_up_for_ever(
     long.lock.release()
 
 
+def test_each_of_many_holders_is_told_once_and_in_time() -> None:
+    """As the majority of a Redlock falls silent. Each is told in a thread of its own, by one that tells all of them."""
+    told: list[tuple[str, float]] = []
+
+    def note(lock: Lock) -> None:
+        held = lock.local.held
+        assert held is not None
+        told.append((lock.name, held.lease.remaining))
+
+    with Nodes() as nodes:
+        clients = [Redis(port=port) for port in nodes.ports]
+        options: Any = {"timeout": 20.0, "thread_local": False, "restart_delay": False, "on_lost": note}
+        locks = [Redlock(clients, f"{number}", **options) for number in range(MANY)]
+        assert all(lock.acquire() for lock in locks)
+        for server in nodes.servers[:3]:
+            server.pause()
+        until(lambda: all(lock.lost for lock in locks), "all are lost")
+        until(lambda: len(told) >= MANY, "all are told")
+        clock.sleep(0.5)  # Whoever told one twice would have done so by now.
+        for server in nodes.servers[:3]:
+            server.resume()
+        assert sorted(name for name, _ in told) == sorted(lock.name for lock in locks)
+        assert min(left for _, left in told) > 0
+
+
 def suppressed(use: Callable[[], object]) -> Callable[[], None]:
     def used() -> None:
         with suppress(NotOwned, Unavailable):
@@ -160,6 +189,7 @@ def test_error_of_the_programs_own_code_is_a_missing_answer(
         assert holder.lost.wait(LIMIT)
         assert holder.left[0] > 0
     going.lock.check()
+    going.lock.release()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from celery import chain, chord, states
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockSuperseded, confirmations
+from celery_singleton_lock import LockSuperseded, in_bulk
 from celery_singleton_lock.runtime import Runtime
 from tests import programs
 from tests.integration.conftest import LONG, Shop, quick_first, until
@@ -98,7 +98,7 @@ def test_message_with_an_eta(shop: Shop, job: Any) -> None:
 def test_lost_lock_replaces_nothing(shop: Shop, job: Any) -> None:
     """The lock server came back empty: both run."""
     first = job.delay("report")
-    Runtime.of(shop.app).confirmations.write()
+    Runtime.of(shop.app).confirmations.send_all()
     with shop.locks() as locks:
         locks.flushdb()
     second = job.delay("report")
@@ -184,7 +184,7 @@ def test_senders_are_killed_one_after_the_other(shop: Shop, job: Any) -> None:
 def test_sender_that_is_killed_leaves_a_lock_that_is_replaced(shop: Shop, job: Any, step: str) -> None:
     killed(shop, job, step)
     with shop.locks() as locks:
-        assert all(0 < locks.pttl(key) <= confirmations.UNCONFIRMED_TTL * 1000 for key in queued(shop))
+        assert all(0 < locks.pttl(key) <= in_bulk.UNCONFIRMED_TTL * 1000 for key in queued(shop))
     newest = job.delay("report")
     start(shop)
     assert newest.get(timeout=LIMIT) == "report"
@@ -198,7 +198,7 @@ def dies(*args: Any, **options: Any) -> None:
 def test_broker_that_refuses_the_message(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The older message has its lock again, and goes on."""
     old = job.delay("report")
-    Runtime.of(shop.app).confirmations.write()
+    Runtime.of(shop.app).confirmations.send_all()
     with monkeypatch.context() as broken:
         broken.setattr(shop.app, "send_task", dies)
         with pytest.raises(KeyboardInterrupt):

@@ -97,20 +97,6 @@ def test_child_is_told_what_the_command_line_says(shop: Shop, redis_server: Redi
         until(lambda: "lock-conflict" in kinds)
 
 
-def test_pool_leaves_it_to_its_main_process_to_log_that_the_server_is_silent(
-    redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]
-) -> None:
-    shop = shop_on(redis_server, locks=own_redis)
-    worker = start(shop, "setting", concurrency=4)
-    own_redis.kill()
-    results = [shop.send("exclusive", f"job-{number}") for number in range(8)]
-    until(lambda: "WARNING/MainProcess] lock server" in worker.log)
-    own_redis.start()
-    for result in results:
-        assert result.get(timeout=LIMIT)
-    assert "WARNING/SpawnPoolWorker" not in worker.log
-
-
 def test_process_of_a_foreign_pool_runs_no_exclusive_task(shop: Shop) -> None:
     """Nobody would renew or free for it."""
     shop.conf["worker_pool"] = "tests.integration.own_pool:TaskPool"

@@ -12,7 +12,19 @@ import pytest
 
 from celery_singleton_lock import InvalidOption, Lock, LockUnavailable, Semaphore, clock
 from tests.contract import inside
-from tests.contract.inside import Held, Holder, Kept, Lease, LockRequest, Record, Store, new_owner, open_url
+from tests.contract.inside import (
+    Held,
+    Hold,
+    Holder,
+    Kept,
+    Lease,
+    LockRequest,
+    Record,
+    Store,
+    is_settled,
+    new_owner,
+    open_url,
+)
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 from tests.servers import Cluster, SentinelGroup, until
@@ -406,3 +418,66 @@ def acquire_or_none(store: Store) -> object:
 def patiently_released(store: Store, lease: Lease) -> bool:
     until(lambda: released(store, lease), "it is freed")
     return True
+
+
+@pytest.fixture(scope="module")
+def silent() -> Iterator[tuple[Cluster, RedisServer]]:
+    """A cluster without replicas, and the master of `KEY`, which is silent during a test."""
+    with Cluster(masters=3, replicas=0) as cluster:
+        yield cluster, cluster.master_of(KEY)
+
+
+class TestSilentMaster:
+    """What nobody waits for is sent in batches, and has to reach the other masters meanwhile."""
+
+    #: So many that one batch after the other, each in vain, would take minutes.
+    MANY = 8000
+
+    #: Seconds in which it reaches the others. A confirmation is useless after 30.
+    SOON = 25.0
+
+    @pytest.fixture
+    def store(self, silent: tuple[Cluster, RedisServer]) -> Iterator[Store]:
+        cluster, master = silent
+        store = open_url(cluster.url)
+        yield store
+        master.resume()
+        until(lambda: is_settled(store), "all ends were answered")
+        store.close()
+        cluster.flush()
+
+    def healthy(self, silent: tuple[Cluster, RedisServer]) -> str:
+        cluster, master = silent
+        return next(
+            key for key in (f"topology:{{job:{number}}}" for number in range(1000)) if cluster.master_of(key) != master
+        )
+
+    def test_holds_up_no_confirmation_of_others(self, silent: tuple[Cluster, RedisServer], store: Store) -> None:
+        lease, confirmations = taken(store, self.healthy(silent)), inside.confirmations(store)
+        silent[1].pause()
+        for _ in range(self.MANY):
+            confirmations.add(Hold(KEY, new_owner(), ttl=TTL))
+        confirmations.add(Hold(lease.key, lease.owner, ttl=10 * TTL))
+        until(lambda: store.held(lease.key)[0].remaining > TTL, "it is confirmed", seconds=self.SOON)
+
+    def test_holds_up_no_record_of_others(self, silent: tuple[Cluster, RedisServer], store: Store) -> None:
+        key, records = self.healthy(silent), inside.Settling(store)
+        store.remember(key, record_of(ME))
+        silent[1].pause()
+        for number in range(self.MANY):
+            records.replace(KEY, Record(f"message {number}", b"settled", TTL))
+        records.replace(key, record_of(ME)._replace(content=b"settled"))
+        until(lambda: content_at(store, key) == b"settled", "it is replaced", seconds=self.SOON)
+
+    def test_holds_up_no_release_of_others(self, silent: tuple[Cluster, RedisServer], store: Store) -> None:
+        lease = taken(store, self.healthy(silent))
+        silent[1].pause()
+        for _ in range(self.MANY):
+            store.abandon(Hold(KEY, new_owner(), ttl=TTL))
+        store.abandon(lease)
+        until(lambda: not store.held(lease.key), "it is free", seconds=self.SOON)
+
+
+def content_at(store: Store, key: str) -> bytes | None:
+    record = store.recorded(key, ME.message)
+    return None if record is None else record.content

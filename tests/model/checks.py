@@ -42,11 +42,12 @@ _line = partial(Check, "line", broken=True)
 BROKEN = (
     _lease("trust counts from the answer", ("TRUST_FROM_ANSWER",)),
     _lease("the clocks differ by more than trust allows for", ("SLOW=2",)),
-    _lease("free does not check whose hold it is", ("FREE_UNCHECKED",), shortest=False, depth=120),
+    _lease("free does not check whose hold it is", ("FREE_UNCHECKED",), shortest=False, depth=140),
     _lease("renew creates what is not there", ("RENEW_CREATES",), shortest=False, depth=120),
     _lease("the server does not remember a token that was given up", ("NO_OVER",)),
     _lease("a request arrives after the server has forgotten that its token is over", ("OVER_TOO_SHORT",)),
-    _lease("the second try does not name the first", ("NO_TRY_NAMES",)),
+    _lease("a grant to a second try leaves no tombstone", ("NO_TOMBSTONE_AT_GRANT",)),
+    _lease("a second try that is refused leaves no tombstone", ("REFUSED_WITHOUT_TOMBSTONE",)),
     _lease("a process is paused past the end of its lease", ("PAUSE",)),
     _lease("a hold has no time to live", ("HOLD_WITHOUT_TTL", "SLOW=0"), liveness=True),
     _redelivery("the record is written before the body ends", ("RECORD_BEFORE_BODY",)),
@@ -63,7 +64,7 @@ BROKEN = (
     _waiters(
         "a hand-over does not check whether its waiter has the lock", ("HAND_OVER_IGNORES_HOLD", "FAULTS=1", "GAP")
     ),
-    _waiters("a waiter that leaves does not name its unanswered request", ("LATE_NOT_NAMED", "FAULTS=2")),
+    _waiters("a late request does not look for the end of its waiter", ("LATE_IGNORES_END", "FAULTS=2")),
     _waiters("a waiter that leaves the line with the lock frees it", ("LEAVING_FREES", "FAULTS=2")),
     _waiters("a lock that is handed over is trusted unconfirmed", ("NOT_CONFIRMED", "FAULTS=2")),
     _waiters("a lock that is handed over lasts for a ttl", ("HANDED_OVER_FOR_TTL", "FAULTS=2")),

@@ -36,8 +36,7 @@ mtype = { FIRST_TRY, SECOND_TRY, RENEWAL };
 
 /* The server. */
 byte key, left;                 /* the token that holds the lock; 0: free */
-bit over[TOKENS];               /* :over:<token> */
-bit over_first[TOKENS];         /* :over:<the first try> */
+bit over[TOKENS];               /* :over:<token>: it keeps what it has, and takes nothing */
 bit has_no_ttl;
 
 /* On the way to the server, by token. */
@@ -60,7 +59,7 @@ bit is_over[TOKENS];
 /* Whether a token still has requests on their way, or the lock. */
 #define IS_LEFT(t) (IS_ON_ITS_WAY(t) || key == t)
 
-inline forget(t) { over[t] = 0; over_first[t] = 0; is_over[t] = 0 }
+inline forget(t) { over[t] = 0; is_over[t] = 0 }
 
 /* Requests that have no effect any more, and whose answers nobody awaits, need not arrive: fewer states, and no step is
  * lost. The variants in which they could do harm keep them.
@@ -79,7 +78,7 @@ inline tidy(t) {
 
 inline rename(t, u) {
   first[u] = first[t]; second[u] = second[t]; renewal[u] = renewal[t]; release[u] = release[t]; abandon[u] = abandon[t];
-  over[u] = over[t]; over_first[u] = over_first[t]; is_over[u] = is_over[t];
+  over[u] = over[t]; is_over[u] = is_over[t];
   first[t] = 0; second[t] = 0; renewal[t] = 0; release[t] = 0; abandon[t] = 0;
   forget(t);
   if
@@ -124,22 +123,20 @@ inline say(t, what, said) {
 
 inline take(t, what) {
   if
-#ifdef NO_TRY_NAMES
-  :: over[t] -> say(t, what, NO)
-#else
-  :: over[t] || (what == FIRST_TRY && over_first[t]) -> say(t, what, NO)
-#endif
+  :: over[t] && key != t -> say(t, what, NO)
   :: else ->
-    if
-    :: what == SECOND_TRY -> over_first[t] = 1
-    :: else
-    fi;
     if
     :: key == 0 || key == t ->
       assert(!is_over[t]);
       key = t; left = TTL;
 #ifdef HOLD_WITHOUT_TTL
       has_no_ttl = 1;
+#endif
+#ifndef NO_TOMBSTONE_AT_GRANT
+      if
+      :: what == SECOND_TRY -> over[t] = 1
+      :: else
+      fi;
 #endif
       say(t, what, YES)
     :: else -> say(t, what, NO)
@@ -235,7 +232,16 @@ asking:
       believe(i); body[i] = 1;
       printf("owner %d has the lock, trusted for %d; its body begins\n", i, trusted[i]) };
       goto holding
-  :: atomic { answer[i] == NO -> no_longer(i) }; goto idle
+#ifdef REFUSED_WITHOUT_TOMBSTONE
+  :: atomic { answer[i] == NO -> no_longer(i); is_over[NOW(i)] = 1 }; goto idle
+#else
+  :: atomic { answer[i] == NO ->
+      if
+      :: awaited[i] == SECOND_TRY -> abandon[NOW(i)] = 1
+      :: else
+      fi;
+      no_longer(i) }; goto idle
+#endif
   :: atomic { i == 0 && awaited[i] == FIRST_TRY ->
       ask_from(i); awaited[i] = SECOND_TRY; second[NOW(i)] = 1;
       printf("owner %d got no answer, and asks again\n", i) }; goto asking
@@ -316,7 +322,7 @@ proctype Time() {
       :: else -> printf("a tick: held by %d, %d left\n", key, left)
       fi;
 #ifdef OVER_TOO_SHORT
-      over[1] = 0; over[2] = 0; over_first[1] = 0; over_first[2] = 0;
+      over[1] = 0; over[2] = 0;
 #endif
     }
   od

@@ -52,7 +52,7 @@ byte key, left;                     /* the token that holds the lock, and its re
 byte waiting, wake;                 /* ticks that `:waiting` and the element of `:wake` still live */
 chan blocked = [PLACES] of { byte };    /* the waiters that block on `:wake`, the longest first */
 bit behind[PLACES];                 /* it was woken, and its acquire is next */
-bit over[PLACES];                   /* :over:<place>: its late requests take nothing */
+bit over[PLACES];                   /* :over:<token>: it keeps what it has, and takes nothing */
 
 /* On the way. */
 mtype said[PLACES] = NOTHING;       /* the answer to the acquire behind the blocking command */
@@ -159,9 +159,6 @@ inline free(i) {
 /* From now on, no request or wake-up of this place takes the lock. */
 inline end_place(i) {
   over[i] = 1; ending[i] = 0;
-#ifndef LATE_NOT_NAMED
-  late[i] = 0;
-#endif
   free(i); tidy(i);
   printf("server: the end of place %d: held by %d\n", i, key)
 }
@@ -297,9 +294,14 @@ end:
   :: atomic { late[i] ->
       late[i] = 0;
       if
+#ifdef LATE_IGNORES_END
       :: key == 0 || key == TOKEN(i) -> give(i, TTL)
+#else
+      :: !over[i] && (key == 0 || key == TOKEN(i)) -> give(i, TTL)
+#endif
       :: else
       fi;
+      tidy(i);
       printf("server: a late acquire of place %d: held by %d\n", i, key) }
   :: atomic { ending[i] -> end_place(i) }
   :: atomic { leaving[i] -> leaving[i] = 0; over[i] = 1; tidy(i); printf("server: place %d has left the line\n", i) }

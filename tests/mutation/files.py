@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 _PACKAGE = "celery_singleton_lock"
 _REDIS = f"{_PACKAGE}/stores/redis"
 _MODULES = {
-    _PACKAGE: "trust lease pulse heartbeat watched record_writer",
+    _PACKAGE: "trust lease heartbeat batches in_bulk",
     f"{_PACKAGE}/task": "acquisition run redelivery refusal settling",
-    _REDIS: "store lock_commands lock_answers pending_calls question waiter",
+    _REDIS: "store lock_commands lock_answers outbox waiter",
     f"{_REDIS}/redlock": "store votes conversation majority commands",
 }
 FILES = (

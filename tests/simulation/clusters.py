@@ -55,7 +55,8 @@ class _Map(ClusterMap):
 
     def redirection(self, keys: Any, held: int, *, asking: bool, is_seven: bool = True) -> CommandError | None:
         slot = slot_of(keys[0]) if keys else -1
-        if slot in self.importing and not self.was_here:
+        # One key alone may have been found here by a SCAN.
+        if slot in self.importing and not self.was_here and len(keys) > 1:
             simulation().must(asking, "slot {} is about to move to {}, and is asked for there", slot, self.myself)
         here = 0 if self.is_empty and slot in self.migrating else held
         return ClusterMap.redirection(self, keys, here, asking=asking, is_seven=is_seven)

@@ -23,18 +23,39 @@ def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, byte
     return [(key, value) for key, value in server.living_values() if inside.part_of(key) == "run" or key in names]
 
 
-def must_not_be_given_up(run: Any, server: Any, names: frozenset[str] = frozenset()) -> None:
-    """Check that a server holds no lock for an owner of whom it knows that it was given up.
+class Tombstones:
+    """Checks that an owner that has a tombstone takes no lock.
 
-    Not so a lock that is kept: if nobody could record that its message has ended, it may be kept after that.
+    On one server it may keep what it has, so it must have been seen with that lock, or not without it. On a node of a
+    Redlock it has nothing. Not so a lock that is kept: if nobody could record that its message has ended, it may be
+    kept after that.
     """
-    every = {name for name, _ in server.living_values()}
-    over = {inside.name_in(name) for name in every if inside.part_of(name) == "over"}
-    for key, value in on(server, names) if over else ():
-        hold = inside.hold_of(value)
-        if hold.pid:
-            is_well = over.isdisjoint((hold.owner, stem(value)))
-            run.must(is_well, "{} holds {} for {}, which was given up", server.host.name, key, hold.owner)
+
+    def __init__(self, world: Any, names: frozenset[str] = frozenset()) -> None:
+        self._world, self._names = world, names
+        #: The owners on each server that had a tombstone and no lock at the last look.
+        self._without: dict[Any, set[str]] = {}
+        #: What owners had while they had a tombstone. A server that has lost its last writes may show it again.
+        self._seen: set[bytes] = set()
+
+    def look(self) -> None:
+        is_redlock = len(self._world.servers) > 1
+        for server in self._world.servers:
+            every = {name for name, _ in server.living_values()}
+            over = {inside.name_in(name) for name in every if inside.part_of(name) == "over"}
+            without = self._without.get(server, set())
+            self._without[server] = set(over)
+            for key, value in on(server, self._names) if over else ():
+                hold = inside.hold_of(value)
+                named = {hold.owner, stem(value)}
+                if hold.pid and not over.isdisjoint(named):
+                    keeps = without.isdisjoint(named) or value in self._seen
+                    is_well = keeps and not is_redlock
+                    self._world.run.must(
+                        is_well, "{} holds {} for {}, which was given up", server.host.name, key, hold.owner
+                    )
+                    self._seen.add(value)
+                    self._without[server] -= named
 
 
 def stem(value: bytes) -> str:

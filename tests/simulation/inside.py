@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from celery import states
 
-from celery_singleton_lock.confirmations import UNCONFIRMED_TTL
 from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH
+from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
 from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
@@ -400,8 +400,8 @@ def record_of(value: bytes) -> Record:
 def repeated_by(process: Any) -> list[tuple[str, str, str]]:
     """What a process repeats, or repeated until it died, on its lock server: what, of which lock, and for whom."""
     opened = attribute(process.package("runtime"), "_all_opened")[-1:]
-    pending = [attribute(runtime.store, "_pending") for one in opened for runtime in one.runtimes.values()]
-    return [call_id for calls in pending for call_id in attribute(calls, "_calls")]
+    outboxes = [attribute(runtime.store, "_outbox") for one in opened for runtime in one.runtimes.values()]
+    return [call_id for outbox in outboxes for call_id in attribute(outbox, "_waiting")]
 
 
 # Processes
@@ -439,7 +439,7 @@ def begin_anew(package: Any) -> None:
     """Reset what is neither a container of a module nor starts anew in the child of a fork."""
     abort, runtime = module(package, "task.abort"), module(package, "runtime")
     assign(abort, "_by_signal", attribute(abort, "_BySignal")())
-    vars(attribute(module(package, "pulse"), "pulse")).clear()
+    vars(attribute(module(package, "heartbeat"), "watchdog")).clear()
     attribute(runtime, "_all_opened")[:] = [attribute(runtime, "_Opened")()]
 
 

@@ -47,6 +47,7 @@ class Invariants:
         self.world, self.run = world, world.run
         #: The additional time of several consecutive network messages.
         self._more = SOME * world.plan.latency
+        self._tombstones = holds.Tombstones(world)
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
         #: Free locks that some node could not grant. Nobody notices when a node can again.
@@ -68,7 +69,7 @@ class Invariants:
         for server in self.world.servers if held else ():
             endless = server.without_end("run")
             self.run.must(endless is None, "the hold {} on {} has no time to live", endless, server.host.name)
-            holds.must_not_be_given_up(self.run, server)
+        self._tombstones.look()
         now = {*self._of_holds(held), *(("free", *it) for it in self._missed(held))}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         self._free_on_some &= now

@@ -93,6 +93,7 @@ class LocksChecker:
     def __init__(self, world: World) -> None:
         self.world, self.run, self.plan = world, world.run, world.plan
         self.limits = dict(world.plan.limits)
+        self._tombstones = holds.Tombstones(world, frozenset(self.limits))
         self.waiting: dict[str, list[Turn]] = defaultdict(list)
         self.holding: dict[str, list[Turn]] = defaultdict(list)
         self._fences: dict[str, int] = defaultdict(int)
@@ -179,7 +180,7 @@ class LocksChecker:
         }
         if len(clients) > 1:
             lock = package.Redlock(clients, use.name, **options)
-            # Weak: its repeater keeps them as long as something is pending.
+            # Weak: its thread keeps them as long as something is pending.
             self._nodes_of[turn.process] = ref(inside.nodes_of(lock))
             return lock
         if self.limits[use.name] > 1:
@@ -383,8 +384,8 @@ class LocksChecker:
         if "fixed" in turn.use.ways or lease.reason is not None or not (process.alive and process.runs):
             return
         left = lease.trusted_until - process.host.clock(now)
-        is_far = left >= KNOWN_BEFORE * lease.good_for
-        may_know = is_far or now > process.frozen_until + noticed_after(lease.good_for)
+        is_far = left >= KNOWN_BEFORE * lease.ttl
+        may_know = is_far or now > process.frozen_until + noticed_after(lease.ttl)
         if may_know and len(self.world.servers) == 1:
             what = turn.use.name, turn.use.number, left
             self.run.must(is_far, "{}: use {} trusts its lock, {:.3f} s before the end", *what)
@@ -410,8 +411,7 @@ class LocksChecker:
         living = {it.pid for it in self.run.processes if it.alive and it.runs and not self._reaches_no_majority(it)}
         used = {inside.stem(turn.lease.owner) for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
-        for server in self.world.servers:
-            holds.must_not_be_given_up(self.run, server, frozenset(self.limits))
+        self._tombstones.look()
         self._must_not_be_kept_for(held)
         unused = {
             (key, owner)

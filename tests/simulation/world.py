@@ -421,15 +421,15 @@ class Bodies:
     def _is_frozen(self, process: Process, lease: Any) -> bool:
         now = self.world.run.now
         is_over = lease.trusted_until <= process.host.clock(now)
-        reacts_at = process.frozen_until + (noticed_after(lease.good_for) if is_over else NOTICES)
+        reacts_at = process.frozen_until + (noticed_after(lease.ttl) if is_over else NOTICES)
         return not process.alive or not process.runs or now < reacts_at
 
 
-def noticed_after(good_for: float) -> float:
+def noticed_after(ttl: float) -> float:
     """Seconds within which the holder of a lease has stopped that was frozen until its end, from when it goes on: it
     asks the lock server, and counts the lease as lost if there is no answer after two steps.
     """
-    return 2 * min(MAX_STEP, good_for * STEP_SHARE) + STOPS
+    return 2 * min(MAX_STEP, ttl * STEP_SHARE) + STOPS
 
 
 def look_at_the_last(world: World, process: Process, lease: Any) -> None:

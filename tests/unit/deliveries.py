@@ -1,4 +1,4 @@
-"""Tasks that list their runs, and messages that are delivered to them."""
+"""Tasks that list their runs, and requests of their messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
-from celery_singleton_lock import Lease, SingletonTask
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.running import progress_of
 
@@ -60,15 +57,6 @@ def request_of(task: Any, *, carries: Any = None, **request: Any) -> dict[str, A
     return request if carries is None else {**request, HEADER: {"id": request["id"], **carries}}
 
 
-def deliver(task: Any, *, carries: Any = None, **request: Any) -> Any:
-    """Call the task as a worker does for a message; returns or raises what the task does."""
-    task.push_request(**request_of(task, carries=carries, **request))
-    try:
-        return task()
-    finally:
-        task.pop_request()
-
-
 @contextmanager
 def carried_out(task: Any, request: Context) -> Iterator[None]:
     """As if a worker were carrying out the request."""
@@ -83,11 +71,3 @@ def carried_out(task: Any, request: Context) -> Iterator[None]:
     finally:
         task.request_stack.pop()
         monkeypatch.undo()
-
-
-def hold(task: Any, *args: Any, **kwargs: Any) -> Lease:
-    """Hold the lock of a call as another task."""
-    asked = LockRequest(task.lock_key_of(*args, **kwargs), new_owner(), ttl=60, holder=Holder("other-task"))
-    lease = Runtime.of(task.app).store.acquire(asked)
-    assert isinstance(lease, Lease)
-    return lease

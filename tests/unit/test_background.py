@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from celery_singleton_lock.background import Later
 from tests.patience import LIMIT, until
 
@@ -20,3 +22,26 @@ def test_work_that_comes_meanwhile_is_done_next() -> None:
     it.want()
     may_go_on.set()
     until(lambda: calls == [2])
+
+
+def test_work_that_comes_just_as_nothing_is_left_is_done() -> None:
+    asked, again = threading.Event(), threading.Event()
+
+    def work() -> None:
+        if asked.is_set():
+            again.set()
+        else:
+            asked.set()
+            it.want()
+
+    it = Later("a", work)
+    it.want()
+    assert again.wait(LIMIT)
+
+
+def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that are collected then may have calls to repeat; the start of a thread would never return."""
+    it = Later("a", lambda: None)
+    monkeypatch.setattr("sys.is_finalizing", lambda: True)
+    it.want()
+    assert it._thread is None

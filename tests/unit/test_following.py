@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 from celery.exceptions import Ignore, Reject
 
-from celery_singleton_lock import DuplicateResult, LockUnavailable
+from celery_singleton_lock import DuplicateResult, LockUnavailable, clock
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, line
+from tests.inside import at_question, line, silence, woken
+from tests.patience import LIMIT
 from tests.servers import until
 
 SCOPES = ("until_executed", "until_executing", "until_and_while_executing")
@@ -207,6 +210,22 @@ class TestEnds:
         else:
             assert len(bench.runs) == len({*bench.runs})
 
+    def test_leader_may_start_just_as_a_follower_has_taken_its_lock(self, bench: Bench, scope: str) -> None:
+        """It has its own lock, and its follower gives this one back."""
+        with at_question(bench.app, 0, list) as asked:
+            other = Line(bench, lock_scope=scope)
+            other.lose()
+            asked.clear()
+            other.follow()
+        bench.runs.clear()
+        line = Line(bench, lock_scope=scope)
+        line.lose()
+        with at_question(bench.app, asked.index("acquire") + 1, line.run_first, "after"):
+            line.follow()
+        line.settle()
+        assert bench.end(line.followers[0]) == "ran"
+        assert bench.runs == [line.first.id]
+
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_copy_may_start_at_any_moment_of_a_follower(self, bench: Bench, scope: str, number: int) -> None:
         """The copy leads, and frees the lock as its body starts, or as it ends: nobody would free it again."""
@@ -248,6 +267,30 @@ class TestEnds:
         assert bench.end(line.followers[0]) == "ran"
         line.gets_free()
         assert bench.runs.count(line.first.id) == (2 if bench.end(line.first) == "ran" else 1)
+
+    def test_leader_that_died_may_come_again_just_as_a_follower_has_taken_its_lock(
+        self, bench: Bench, scope: str
+    ) -> None:
+        def died() -> Line:
+            line = Line(bench, lock_scope=scope, **DIES)
+            line.body = raises(SystemExit())
+            line.run_first()
+            line.body = lambda: "ran"
+            line.lose()
+            bench.runs.clear()
+            return line
+
+        with at_question(bench.app, 0, list) as asked:
+            line = died()
+            asked.clear()
+            line.follow()
+        line = died()
+        come_again = partial(bench.deliver, line.first, redelivered=True)
+        with at_question(bench.app, asked.index("acquire") + 1, come_again, "after"):
+            line.follow()
+        line.settle()
+        assert bench.end(line.followers[0]) == "ran"
+        assert bench.runs == [line.first.id]
 
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_any_answer_to_a_follower_may_be_lost(self, bench: Bench, scope: str, number: int) -> None:
@@ -311,6 +354,19 @@ class TestLooks:
         bench.app.backend.mark_as_revoked(line.first.id, "revoked")
         assert line.follow() == "ran"
 
+    @pytest.mark.parametrize("policy", ["retry", "raise", "run"])
+    def test_silent_lock_server_is_handled_as_the_policy_says(self, bench: Bench, policy: str) -> None:
+        line = Line(bench, on_unavailable=policy)
+        with silence(bench.app, heard=0):
+            end = line.follow()
+        if policy == "retry":
+            assert end == "PENDING"
+            line.run_first()
+            assert bench.deliver(bench.put_back()) == "ran"
+            assert bench.runs == [line.first.id]
+        else:
+            assert (isinstance(end, LockUnavailable), end == "ran") == (policy == "raise", policy == "run")
+
     def test_follower_looks_again_if_the_result_backend_does_not_answer(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -333,6 +389,150 @@ class TestLooks:
             assert line.follow() == LARGE
             bench.forget(line.followers[0])
             bench.later(11.0)
+        assert bench.runs == [line.first.id]
+
+
+class TestWakeUps:
+    """The end of a message may wake only one of those in line: whoever has no use for that wakes the next one."""
+
+    @pytest.fixture
+    def woke(self, bench: Bench) -> Iterator[list[str]]:
+        with woken(bench.app) as keys:
+            yield keys
+
+    @pytest.fixture
+    def waited_for(self, bench: Bench) -> Iterator[list[str]]:
+        """The locks for which messages have waited in line, which were delivered since."""
+        with line(bench.app) as keys:
+            yield keys
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_follower_waits_for_the_lock_of_its_leader(
+        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
+    ) -> None:
+        """It ends as its leader, and wakes the next follower for that lock."""
+        line = Line(bench, followers=2, lock_scope=scope)
+        followers = [line.look(number) for number in range(2)]
+        line.run_first()
+        assert woke == []
+        assert [line.follow(number) for number, _ in enumerate(followers)] == ["ran"] * 2
+        assert len({*waited_for}) == 1
+        assert woke == waited_for
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_copy_of_a_follower_that_has_just_ended(
+        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
+    ) -> None:
+        """Its worker has died before it stored the end, so the copy looks again later."""
+        line = Line(bench, lock_scope=scope)
+        line.look()
+        line.run_first()
+        line.follow()
+        woke.clear()
+        waited_for.clear()
+        bench.forget(line.followers[0])
+        line.look()
+        assert woke == waited_for
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_copy_of_a_running_follower(self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]) -> None:
+        """It has a use for the lock only if that ends with the follower."""
+
+        def body() -> None:
+            woke.clear()
+            waited_for.clear()
+            copy = line.followers[0]
+            bench.deliver(copy, redelivered=True)
+
+        line = Line(bench, lock_scope=scope)
+        line.look()
+        line.lose()
+        line.body = body
+        line.follow()
+        assert len(waited_for) == 1
+        assert woke == ([] if scope == "until_executed" else waited_for)
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_follower_that_runs_has_another_lock_than_its_leaders_run(
+        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
+    ) -> None:
+        def body() -> None:
+            line.look()
+            raise Ignore
+
+        line = Line(bench, lock_scope=scope)
+        line.body = body
+        line.run_first()
+        line.body = lambda: "ran"
+        assert line.follow() == "ran"
+        assert len(waited_for) == 1
+        assert woke == (waited_for if scope == "until_executing" else [])
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_leader_that_has_lost_its_lock(
+        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
+    ) -> None:
+        """Its followers are in line behind the next message, which has the lock."""
+        line = Line(bench, lock_scope=scope)
+        line.look()
+        line.lose()
+        assert line.is_free
+        line.run_first()
+        (woke_first,) = woke
+        line.follow()
+        assert waited_for == [woke_first]
+
+    @pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
+    @pytest.mark.parametrize("waits", ["in line", "in its slot"])
+    def test_message_that_takes_the_lock_of_the_run_before(
+        self, bench: Bench, scope: str, waits: str, woke: list[str]
+    ) -> None:
+        """Followers of that run do not need the lock to end as it did."""
+        options = {"on_conflict": "retry", "lock_wait": LIMIT if waits == "in its slot" else 0}
+        line = Line(bench, lock_scope=scope, **options)
+        with ExitStack() as held:
+            held.enter_context(hold_lock(line.task))
+            if waits == "in line":
+                bench.deliver(line.first)
+                line.first = bench.put_back()
+                held.close()
+            with at_question(bench.app, 1, held.close, "after"):
+                line.run_first()
+        assert bench.runs == [line.first.id]
+        assert woke == [line.task.lock_key_of()]
+
+    def test_lock_of_such_a_message_is_renewed_while_the_server_is_slow_to_wake(self, bench: Bench) -> None:
+        def waits() -> Line:
+            line = Line(bench, on_conflict="retry", lock_ttl=1.0)
+            with hold_lock(line.task):
+                bench.deliver(line.first)
+            line.first = bench.put_back()
+            return line
+
+        with at_question(bench.app, 0, list) as asked:
+            line = waits()
+            asked.clear()
+            line.run_first()
+        line = waits()
+        with at_question(bench.app, asked.index("wake") + 1, lambda: clock.sleep(1.2)):
+            assert line.run_first() == "ran"
+
+    @pytest.mark.parametrize("copy", ["is dropped", "stands by", "has ended"])
+    def test_copy_of_such_a_message(self, bench: Bench, copy: str, woke: list[str]) -> None:
+        """Whoever has the lock now has woken this copy, and wakes nobody else before it ends."""
+
+        def deliver_copy() -> None:
+            woke.clear()
+            bench.deliver(line.first)
+            assert line.task.lock_key_of() in woke
+
+        line = Line(bench, on_conflict="retry", acks_late=copy == "stands by")
+        with hold_lock(line.task):
+            bench.deliver(line.first)
+        line.first = bench.put_back()
+        line.body = deliver_copy if copy != "has ended" else lambda: None
+        line.run_first()
+        deliver_copy()
         assert bench.runs == [line.first.id]
 
 
@@ -373,6 +573,20 @@ class TestRunsLikeAnyOther:
         part: Sent = bench.send(line.task, **{"root_id": "the root", ancestor: line.first.id})
         assert bench.deliver(part) == "ran"
         assert not line.is_free
+
+    def test_follower_joins_a_leader_that_has_outlived_its_lock(self, bench: Bench) -> None:
+        """The leader still has the lock of its run."""
+
+        def body() -> str:
+            line.lose()
+            line.look()
+            return "after all"
+
+        line = Line(bench, acks_late=True, lock_ttl=600.0)
+        line.body = body
+        assert line.run_first() == "after all"
+        assert line.follow() == "after all"
+        assert bench.runs == [line.first.id]
 
     def test_follower_is_refused_if_its_leader_waits_for_its_parent(self, bench: Bench) -> None:
         """Its parent has the lock of the run, for which the leader waits."""

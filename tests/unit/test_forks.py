@@ -14,33 +14,20 @@ import pytest
 from celery_singleton_lock import forks
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.forks import Mutex
-from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock import _noting
-from celery_singleton_lock.pulse import pulse
-from celery_singleton_lock.record_writer import RecordWriter
-from celery_singleton_lock.runtime import _opening
-from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import key_report
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
-@pytest.mark.parametrize("mutex", [Mutex(), _noting, _opening], ids=["any", "locks", "runtime"])
+@pytest.mark.parametrize("mutex", [Mutex(), _noting], ids=["any", "locks"])
 def test_mutex_is_free_in_a_child(mutex: Mutex) -> None:
     def use() -> None:
         with mutex.lock:
             pass
 
     assert child_ends(lambda: mutex.lock, use)
-
-
-def test_heartbeat_is_free_in_a_child() -> None:
-    pulse.prepare()
-
-    assert child_ends(lambda: pulse.changed, lambda: pulse.changed.acquire())
 
 
 def test_background_work_is_free_in_a_child() -> None:
@@ -51,17 +38,6 @@ def test_background_work_is_free_in_a_child() -> None:
         assert done.wait(LIMIT)
 
     assert child_ends(lambda: aside._later._mutex, use)
-
-
-def test_memory_store_is_free_in_a_child() -> None:
-    store = MemoryStore()
-    lease = Lease("k", new_owner(), ttl=1.0, fence=1, sent_at=0.0)
-    assert child_ends(lambda: store._mutex.lock, lambda: store.renew([lease], timeout=1.0))
-
-
-def test_record_writer_is_free_in_a_child() -> None:
-    writer = RecordWriter(MemoryStore())
-    assert child_ends(lambda: writer._mutex, lambda: writer.replace("k", Record("m", b"", 1.0)))
 
 
 def test_reports_are_free_in_a_child() -> None:

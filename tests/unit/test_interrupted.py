@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.heartbeat import Heartbeat, watchdog
 from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.in_bulk import Records
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import pulse
-from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import key_report
@@ -77,8 +76,8 @@ def test_heartbeat_is_never_left_locked(interrupt: Callable[[Callable[[], object
     for _ in range(TIMES):
         interrupt(lambda: beating.stop(other))
     with ThreadPoolExecutor(1) as another:  # This thread could acquire the mutex again even if it held it.
-        assert another.submit(pulse.mutex.acquire, timeout=10).result()
-        another.submit(pulse.mutex.release).result()
+        assert another.submit(watchdog.mutex.acquire, timeout=10).result()
+        another.submit(watchdog.mutex.release).result()
     beating.stop(kept)
     beating.close()
 
@@ -107,14 +106,14 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
     if which == "reports":
         ends = is_used_within(key_report._mutex.lock, key_report.receive)
     elif which == "children":
-        family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).server_watch)
-        ends = is_used_within(family._mutex.lock, family._leased)
+        family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).outage)
+        ends = is_used_within(family._mutex.lock, lambda: family.free_when_gone(1))
     elif which == "line":
         wake_ups: Any = SimpleNamespace()
         line = Line(wake_ups, lambda _: False, lambda: False, in_loop=True)
         ends = is_used_within(line._mutex.lock, lambda: line.has_begun("k", wakes=False))
     elif which == "records":
-        records = RecordWriter(store)
+        records = Records(store)
         ends = is_used_within(records._mutex, lambda: records.replace("k", Record("m", b"", 1.0)))
     else:
         journal = JournalWriter(store.journal("p", size=10), lambda: None, 0)

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject
 from celery_singleton_lock import LockConflict, LockUnavailable
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question
+from tests.inside import at_question, line, woken
 from tests.redis_server import RedisServer
 
 #: A value that no record keeps.
@@ -300,6 +300,35 @@ class TestGoesOn:
         assert bench.deliver(copy) == "ran"
         assert pair.count == 2
 
+    def test_copy_waits_for_a_retry_for_which_the_lock_is_kept_no_longer(self, bench: Bench) -> None:
+        bench.app.conf.singleton_lock_done_ttl = 36_000
+        pair = Pair(bench, lambda: pair.retry(), lock_retain_on_retry=True)
+        second = pair.retried()
+        copy = pair.look(pair.look(pair.copies[0]))
+        bench.later(8000.0)
+        copy = pair.look(copy)
+        assert bench.deliver(second) == "ran"
+        assert bench.deliver(copy) == "ran"
+        assert pair.count == 2
+
+    def test_copy_runs_in_the_place_of_a_retry_that_could_not_record_the_attempt_before(self, bench: Bench) -> None:
+        """The server was silent for a moment as it began, and its process has died."""
+
+        def retried() -> tuple[Pair, Sent]:
+            bench.runs.clear()
+            pair = Pair(bench, lambda: pair.retry(), **DIES)
+            pair.then = [raises(SystemExit())]
+            return pair, pair.retried()
+
+        with at_question(bench.app, 0, list) as asked:
+            _, second = retried()
+            asked.clear()
+            bench.deliver(second)
+        pair, second = retried()
+        with at_question(bench.app, asked.index("refuse") + 1, raises(LockUnavailable("the server", "silent"))):
+            bench.deliver(second)
+        assert pair.copy() == "ran"
+
     def test_copy_runs_if_nothing_is_known_about_the_retry_any_more(self, bench: Bench) -> None:
         pair = Pair(bench, lambda: pair.retry())
         pair.retried()
@@ -334,11 +363,105 @@ class TestGoesOn:
         assert pair.count == 2
 
 
+class TestSilence:
+    """The lock server does not answer a copy's look: the copy asks for the lock, and looks again when it has that."""
+
+    def test_copy_that_has_the_lock_by_then_gives_it_back(self, bench: Bench) -> None:
+        pair = Pair(bench, lambda: 1)
+        pair.run_first()
+        with at_question(bench.app, 1, raises(LockUnavailable("the server", "silent"))):
+            assert pair.copy() == 1
+        with hold_lock(pair.task):
+            pass
+        assert pair.count == 1
+
+    @pytest.mark.parametrize("number", range(1, 4))
+    def test_copy_does_not_run_before_it_knows(self, bench: Bench, number: int) -> None:
+        silent = raises(LockUnavailable("the server", "silent"))
+        pair = Pair(bench, lambda: 1)
+        pair.run_first()
+        with at_question(bench.app, 1, silent), at_question(bench.app, number, silent):
+            pair.copy()
+        for copy in bench.queued():
+            bench.deliver(copy)
+        assert bench.end(pair.copies[0]) == 1
+        assert pair.count == 1
+
+
+def test_only_a_retry_leaves_more_than_the_record_of_its_end(bench: Bench, redis_server: RedisServer) -> None:
+    bench.app.conf.singleton_lock_backend = redis_server.url_of(0)
+    pair = Pair(bench, lambda: pair.retry(), copies=0)
+    with redis_server.client() as client:
+        for number in (1, 3):  # That it has begun, and how it has ended.
+            message = pair.first if number == 1 else bench.put_back()
+            bench.deliver(message)
+            assert len(list(client.scan_iter("*:done:*"))) == number
+
+
+class TestWakeUps:
+    """The end of a task may wake only one of its copies in line: whoever has no use for that wakes the next one."""
+
+    def test_task_that_has_lost_its_lock(self, bench: Bench) -> None:
+        """Its copies are in line behind the next message, which has the lock."""
+
+        def lose() -> int:
+            bench.later(100.0)
+            stack.enter_context(hold_lock(pair.task))
+            return 1
+
+        pair = Pair(bench, lose, on_lock_lost="warn")
+        with line(bench.app) as waited_for, woken(bench.app) as woke, ExitStack() as stack:
+            pair.run_first()
+            assert woke == [pair.task.lock_key_of()]
+            assert pair.copy() == 1
+            assert waited_for == [pair.task.lock_key_of()]
+
+    def test_copy_that_waits_for_a_retry(self, bench: Bench) -> None:
+        """The retry waits in its slot until the previous attempt has freed the lock."""
+        pair = Pair(bench, lambda: pair.retry())
+        pair.retried()
+        with line(bench.app) as waited_for, woken(bench.app) as woke:
+            copy = pair.look(pair.copies[0])
+            assert woke == waited_for == [pair.task.lock_key_of()]
+            pair.look(copy)
+        assert woke == waited_for, "nothing has woken it"
+
+    def test_copy_that_waits_for_a_running_retry(self, bench: Bench) -> None:
+        def runs() -> None:
+            pair.look(pair.look(pair.copies[0]))
+
+        pair = Pair(bench, lambda: pair.retry())
+        pair.then = [runs]
+        second = pair.retried()
+        pair.copies = [pair.look(pair.copies[0])]
+        with line(bench.app) as waited_for, woken(bench.app) as woke:
+            bench.deliver(second)
+        assert waited_for == [pair.task.lock_key_of()]
+        assert woke == []
+
+    def test_copy_that_has_just_ended(self, bench: Bench) -> None:
+        """Its worker has died before it stored the end, so the copy looks again later."""
+        pair = Pair(bench, lambda: 1)
+        pair.run_first()
+        pair.copy()
+        bench.forget(pair.copies[0])
+        with line(bench.app) as waited_for, woken(bench.app) as woke:
+            pair.look(pair.copies[0])
+        assert woke == waited_for == [pair.task.lock_key_of()]
+
+
 class TestNotJoined:
     def test_task_that_may_wait_for_this_one_is_not_joined(self, bench: Bench) -> None:
         pair = Pair(bench, lambda: type(bench.deliver(bench.send(pair.task))).__name__, copies=0)
         assert pair.run_first() == LockConflict.__name__
         assert bench.queued() == []
+
+    @pytest.mark.parametrize("ancestor", ["root_id", "parent_id"])
+    def test_task_that_the_message_names_as_its_ancestor_is_not_joined(self, bench: Bench, ancestor: str) -> None:
+        task = bench.task(lambda: type(bench.deliver(part)).__name__, on_conflict="join")
+        first = bench.send(task)
+        part = bench.send(task, **{ancestor: first.id})
+        assert bench.deliver(first) == LockConflict.__name__
 
     def test_eager_call_does_not_join(self, bench: Bench) -> None:
         task = bench.task(on_conflict="join")

@@ -19,6 +19,7 @@ from celery.worker import state
 from kombu.exceptions import EncodeError
 
 from celery_singleton_lock import LockUnavailable
+from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, is_free, raises
 from tests.inside import at_question, children, finish_aside, silence
@@ -146,6 +147,14 @@ class TestLoss:
             gone(request)
         come_again(bench, message)
         assert bench.runs == []
+
+    def test_without_a_lock_server_is_followed_by_what_follows(self, bench: Bench) -> None:
+        """There is nobody to whom an error would be raised."""
+        follows = bench.task(lock_scope="until_executed", on_send_unavailable="raise")
+        request = bench.lose(bench.send(bench.task(), link_error=follows.si()), runs=False)
+        with silence(bench.app, heard=0):
+            gone(request)
+        assert bench.put_back().headers["task"] == follows.name
 
     @pytest.mark.skipif(VERSION < (5, 7), reason="older versions do not send it again")
     @pytest.mark.parametrize("has_header", [True, False])
@@ -474,3 +483,56 @@ def test_body_that_celery_cannot_read_is_left_to_the_child(bench: Bench, eta: st
     message = bench.send(bench.task())
     header = {**message.headers["singleton_lock"], **header}
     bench.lose(replace(message, body=b'[[], {}, ["forged"]]').but(eta=eta, singleton_lock=header), runs=False)
+
+
+@pytest.mark.skipif(VERSION < (5, 7), reason="older versions do not send it again")
+class TestSentAgain:
+    """Celery sends a message again whose child is lost: its body has not begun, or has."""
+
+    def lost(self, bench: Bench, task: Any, message: Sent, *, runs: bool) -> Sent:
+        """The message that Celery sends."""
+        gone(bench.lose(message, runs=runs))
+        again = bench.put_back()
+        finish_aside()
+        return again
+
+    @pytest.mark.parametrize("runs", [True, False])
+    @pytest.mark.parametrize("scope", ["until_executing", "until_executed", "until_and_while_executing"])
+    def test_it_has_the_lock_that_it_was_sent_with(self, bench: Bench, scope: str, runs: bool) -> None:
+        """For as long as it may wait now; it takes a lock anew that has ended as the body began."""
+
+        def body() -> str:
+            bench.die()
+            return "ran"
+
+        task = bench.task(body, acks_late=True, retry_on_worker_lost=True, lock_scope=scope)
+        message = bench.send(task)
+        again = self.lost(bench, task, message, runs=runs)
+        write_all()
+        bench.later(1800.0)
+        assert is_queued(task, message)
+        assert bench.deliver(again) == "ran"
+        until(lambda: not is_queued(task, message), "another message can be sent")
+
+    @pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
+    def test_another_message_may_have_its_lock(self, bench: Bench, scope: str) -> None:
+        def body() -> str:
+            if len(bench.runs) == 1:
+                others.append(bench.send(task))
+            bench.die()
+            return "ran"
+
+        others: list[Sent] = []
+        task = bench.task(body, acks_late=True, retry_on_worker_lost=True, lock_scope=scope)
+        again = self.lost(bench, task, bench.send(task), runs=True)
+        assert is_queued(task, others[0])
+        assert bench.deliver(again) == "ran"
+        assert is_queued(task, others[0])
+
+    def test_follower_still_follows(self, bench: Bench) -> None:
+        task = bench.task(acks_late=True, retry_on_worker_lost=True, lock_scope="until_executed")
+        first, follower = bench.send(task), bench.send(task, root_id="the root")
+        again = self.lost(bench, task, follower, runs=False)
+        assert bench.deliver(first) == "ran"
+        assert bench.deliver(again) == "ran"
+        assert bench.runs == [first.id]

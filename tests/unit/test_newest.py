@@ -14,7 +14,15 @@ from celery import states
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.signals import before_task_publish
 
-from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockSuperseded, clock, lock_superseded
+from celery_singleton_lock import (
+    Aborted,
+    InvalidOption,
+    LockConflict,
+    LockLost,
+    LockSuperseded,
+    clock,
+    lock_superseded,
+)
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent
 from tests.inside import at_question, learns_at_once
@@ -311,6 +319,18 @@ class TestStopped:
         stopped.run()
         assert stopped.is_superseded
 
+    def test_stopped_execution_that_also_loses_its_lock_fails(self, bench: Bench) -> None:
+        def lose() -> None:
+            try:
+                sleep()
+            except Aborted:
+                stopped.other.join()
+                bench.later(1000.0)
+                stopped.task.lock.check()
+
+        stopped = Stopped(bench, lose)
+        assert isinstance(stopped.run(), LockLost)
+
     def test_stopped_execution_may_end_without_a_result(self, bench: Bench) -> None:
         def ignore() -> None:
             try:
@@ -360,13 +380,14 @@ class TestStopped:
         assert stopped.is_superseded
 
     @pytest.mark.parametrize("in_main_thread", [True, False])
-    def test_next_attempt_that_it_is_sending_is_sent(
-        self, bench: Bench, heard: list[int], in_main_thread: bool
+    @pytest.mark.parametrize(("how", "end"), [("retry", "RETRY"), ("replace", "PENDING")])
+    def test_what_it_is_sending_under_its_id_is_sent(
+        self, bench: Bench, heard: list[int], how: str, end: str, in_main_thread: bool
     ) -> None:
         """Nobody could tell otherwise."""
 
         def is_sent(headers: Any, **_: Any) -> None:
-            if headers["retries"]:
+            if headers["retries"] or headers.get("replaced_task_nesting"):
                 is_sending.set()
                 stopped.other.join()
                 for _ in range(50):
@@ -378,16 +399,38 @@ class TestStopped:
             assert is_sending.wait(LIMIT)
             bench.deliver(stopped.newest)
 
-        is_sending = threading.Event()
-        stopped = Stopped(bench, lambda: stopped.task.retry(countdown=0))
+        def send() -> None:
+            raise stopped.task.retry(countdown=0) if how == "retry" else stopped.task.replace(other.si())
+
+        is_sending, other = threading.Event(), bench.task()
+        stopped = Stopped(bench, send)
         stopped.other = threading.Thread(target=come)
         before_task_publish.connect(is_sent)
         try:
-            assert run_in(in_main_thread, stopped.run) == "RETRY"
+            assert run_in(in_main_thread, stopped.run) == end
         finally:
             before_task_publish.disconnect(is_sent)
         assert stopped.own is not None
         assert heard == [], "the signal was not for others"
+
+    @pytest.mark.parametrize("in_main_thread", [True, False])
+    @pytest.mark.parametrize(("how", "end"), [("retry", "RETRY"), ("replace", "PENDING")])
+    def test_what_it_has_sent_under_its_id_goes_on(
+        self, bench: Bench, how: str, end: str, in_main_thread: bool
+    ) -> None:
+        """A stop that comes as it ends for that is too late: it would be another end."""
+
+        def send() -> None:
+            try:
+                raise stopped.task.retry(countdown=0) if how == "retry" else stopped.task.replace(other.si())
+            finally:
+                while True:  # A thread is not stopped as it sleeps.
+                    sleep(0.005)
+
+        other = bench.task()
+        stopped = Stopped(bench, send)
+        assert run_in(in_main_thread, stopped.run) == end
+        assert stopped.own is not None
 
     @pytest.mark.parametrize("in_main_thread", [True, False])
     def test_nothing_is_raised_after_its_end(self, bench: Bench, in_main_thread: bool) -> None:

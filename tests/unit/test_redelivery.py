@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, chord
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import ResultLost
+from celery_singleton_lock import LockUnavailable, ResultLost
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import silence
+from tests.inside import at_question, silence
+from tests.redis_server import RedisServer
 
 #: Headers of a message that comes too late.
 LATE = {"expires": "2020-01-01T00:00:00+00:00"}
@@ -182,6 +183,23 @@ class TestAttemptBefore:
         assert bench.queued() == []
 
 
+def test_next_attempt_runs_though_the_end_of_the_last_cannot_be_recorded(bench: Bench) -> None:
+    def second_attempt() -> Sent:
+        bench.runs.clear()
+        bench.deliver(bench.send(task))
+        return bench.put_back()
+
+    task = bench.task(lambda: task.retry(countdown=0) if len(bench.runs) == 1 else "ran")
+    with at_question(bench.app, 0, list) as asked:
+        second = second_attempt()
+        asked.clear()
+        bench.deliver(second)
+    second = second_attempt()
+    with at_question(bench.app, asked.index("refuse") + 1, raises(LockUnavailable("server", "silent"))):
+        assert bench.deliver(second) == "ran"
+    assert bench.runs == [second.id] * 2
+
+
 def test_attempt_that_retried_and_returned_keeps_its_own_end(bench: Bench) -> None:
     def body() -> str:
         if len(bench.runs) == 1:
@@ -196,6 +214,30 @@ def test_attempt_that_retried_and_returned_keeps_its_own_end(bench: Bench) -> No
     assert bench.deliver(bench.put_back()) == "run 2"
     assert again(bench, first) == "run 1"
     assert len(bench.runs) == 2
+
+
+class TestPartOfAChord:
+    @pytest.fixture
+    def app(self, app: Celery, redis_server: RedisServer) -> Celery:
+        app.conf.result_backend = redis_server.url_of(0)
+        return app
+
+    def test_copy_is_only_counted(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Celery sends callbacks, stores the value, and then has the chord count it: the worker has died in between."""
+        follows, last = bench.task(), bench.task()
+        options = {"lock_key": None, "acks_late": True, "reject_on_worker_lost": True}
+        task = bench.task(lambda number: number, **options)
+        chord([task.si(number).set(link=follows.si()) for number in range(2)], last.si()).apply_async()
+        first, second = bench.queued()
+        with monkeypatch.context() as dies:
+            dies.setattr(type(bench.app.backend), "on_chord_part_return", raises(SystemExit()))
+            bench.deliver(first)
+        bench.deliver(second)
+        assert [message.headers["task"] for message in bench.queued()] == [follows.name] * 2
+        bench.later(11.0)
+        bench.deliver(first, redelivered=True)
+        assert [message.headers["task"] for message in bench.queued()] == [last.name]
+        assert bench.runs == [first.id, second.id]
 
 
 class TestExpired:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,9 +12,10 @@ from celery import Celery
 from kombu import Queue
 
 from celery_singleton_lock import LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, raise_at_call
+from tests.inside import at_question, raise_at_call, silence
 
 #: More questions than a message asks the lock server.
 QUESTIONS = 8
@@ -170,6 +172,49 @@ class TestLoss:
         assert bench.runs == [message.id]
         assert is_free(task)
 
+    def test_silent_lock_server_does_not_hide_it(self, bench: Bench) -> None:
+        def body() -> None:
+            stack.enter_context(silence(bench.app, heard=0))
+            self.lose(bench, task)
+
+        task = bench.task(body, acks_late=True)
+        with ExitStack() as stack:
+            assert isinstance(bench.deliver(bench.send(task)), LockLost)
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_any_answer_may_be_lost(self, bench: Bench, number: int, when: Any) -> None:
+        task = bench.task(lambda: self.lose(bench, task), acks_late=True)
+        message = bench.send(task)
+        with at_question(bench.app, number, raises(LockUnavailable("server", "silent")), when):
+            bench.deliver(message)
+        for copy in bench.queued():
+            bench.deliver(copy)
+        write_all()
+        assert isinstance(bench.end(message), LockLost)
+        bench.forget(message)
+        bench.later(11.0)
+        assert isinstance(bench.deliver(message, redelivered=True), LockLost)
+        assert bench.runs == [message.id]
+
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interruption_is_the_end_at_most(self, bench: Bench, number: int) -> None:
+        """A lock is lost just when its server is slow to answer, and a soft time limit strikes."""
+
+        def body() -> None:
+            stack.enter_context(at_question(bench.app, number, raises(TimeoutError("struck"))))
+            self.lose(bench, task)
+
+        task = bench.task(body, acks_late=True)
+        message = bench.send(task)
+        with ExitStack() as stack:
+            end = bench.deliver(message)
+        assert isinstance(end, (LockLost, TimeoutError))
+        bench.forget(message)
+        bench.later(11.0)
+        assert repr(bench.deliver(message, redelivered=True)) == repr(end)
+        assert bench.runs == [message.id]
+
     @pytest.mark.parametrize("error", [None, ValueError("another")])
     def test_copy_that_runs_by_then_has_the_end(self, bench: Bench, error: Exception | None) -> None:
         def body() -> str:
@@ -306,8 +351,9 @@ class TestInterrupted:
         task = bench.task(acks_late=True, lock_scope=scope)
         message = bench.send(task)
         with at_question(bench.app, number, raises(Interrupted())):
-            bench.deliver(message)
+            end = bench.deliver(message)
         assert bench.send(task).id != message.id
+        assert end == "ran" or not bench.runs
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,9 +18,9 @@ from tests.inside import at_question
 QUESTIONS = 7
 
 
-def replaced(bench: Bench, **options: Any) -> Any:
+def replaced(bench: Bench, body: Callable[[], Any] = lambda: "ran", **options: Any) -> Any:
     options = {"lock_scope": "until_executing", "on_duplicate": "replace", "lock_queue_ttl": 1000.0, **options}
-    return bench.task(**options)
+    return bench.task(body, **options)
 
 
 def test_newest_message_runs_and_older_ones_never(bench: Bench) -> None:
@@ -94,6 +95,23 @@ def test_older_message_may_start_at_any_moment(bench: Bench, number: int) -> Non
     assert bench.runs.count(older.id) == (end == "ran")
     task.on_duplicate = "existing"
     assert not isinstance(task.delay(), DuplicateResult)
+
+
+@pytest.mark.parametrize("number", range(1, QUESTIONS))
+def test_older_message_that_started_at_any_moment_comes_again(bench: Bench, number: int) -> None:
+    """Its worker has died: it runs again, though it has no lock any more."""
+
+    def dies_once() -> str:
+        if bench.runs == [older.id]:
+            raise SystemExit
+        return "ran"
+
+    task = replaced(bench, dies_once, acks_late=True, reject_on_worker_lost=True)
+    older = bench.send(task)
+    with at_question(bench.app, number, lambda: bench.deliver(older)):
+        task.delay()
+    if bench.runs:
+        assert bench.deliver(older, redelivered=True) == "ran"
 
 
 @pytest.mark.parametrize("number", range(1, QUESTIONS))

@@ -26,9 +26,9 @@ from celery_singleton_lock import (
     lock_duplicate,
 )
 from celery_singleton_lock.runtime import write_all
-from celery_singleton_lock.testing import hold_lock
+from celery_singleton_lock.testing import hold_lock, memory_locks
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, raise_at_line, silence
+from tests.inside import at_question, raise_at_line, says_again, silence
 from tests.servers import until
 
 QUEUED = ("until_executing", "until_executed", "until_and_while_executing", "until_expired")
@@ -206,6 +206,31 @@ class TestCanvas:
             bench.deliver(part)
         assert bench.runs == [part.id for part in parts]
 
+    def test_part_with_the_id_of_the_message_that_has_the_lock_runs(self, bench: Bench) -> None:
+        """Two sends of one id are two messages."""
+        task = queued(bench)
+        for message in [bench.send(task, task_id=bench.app.main, root_id="the root") for _ in range(2)]:
+            assert bench.deliver(message) == "ran"
+        assert len(bench.runs) == 2
+
+    def test_id_of_the_message_that_has_the_lock_is_not_found_in_others(self, bench: Bench) -> None:
+        """Who searches a queue for a message finds that one alone."""
+        task = queued(bench)
+        first, part = bench.send(task), bench.send(task, link=bench.task().si())
+        assert first.id not in str(part)
+
+    def test_part_with_an_option_of_another_package_goes_on(
+        self, bench: Bench, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It was sent before the package was replaced: an error would fail the step before it."""
+        follows = queued(bench)
+        with pytest.raises(InvalidOption, match="celery-once"):
+            follows.apply_async(once={"graceful": True})
+        message = bench.send(bench.task(), link=follows.si().set(once={"graceful": True}))
+        assert bench.deliver(message) == "ran"
+        assert bench.put_back().headers["task"] == follows.name
+        assert "'once', an option of celery-once" in caplog.text
+
     def test_failing_callable_is_an_error(self, bench: Bench) -> None:
         """The sender of a canvas gets an error."""
         task = queued(bench, on_duplicate=raises(ZeroDivisionError()))
@@ -298,12 +323,13 @@ class TestSilentServer:
             bench.send(queued(bench, on_send_unavailable="raise"))
         assert bench.queued() == []
 
-    def test_body_that_sends_gets_the_error(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("is_part", [False, True])
+    def test_body_that_sends_gets_the_error(self, bench: Bench, is_part: bool) -> None:
         other = queued(bench, on_send_unavailable="raise")
 
         def body() -> None:
             with silent(bench):
-                other.delay()
+                other.apply_async(**({"link": other.si()} if is_part else {}))
 
         for base in (bench.task(body), bench.app.task(name="plain", shared=False)(body)):
             assert isinstance(bench.deliver(bench.send(base)), LockUnavailable)
@@ -505,6 +531,45 @@ class TestEnds:
         assert bench.deliver(copied) == "ran"
         assert not is_free(task)
 
+    @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])
+    def test_next_attempt_locks_as_its_call_said(self, bench: Bench, scope: str) -> None:
+        def body() -> Any:
+            return task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
+
+        bench.app.conf.singleton_lock_accept = ["key"]
+        task = queued(bench, body, lock_scope=scope)
+        message = bench.send(task, singleton_lock={"key": "another"})
+        bench.deliver(message)
+        second = bench.put_back()
+        assert task.apply_async(singleton_lock={"key": "another"}).id == message.id
+        assert is_free(task)
+        bench.queued()
+        assert bench.deliver(second) == "ran"
+
+    def test_next_attempt_of_a_call_without_a_lock_has_none(self, bench: Bench) -> None:
+        def body() -> Any:
+            return task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
+
+        bench.app.conf.singleton_lock_accept = "all"
+        task = queued(bench, body)
+        message = bench.send(task, singleton_lock=False)
+        assert is_free(task)
+        bench.queued()
+        bench.deliver(message)
+        assert bench.deliver(bench.put_back()) == "ran"
+
+    def test_worker_with_another_prefix_says_so_once(
+        self, bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By default, the prefix may follow the result backend's, which a program that only sends may not have."""
+        says_again(monkeypatch)
+        task = queued(bench, lambda number: number, lock_key=None)
+        messages = [bench.send(task, number) for number in range(2)]
+        bench.app.conf.singleton_lock_prefix = "another"
+        with memory_locks():
+            assert [bench.deliver(message) for message in messages] == [0, 1]
+        assert caplog.text.count("Set the same singleton_lock_prefix where tasks are sent and where they run") == 1
+
 
 class TestOwnId:
     """A body that sends its task again is to use `retry`."""
@@ -553,6 +618,30 @@ class TestHasEnded:
         message = bench.send(task, task_id=bench.app.main)
         bench.app.backend.store_result(message.id, None, "SUCCESS")
         assert not is_free(task)
+
+    def test_lock_that_should_have_ended_as_the_body_began(self, bench: Bench) -> None:
+        task = queued(bench, lock_scope="until_executing")
+        message = bench.send(task)
+        bench.app.backend.store_result(message.id, None, "SUCCESS")
+        assert is_free(task)
+
+    def test_message_that_took_the_lock_meanwhile_keeps_it(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first one's lock has ended, and another message was sent, when the result backend answers."""
+
+        def another_comes(key: Any) -> Any:
+            monkeypatch.setattr(type(backend), "get", get)
+            bench.later(2000.0)
+            others.append(task.delay())
+            return get(backend, key)
+
+        task, backend, others = queued(bench), bench.app.backend, list[Any]()
+        message = bench.send(task)
+        backend.store_result(message.id, None, "SUCCESS")
+        get = type(backend).get
+        monkeypatch.setattr(type(backend), "get", lambda _, key: another_comes(key))
+        task.delay()
+        until(lambda: others, "the result backend was asked")
+        assert task.delay().id == others[0].id
 
     def test_backend_that_fails_keeps_no_lock_from_its_message(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

@@ -58,7 +58,7 @@ def test_copy_that_comes_reports_an_end_that_could_not_be_reported(
     task, runs = make(app, body, acks_late=acks_late)
     with backend_away(task, ConnectionError("away")):
         trace(task)
-    Runtime.of(app).record_writer.write()
+    Runtime.of(app).records.send_all()
     trace(task)
     assert app.AsyncResult(id_for(task)).state == state
     assert len(runs) == 1
@@ -75,7 +75,7 @@ def test_value_is_kept_for_copies_that_join(app: Celery, policy: Any, is_kept: b
     task, _ = make(app, lambda: "value", on_conflict=policy)
     trace(task)
     runtime = Runtime.of(app)
-    runtime.record_writer.write()
+    runtime.records.send_all()
     (record,) = runtime.store.inspect(task.lock_key_of()).records
     recorded, _ = outcome.read(record)
     assert recorded.settled

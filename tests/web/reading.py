@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-VOID = ("meta", "link", "input", "br", "img")
+VOID = ("meta", "link", "input", "br", "img", "wbr")
 
 
 @dataclass
@@ -89,6 +89,7 @@ TAGS = {
         "meta",
         "title",
         "link",
+        "wbr",
         "script",
         "body",
         "a",

@@ -378,9 +378,9 @@ def test_no_word_is_broken_on_a_desktop(visit: Visiting) -> None:
     """Ids, names and labels of a usual length; whatever is longer makes its table wider, not its page."""
     made = visit(viewport={"width": 1280, "height": 900})
     task_id, holder = "5f393b1e-08a5-5dd2-ac5e-6e318479a05b", "f1caeef9-328f-5002-b827-f3a7ca3e9281"
-    lease = hold(made.app, "0012345", task_id=holder, node="worker-one@shop")
+    lease = hold(made.app, "branch-of-the-north-west-7", task_id=holder, node="worker-one@shop")
     more = {"task_id": task_id, "holder": holder, "holder_node": "worker-one@shop", "node": "worker-two@shop"}
-    write(made.app, *(entry(made.app, "0012345", kind, **more) for kind in KINDS))
+    write(made.app, *(entry(made.app, "branch-of-the-north-west-7", kind, **more) for kind in KINDS))
     for address in (*PAGES, f"lock?key={lease.key}", f"id?id={holder}", "search?q=5f39"):
         made.go(address)
         assert made.page.evaluate(BROKEN) == [], address

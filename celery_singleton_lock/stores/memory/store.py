@@ -224,6 +224,9 @@ class MemoryStore:
         with self._mutex.lock:
             return self._record(key, message)
 
+    def place_of(self, key: str) -> None:
+        return None
+
     def wake(self, key: str) -> None:
         with self._mutex.lock:
             self._wake(key)
@@ -268,7 +271,7 @@ class MemoryStore:
         sent_at = clock.now()
         live[slot].ends_at = max(sent_at + hold.ttl, live[slot].ends_at if hold.only_longer else 0.0)
         if isinstance(hold, Lease):
-            hold.extend(sent_at)
+            hold.extend(sent_at, hold.ttl)
         hold.supersede(live[slot].holder.superseded_by)
         return True
 

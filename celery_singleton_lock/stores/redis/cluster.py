@@ -46,6 +46,8 @@ class Cluster:
         self._servers: dict[Address, Server] = {}
         #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
         self._slots: dict[int, Address] = {}
+        #: The same, or what it was before it was forgotten.
+        self._last_slots = self._slots
         self.step = self._server(self._start[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
@@ -84,6 +86,10 @@ class Cluster:
     def slot_of(self, key: str) -> int:
         """Keys with the same slot can be named in one call."""
         return key_slot(key.encode())
+
+    def place_of(self, key: str) -> Address | None:
+        """The master that has the key, or had it when the map was last known; None if it never was."""
+        return self._last_slots.get(key_slot(key.encode()))
 
     def servers(self) -> Sequence[ClusterPart]:
         """All masters, as they are now."""
@@ -150,7 +156,7 @@ class Cluster:
     def _learn(self, moved: MovedError, asked: Address) -> Address:
         address = (moved.host or asked[0], moved.port)
         if slots := self._slots:  # Or it is read anew.
-            self._slots = {**slots, moved.slot_id: address}
+            self._slots = self._last_slots = {**slots, moved.slot_id: address}
         return address
 
     def _masters(self) -> Sequence[Address]:
@@ -172,7 +178,7 @@ class Cluster:
 
     def _map(self) -> dict[int, Address]:
         if not (slots := self._slots):
-            slots = self._slots = self._read_map()
+            slots = self._slots = self._last_slots = self._read_map()
         return slots  # Another thread may have forgotten it meanwhile.
 
     def _forget(self, *doubted: Address) -> None:

@@ -94,7 +94,7 @@ def places_of(hold: Hold) -> list[str]:
 
 
 def over_key(key: str, name: str) -> str:
-    """A tombstone: the owner, or the request, of this name was given up."""
+    """A tombstone: the owner, or the attempt, of this name takes nothing any more."""
     return _beside(key, f"over:{name}")
 
 

@@ -91,7 +91,7 @@ class FreeAnswer(IntEnum):
 
 
 class GivenUp(RedisError):
-    """The owner, or the request, was given up before the server carried it out."""
+    """The owner takes nothing any more: it was given up, or a refusal was, before the server carried this out."""
 
 
 class MoreSlots(Exception):
@@ -131,7 +131,7 @@ def parse_acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) 
         fence, slot = rest
         return request.lease(fence=fence, sent_at=sent_at, slot=slot)
     if kind == Answer.GIVEN_UP:
-        raise GivenUp("this owner, or this request, was given up before the server carried it out")
+        raise GivenUp("this owner was given up before the server carried out its request")
     return _in_the_way(answer, request.holder.message)
 
 

@@ -1,7 +1,7 @@
 """Calls of the scripts in `scripts/lock`, for one server or a cluster; `redlock/commands.py` has the rest.
 
-A request that was not answered may be carried out later, when its sender has long given it up. So each request for a
-lock has a name, and the next request says which ones were given up: they take nothing any more.
+A request that was not answered may be carried out later, when its owner has long freed what another try has got. So
+who ends such an owner leaves its tombstone: from then on the owner takes nothing.
 
 Each script names its KEYS and ARGV at its top, in the same order as here; `docs/stored.md` has the keys.
 """
@@ -72,6 +72,7 @@ class AcquireArgs(NamedTuple):
     arrived: int | str = ""
     order_ms: int = 0
     stops: str = ""
+    again: int = 0
 
 
 class EndArgs(NamedTuple):
@@ -99,41 +100,37 @@ def without_defaults(args: AcquireArgs | EndArgs) -> Sequence[object]:
     return args[:count]
 
 
-def acquire(
-    request: LockRequest,
-    name: str,
-    *,
-    slots: int = 0,
-    late: Sequence[str] = (),
-) -> Call:
-    """See `Store.acquire`.
-
-    Args:
-        request: what is asked for.
-        name: the name of this question; a secret.
-        slots: how many to name; `limit` at least.
-        late: questions of the same owner that were not answered. They come too late from now on.
-    """
-    keys, args = question(request, name, slots=slots, late=late)
+def acquire(request: LockRequest, *, slots: int = 0) -> Call:
+    """See `Store.acquire`; `slots` says how many to name, `limit` at least."""
+    keys, args = question(request, slots=slots)
     return Call(ACQUIRE, keys, without_defaults(args))
 
 
-def hand_over(request: LockRequest, place: str) -> Call:
-    """As `acquire`, to be carried out when the waiter at this place is woken; its lease must be confirmed."""
-    keys, args = question(replace(request, waiting=True, given_up=()), place)
+def hand_over(request: LockRequest) -> Call:
+    """As `acquire`, to be carried out when the waiter is woken; its lease must be confirmed."""
+    # If it is not confirmed in time, the waiter asks again: a grant leaves no tombstone.
+    keys, args = question(replace(request, waiting=True, given_up=(), late=False))
     args = args._replace(ttl_ms=ms(min(request.ttl, HAND_OVER_TTL)), woken=1)
     return Call(HAND_OVER, keys, without_defaults(args))
 
 
 def question(
-    request: LockRequest, name: str, *, slots: int = 0, late: Sequence[str] = ()
+    request: LockRequest, *, slots: int = 0, attempt: str = "", late: Sequence[str] = ()
 ) -> tuple[list[str], AcquireArgs]:
-    """KEYS and ARGV of `request.lua`; see `acquire`."""
+    """KEYS and ARGV of `request.lua`; see `acquire`.
+
+    Args:
+        request: what is asked for.
+        slots: how many to name.
+        attempt: on a Redlock, the name of this attempt; a secret.
+        late: attempts of the same owner that were not answered. They come too late from now on.
+    """
     key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
     arrival = request.arrival
     slots = max(slots, request.limit)
     keys = [keyspace.fence_key(key), keyspace.slots_key(key)]
-    keys += [keyspace.over_key(key, request.owner), keyspace.over_key(key, name), keyspace.wake_key(key)]
+    keys += [keyspace.over_key(key, request.owner), keyspace.wake_key(key)]
+    keys += [keyspace.over_key(key, attempt)] if attempt else []
     keys += [keyspace.done_key(key, holder.message)] if once else []
     keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
     keys += [keyspace.order_key(key, arrival.order)] if arrival else []
@@ -152,12 +149,13 @@ def question(
         slots=slots,
         limit=request.limit,
         given_up="".join(given_up),
-        over_ms=over_ms(request.ttl) if late or given_up else 0,
+        over_ms=over_ms(request.ttl) if late or given_up or request.late else 0,
         woken=int(request.in_line),
         arrives_as=holder.arrives_as if arrival else "",
         arrived=arrival.number or "" if arrival else "",
         order_ms=ms(arrival.seconds) if arrival else 0,
         stops=arrival.order if arrival and arrival.stops else "",
+        again=int(request.late),
     )
 
 
@@ -170,9 +168,19 @@ def abandon(hold: Hold) -> Call:
     return ending(hold, hold.owner, over=(hold.owner,))
 
 
-def undo(hold: Hold, value: str, requests: Sequence[str]) -> Call:
-    """Have these requests take nothing any more, and end a hold whose value begins with `value`."""
-    return ending(hold, value, over=requests)
+def undo(request: LockRequest) -> Call:
+    """As `abandon`, for an acquire that was not answered.
+
+    It may be carried out late, when the owner has asked again and got the lock. So the whole value is named, with the
+    holder as it is here; but for the fence, which is not known.
+    """
+    value = request.owner + request.holder.around_fence(request.ttl).partition("\n")[0] + ","
+    return ending(request.hold(), value, over=(request.owner,))
+
+
+def take_no_more(hold: Hold) -> Call:
+    """Leave the owner's tombstone; it keeps what it has."""
+    return ending(hold, hold.owner, places=(), over=(hold.owner,))
 
 
 def ending(
@@ -181,6 +189,7 @@ def ending(
     *,
     record: Record | None = None,
     reservation: Reservation | None = None,
+    places: Sequence[str] | None = None,
     over: Sequence[str] = (),
     over_for: int | None = None,
     wakes: bool = True,
@@ -195,12 +204,13 @@ def ending(
         hold: what to end.
         value: how the value of the hold to end begins.
         record, reservation: what to leave behind.
-        over: names of owners and requests that take nothing from now on.
+        places: the keys where the hold may be; None: where the hold says.
+        over: names of owners, and of attempts, that take nothing from now on.
         over_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
     """
-    key, places = hold.key, keyspace.places_of(hold)
+    key, places = hold.key, keyspace.places_of(hold) if places is None else places
     keys = [keyspace.waiting_key(key), keyspace.wake_key(key)]
     if record is not None:
         keys.append(keyspace.done_key(key, record.message))
@@ -291,7 +301,7 @@ def wake(key: str, *, limit: int = 0) -> Call:
 
 
 def over_ms(ttl: float) -> int:
-    """How long it is remembered that an owner of this ttl, or a request, was given up."""
+    """How long it is remembered that an owner of this ttl, or an attempt, was given up."""
     return ms(max(ttl, OVER_TTL))
 
 

@@ -140,6 +140,9 @@ class Server:
         """Keys with the same slot can be named in one call: all of them."""
         return 0
 
+    def place_of(self, key: str) -> None:
+        """Where the key is: all are in one place."""
+
     def servers(self) -> Sequence[Server]:
         """All servers with keys."""
         return [self]

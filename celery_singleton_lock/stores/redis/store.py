@@ -3,13 +3,13 @@
 One script takes a lock, and one frees it, in one round trip each. The connections repeat nothing: redis-py's client
 would repeat a `SET NX` whose reply was lost, and wait up to minutes. Here each try is short, and only what may be
 repeated is; owners and scripts make that everything. A call that ends a lock and was not answered is repeated later
-(see `pending_calls`).
+(see `outbox`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -23,12 +23,13 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TimeoutError,
     TryAgainError,
 )
 
 from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.errors import LockUnavailable, WrongLockServer
-from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
@@ -36,8 +37,7 @@ from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.pending_calls import CallId, PendingCalls
-from celery_singleton_lock.stores.redis.question import Question
+from celery_singleton_lock.stores.redis.outbox import CallId, Outbox
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
 from celery_singleton_lock.stores.redis.server import (
     NAME_THE_CLUSTER,
@@ -83,29 +83,34 @@ class RedisStore:
     def __init__(self, servers: Server | Cluster, server: str) -> None:
         self.server = server
         self._servers = servers
-        self._pending = PendingCalls(servers.run_each, server)
+        self._outbox = Outbox(servers)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        question = Question(self._servers.run, request)
-        attempt = partial(self._in_order, request.key, question.try_once)
+        attempt = partial(self._try, request)
         try:
             try:
-                return attempt()
+                found = attempt()
             except (RedisError, OSError) as error:
-                return self._patiently(attempt, failed=error)
+                found = self._patiently(attempt, failed=error)
+            will_wait = request.waiting and type(found) is Held
+            if request.late and not isinstance(found, Lease) and not will_wait:
+                self.abandon(request.hold())
+            return found
         except BaseException as error:
-            if isinstance(error, WrongLockServer):
-                raise  # It has done nothing.
+            was_refused = isinstance(error.__cause__, lock_answers.GivenUp) and not request.late
+            if isinstance(error, WrongLockServer) or was_refused:
+                raise  # It has done nothing. (The tombstone of an owner that asks again and again must not be renewed.)
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             call_id = "acquire", request.key, request.owner
-            self._end(call_id, question.undone(), request.ttl, at_once=answers)
+            self._end(call_id, lock_commands.undo(request), request.ttl, at_once=answers)
             raise
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         batches = list(self._batches(holds, lambda hold: hold.key))
         step = min(timeout, self._servers.step)
+        ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
         try:
             sent_at, answers = self._renew(holds, [lock_commands.renew(batch) for batch in batches], step)
         except (RedisError, OSError) as error:
@@ -119,7 +124,7 @@ class RedisStore:
                 superseded.update(zip(batch, lock_commands.superseded(batch, answer), strict=True))
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
-                hold.extend(sent_at)
+                hold.extend(sent_at, ttls[hold])
             if ours:
                 hold.supersede(superseded[hold])
         if errors:
@@ -146,13 +151,13 @@ class RedisStore:
 
     def abandon(self, hold: Hold) -> bool | None:
         call_id = "acquire", hold.key, hold.owner
-        answer = self._end(call_id, lock_commands.abandon(hold), hold.ttl, at_once=not self._pending)
+        answer = self._end(call_id, lock_commands.abandon(hold), hold.ttl, at_once=not self._outbox)
         return None if answer is None else bool(answer)
 
     def remember(self, key: str, record: Record) -> None:
         nobodys = Hold.of_nobody(key)
         call = lock_commands.free(nobodys, record=record)
-        self._end(("free", key, nobodys.owner), call, record.seconds, at_once=not self._pending)
+        self._end(("free", key, nobodys.owner), call, record.seconds, at_once=not self._outbox)
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         def ask(slots: int) -> Held | Record | None:
@@ -162,7 +167,7 @@ class RedisStore:
         return self._patiently(partial(self._in_order, key, partial(lock_answers.with_all_slots, limit, ask)))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
-        unsaid = {key for what, key, _ in self._pending.ids() if what == "free"} if self._pending else ()
+        unsaid = self._outbox.unfreed()
         there = [record for record in records if record[0] not in unsaid]
         batches = [lock_commands.replace_records(batch) for batch in self._batches(there, lambda it: it[0])]
 
@@ -177,10 +182,12 @@ class RedisStore:
             # It would come after this, and put back what this is to replace.
             raise LockUnavailable(self.server, "the release that has the record was not answered yet")
 
+    def place_of(self, key: str) -> Hashable:
+        return self._servers.place_of(keyspace.run_key(key))
+
     def waiter(self, request: LockRequest) -> Waiter:
-        question = Question(self._servers.run, replace(request, waiting=True))
-        key, place = request.key, new_owner()
-        attempt = partial(self._in_order, key, question.try_once)
+        asked, key = replace(request, waiting=True), request.key
+        attempt = partial(self._try, asked)
 
         def ask() -> Lease | Held | Record:
             return self._patiently(attempt, PATIENCE)
@@ -197,7 +204,7 @@ class RedisStore:
 
         def confirmed(lease: Lease, sent_at: float, answer: Any) -> bool:
             lease.begin(sent_at)
-            if self._pending:  # Its message may have ended in this process, as asking will show.
+            if self._outbox:  # Its message may have ended in this process, as asking will show.
                 return False
             return lock_commands.renewed_at_all(answer) and trust.came_in_time(sent_at, request.ttl)
 
@@ -213,14 +220,15 @@ class RedisStore:
             return self._patiently(renew) if sent is None else confirmed(lease, *sent)
 
         def leave(free: bool) -> None:
-            self._end(("waiter", key, place), question.undone(place, free=free), request.ttl, at_once=True)
+            call = lock_commands.undo(asked) if free else lock_commands.take_no_more(asked.hold())
+            self._end(("waiter", key, asked.owner), call, request.ttl, at_once=True)
 
         # In a semaphore, it is not known beforehand what to renew.
         renewal = lock_commands.renew([request.hold()]) if request.limit == 1 else None
-        wake_up = self._wake_up(key, lock_commands.hand_over(request, place), renewal)
+        wake_up = self._wake_up(key, lock_commands.hand_over(request), renewal)
         # In a semaphore, or an order, more matters than who has the lock.
         looks = None if request.limit > 1 or request.arrival else look
-        return PipedWaiter(wake_up, ask, leave, request=request, confirm=confirm, look=looks)
+        return PipedWaiter(wake_up, ask, leave, request=asked, confirm=confirm, look=looks)
 
     def _looked_up(self, key: str) -> Held | None:
         """Who has a lock with one slot; None if nobody has, or only an acquire can say it."""
@@ -284,6 +292,23 @@ class RedisStore:
     def close(self) -> None:
         self._servers.close()
 
+    def _try(self, request: LockRequest) -> Lease | Held | Record:
+        """Ask once; may be repeated after any error."""
+
+        def ask(slots: int) -> Lease | Held | Record:
+            sent_at, was_late = clock.now(), request.late
+            call = lock_commands.acquire(request, slots=slots)
+            # Noted before it is sent: an interruption may come between any two lines.
+            request.late = True
+            answer = self._servers.run(call)
+            request.late = was_late
+            found = lock_answers.parse_acquired(answer, request, sent_at)
+            if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):
+                raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
+            return found
+
+        return self._in_order(request.key, partial(lock_answers.with_all_slots, request.limit, ask))
+
     def _wake_up(self, key: str, behind: Call | None = None, renewal: Call | None = None) -> RedisWakeUp:
         server_of = partial(self._servers.server_of, keyspace.wake_key(key))
         return RedisWakeUp(key, server_of, self.server, behind, renewal, self._servers.step)
@@ -292,8 +317,8 @@ class RedisStore:
         """Ask about a lock, once the server has what it has not answered: a copy of a message that has ended in this
         process finds that out, whatever it asks.
         """
-        if self._pending:
-            self._pending.send(key)
+        if self._outbox:
+            self._outbox.send_those_of(key)
         return ask()
 
     def _freed_again(self, call: Call) -> Freeing:
@@ -310,7 +335,7 @@ class RedisStore:
             seconds: for how long it is worth repeating, if that is more than `OVER_TTL`.
             at_once: try it now; if False, only in the background.
         """
-        repeat = partial(self._pending.add, call_id, call, seconds=max(seconds, OVER_TTL))
+        repeat = partial(self._outbox.put, call_id, call, max(seconds, OVER_TTL))
         try:
             if at_once:
                 return self._servers.run(call)
@@ -340,8 +365,8 @@ class RedisStore:
             # sent may still arrive, when a lease has another ttl.
             sent_at = clock.now()
             for hold in holds:
-                if isinstance(hold, Lease):
-                    hold.doubt(hold.ttl, sent_at)
+                if isinstance(hold, Lease) and not hold.only_longer:
+                    hold.longest = min(hold.longest, hold.ttl)
             return sent_at, self._servers.run_each(renewals, step=step)
 
     def _patiently(

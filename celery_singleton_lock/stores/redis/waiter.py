@@ -4,8 +4,8 @@ Redis gives each element to the client that has blocked longest, and forgets cli
 command stays open over several questions, so that no waiter loses its place in the queue by asking.
 
 On one server, or in a cluster, the question follows that command (`docs/protocol.md`, section 7). A waiter that leaves
-records that first (`:over:<place>`), or the question that it leaves behind would take the lock for nobody; if a waiter
-is killed, its connection closes.
+leaves its owner's tombstone, or the question behind it would take the lock for nobody; if a waiter is killed, its
+connection closes.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class PipedWaiter(AskingWaiter):
     Args:
         wake_up: wakes it.
         ask: acquires the lock, if the wake-up brought no answer.
-        leave: clears what is left of the questions; with True, frees the lock.
-        request: what it asks for.
+        leave: voids what is left of the questions; with True, frees the lock.
+        request: what it asks for; the same that `ask` has.
         confirm: gives a lease its whole ttl; whether it is still held.
         look: may take the place of `ask` for a while; None if only asking shows what matters.
     """
@@ -83,7 +83,7 @@ class PipedWaiter(AskingWaiter):
         self._confirm = confirm
 
     def _may_be_given_more(self) -> bool:
-        return self._was_cut or self._redis_wake_up.is_open
+        return self._was_cut or self._redis_wake_up.is_open or self._request.late
 
     def _asked(self, ask: Ask) -> Lease | Held | Record:
         self._last, self._asked_at = None, clock.now()

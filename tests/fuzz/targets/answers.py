@@ -15,7 +15,7 @@ from unittest.mock import patch
 import hiredis
 from redis.connection import ConnectionPool
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import background, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
@@ -23,10 +23,9 @@ from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import (
     ledger,
     lock_commands,
-    pending_calls,
-    repeater,
 )
 from celery_singleton_lock.stores.redis.connection import Connection
+from celery_singleton_lock.stores.redis.outbox import Outbox
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.server import Server
@@ -280,6 +279,6 @@ def cases() -> Iterator[Case]:
     with ExitStack() as patched:
         patched.enter_context(patch.object(clock, "sleep", sleepless()))
         # Pending calls are repeated in a thread, whose timing no case controls.
-        patched.enter_context(patch.object(pending_calls.PendingCalls, "add", lambda *_, **__: None))
-        patched.enter_context(patch.object(repeater.Repeater, "start", lambda self: None))
+        patched.enter_context(patch.object(Outbox, "put", lambda *_, **__: None))
+        patched.enter_context(patch.object(background.Later, "want", lambda self: None))
         yield case

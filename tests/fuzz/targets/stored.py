@@ -26,7 +26,7 @@ from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
+from celery_singleton_lock.stores.redis.outbox import Outbox
 from tests.fuzz.choices import Case, Choices
 from tests.fuzz.targets.parsers import ENTRY, HOLDER, RECORD
 from tests.patience import in_this_thread
@@ -230,7 +230,7 @@ def shop() -> Iterator[Shop]:
         RedisServer() as server,
         patch.object(clock, "sleep", in_this_thread(sleep, clock.sleep)),
         patch.object(clock, "now", in_this_thread(lambda: now() + slept[0], now)),
-        patch.object(PendingCalls, "add", lambda *_, **__: None),
+        patch.object(Outbox, "put", lambda *_, **__: None),
         patch.object(verdict, "POLL", 1000.0),
         patch.object(verdict, "MIN_POLL", 1000.0),
     ):

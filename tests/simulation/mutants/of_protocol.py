@@ -8,9 +8,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 _trust = partial(Mutant, file="trust.py")
 _store = partial(Mutant, file="stores/redis/store.py")
-_question = partial(Mutant, file="stores/redis/question.py")
 _heartbeat = partial(Mutant, file="heartbeat.py")
-_pulse = partial(Mutant, file="pulse.py")
 _run = partial(Mutant, file="task/run.py")
 _acquisition = partial(Mutant, file="task/acquisition.py")
 _redelivery = partial(Mutant, file="task/redelivery.py")
@@ -39,21 +37,21 @@ MUTANTS = (
         new="return 1000.0",
         kind="locks",
     ),
-    _question(
+    _store(
         "trust counts from before the request was sent",
-        old="return request.lease(fence=fence, sent_at=sent_at, slot=slot)",
-        new="return request.lease(fence=fence, sent_at=clock.now(), slot=slot)",
+        old="found = lock_answers.parse_acquired(answer, request, sent_at)",
+        new="found = lock_answers.parse_acquired(answer, request, clock.now())",
         kind="locks",
     ),
-    _question(
+    _store(
         "an answer that comes too late grants nothing",
-        old="if not trust.came_in_time(sent_at, request.ttl):",
-        new="if clock.now() - sent_at > request.ttl * 9:",
+        old="if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):",
+        new="if isinstance(found, Lease) and clock.now() - sent_at > request.ttl * 9:",
         kind="locks",
     ),
     _store(
         "what an interrupted acquire may have taken is taken back",
-        old="            self._end(call_id, question.undone(), request.ttl, at_once=answers)\n",
+        old="            self._end(call_id, lock_commands.undo(request), request.ttl, at_once=answers)\n",
         new="",
         kind="locks",
     ),
@@ -62,15 +60,29 @@ MUTANTS = (
         old="        repeat()\n        return None\n",
         new="        return None\n",
     ),
+    Mutant(
+        "an end is repeated until it is answered",
+        "batches.py",
+        "        return RETRY_AFTER if self._waiting else None\n",
+        "        return None\n",
+    ),
     _heartbeat(
         "silence extends no trust",
-        old="if lease.renewals > before:",
-        new="lease.extend(began)\n                if lease.renewals > before:",
+        old="                watched.try_again_or_give_up(lease, failed)\n",
+        new="                lease.extend(clock.now(), lease.ttl)\n"
+        "                watched.try_again_or_give_up(lease, failed)\n",
     ),
-    _pulse(
-        "a silent server delays nobody's deadline",
-        old="                if lease.reason is None and under_way:",
-        new="                if lease.ttl < 0:",
+    _heartbeat(
+        "a holder is told that its lease is lost",
+        old="                yield self.on_lost\n",
+        new="                yield lambda: None\n",
+    ),
+    Mutant(
+        "a new ttl without an answer leaves the shorter one",
+        "lease.py",
+        "        self.longest, self.ttl = asked.ttl, min(self.ttl, asked.ttl)\n"
+        "        self.trusted_until = min(self.trusted_until, trust.end_of(asked.acquired_at, self.ttl))\n",
+        "",
         kind="locks",
     ),
     Mutant(
@@ -109,7 +121,7 @@ MUTANTS = (
     _run(
         "a message counts as reported when all that follows on it was sent",
         old="                settling.settle_after(it, ended)\n",
-        new="                it.runtime.record_writer.replace(\n"
+        new="                it.runtime.records.replace(\n"
         "                    it.key, it.record(Outcome(ended.state, settled=True)))\n",
     ),
     _acquisition(

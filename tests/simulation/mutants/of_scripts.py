@@ -51,8 +51,16 @@ MUTANTS = (
     ),
     _acquire(
         "what arrives late of an owner that has ended takes nothing",
-        old="  if redis.call('EXISTS', over, request) ~= 0 then\n    return {GIVEN_UP}",
-        new="  if redis.call('EXISTS', request) ~= 0 then\n    return {GIVEN_UP}",
+        old="redis.call('EXISTS', over) == 1 and not is_held_by(owner) then",
+        new="false then",
+    ),
+    Mutant(
+        "an earlier try that comes last takes nothing",
+        f"{_SCRIPTS}/request.lua",
+        "again = ARGV[21] or '', ARGV[22] == '1'",
+        "again = ARGV[21] or '', false",
+        nodes=1,
+        kind="locks",
     ),
     _acquire(
         "no body runs again after its end",

@@ -24,7 +24,6 @@ BEAT = f"{PREFIX}:{{beat}}"
 TTLS = st.sampled_from([60.0, 90.0, 600.0])
 
 OWNERS = st.integers(0, 3).map(lambda number: f"{number:028x}{number:04x}")
-NAMES = st.integers(0, 4).map(lambda number: f"{number:x}".rjust(32, "f"))
 HOLDERS = st.builds(
     Holder,
     task_id=st.sampled_from(["t0", "t1", "t2"]),
@@ -51,6 +50,7 @@ REQUESTS = st.builds(
     once=st.booleans(),
     limit=LIMITS,
     given_up=st.lists(OWNERS, max_size=2).map(tuple),
+    late=st.booleans(),
 )
 HOLDS = st.builds(
     lambda owner, ttl, limit, slot: Hold(
@@ -83,7 +83,7 @@ def _endings(draw: Any) -> Call:
     if kind == 0:
         return lock_commands.abandon(hold)
     if kind == 1:
-        return lock_commands.undo(hold, hold.owner + holder.dumps(hold.ttl), draw(st.lists(NAMES, max_size=2)))
+        return lock_commands.take_no_more(hold) if draw(st.booleans()) else lock_commands.undo(draw(REQUESTS))
     if kind == 2:
         return vote_commands.free(hold, record=record, reservation=reservation)
     if kind == 3:
@@ -113,13 +113,11 @@ LASTS = st.dictionaries(st.sampled_from(ENTRIES), st.sampled_from(LAST_RUNS), mi
 CEILINGS = st.sampled_from([7, 10**16])
 LOCK_CALLS = st.one_of(
     st.builds(
-        lambda request, name, slots, late: lock_commands.acquire(request, name, slots=slots, late=late),
+        lambda request, slots: lock_commands.acquire(request, slots=slots),
         REQUESTS,
-        NAMES,
         LIMITS,
-        st.lists(NAMES, max_size=2),
     ),
-    st.builds(lock_commands.hand_over, REQUESTS, NAMES),
+    st.builds(lock_commands.hand_over, REQUESTS),
     _endings(),
     _endings(),
     _refusals(),
@@ -341,9 +339,8 @@ def _asked(call: Call, way: int) -> Sequence[Command]:
 CALLS = st.builds(_asked, LOCK_CALLS | BEAT_CALLS, st.sampled_from([0, 0, 0, 1, 2]))
 #: A waiter: its question comes behind the command that wakes it.
 WAITS = st.builds(
-    lambda request, place: [("BLPOP", keyspace.wake_key(LOCK), 0), *_asked(lock_commands.hand_over(request, place), 0)],
+    lambda request: [("BLPOP", keyspace.wake_key(LOCK), 0), *_asked(lock_commands.hand_over(request), 0)],
     REQUESTS,
-    NAMES,
 )
 POPS = st.one_of(
     _words("BLPOP", LISTS, 0).map(lambda words: [words]),
@@ -376,7 +373,7 @@ HAND_OVERS = st.lists(
                 st.sampled_from([[("RPUSH", "l{1}", 1)], [("RPUSH", "l{1}", 1, 2, 3)], [("APPEND", "k{1}", 1)]]),
                 st.builds(_asked, st.builds(lock_commands.wake, st.just(LOCK)), st.just(0)),
                 st.builds(_asked, st.builds(lock_commands.free, HOLDS), st.just(0)),
-                st.builds(_asked, st.builds(lock_commands.acquire, REQUESTS, NAMES), st.just(0)),
+                st.builds(_asked, st.builds(lock_commands.acquire, REQUESTS), st.just(0)),
                 st.just(
                     [("EVAL", "redis.call('RPUSH', KEYS[1], 1, 2, 3) redis.call('LTRIM', KEYS[1], -2, -1)", 1, "l{1}")]
                 ),

@@ -73,7 +73,7 @@ def vote(request: LockRequest, *, memory: str | None, late: Sequence[str] = ()) 
             them may be on another connection, behind this.
     """
     of_all = request.named(stem(request.owner), [stem(owner) for owner in request.given_up])
-    keys, args = lock_commands.question(of_all, request.owner, late=late)
+    keys, args = lock_commands.question(of_all, attempt=request.owner, late=late)
     args = args._replace(
         reserved_as=stem(args.reserved_as),
         holder=request.owner[STEM_LENGTH:] + args.holder,

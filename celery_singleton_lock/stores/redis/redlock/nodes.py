@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from redis.exceptions import ConnectionError, RedisError
 
 from celery_singleton_lock import chance, clock
+from celery_singleton_lock.background import Later
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
 from celery_singleton_lock.stores.redis.redlock.node import Node
-from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Endpoint, Server, words_of
 
@@ -27,6 +27,9 @@ MAX_ANSWER = 0.5
 
 #: Seconds that one step of connecting to a node may take, and the most for connecting to all.
 CONNECT, CONNECT_ALL = 0.25, 0.5
+
+#: Seconds until what a node has not answered is repeated, the first time and each next time.
+REPEAT_AFTER = 0.05, 0.5
 
 #: The most seconds to wait in vain when nodes are read one after the other.
 READ_ALL = 3.0
@@ -53,7 +56,7 @@ class Nodes:
         self.spare = len(servers) - self.quorum
         self._name = name
         self._conversations: deque[Conversation] = deque()
-        self._repeater = Repeater(self._repeat)
+        self._later = Later("singleton-lock-nodes", self._repeat, after=REPEAT_AFTER[0])
         self._pid = os.getpid()
         self._is_closed = False
 
@@ -75,11 +78,11 @@ class Nodes:
         except BaseException:
             conversation.close()
             if self._have_pending():
-                self._repeater.start()
+                self._later.want()
             raise
         self._conversations.append(conversation)
         if is_behind or self._have_pending():
-            self._repeater.start()
+            self._later.want()
 
     def majority(self, call: Call) -> list[Any]:
         """The answers of a majority at least.
@@ -101,7 +104,7 @@ class Nodes:
         for index, node in enumerate(self.each):
             if index not in but:
                 node.note(call, clock.now() + seconds, ConnectionError("it was not asked, as far as is known"))
-        self._repeater.start()
+        self._later.want()
 
     def first(self, use: Callable[[Endpoint], T]) -> T:
         """What `use` gives for the first node that answers.
@@ -195,15 +198,15 @@ class Nodes:
     def _have_pending(self) -> bool:
         return any(node.has_pending for node in self.each)
 
-    def _repeat(self) -> bool:
-        """Send the nodes what is pending; whether something is left."""
+    def _repeat(self) -> float | None:
+        """Send the nodes what is pending; None, or the seconds until the next time if something is left."""
         is_behind = self._collect()
         for node in self.each:
             # Not in a conversation, which somebody may need while this waits for a node.
             is_behind |= node.settle(CONNECT, MAX_ANSWER)
         if self._is_closed and not is_behind:
             self.close()
-        return is_behind
+        return REPEAT_AFTER[1] if is_behind else None
 
     def _collect(self) -> bool:
         """Take note of what has arrived in unused conversations; whether a node is behind there."""

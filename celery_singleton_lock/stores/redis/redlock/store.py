@@ -108,7 +108,7 @@ class RedlockStore:
             return not undecided or all(self._nodes.has_failed(each[place]) for place in undecided)
 
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
-            sent_at = clock.now()
+            sent_at, ttls = clock.now(), {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
             calls = [commands.renew(batch) for batch in parts]
             linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
             each = conversation.ask_each(calls, is_decided, seconds=timeout, linger=linger)
@@ -117,7 +117,7 @@ class RedlockStore:
                 renewed.update(self._renewed(batch, answers))
             for hold, ours in renewed.items():
                 if ours and isinstance(hold, Lease):
-                    hold.extend(sent_at)
+                    hold.extend(sent_at, ttls[hold])
             lost: defaultdict[int, list[Hold]] = defaultdict(list)
             for batch, answers in zip(parts, each, strict=True):
                 for index, answer in answers.items():
@@ -190,6 +190,9 @@ class RedlockStore:
             lambda it: lock_answers.parse_record(it.run(call), message), at_least=self._nodes.quorum
         )
         return next((found for found in each if found is not None), None)
+
+    def place_of(self, key: str) -> None:
+        return None
 
     def wake(self, key: str) -> None:
         """Does nothing: executions wait only in their slots, and look by themselves."""

@@ -1,15 +1,16 @@
 -- Takes a lock, or a slot of a semaphore.
 -- Follows request.lua, which names the KEYS and ARGV, places.lua, grant.lua, newest.lua and answers.lua.
 -- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
---  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} more slots are in use: name them all
+--  | {GIVEN_UP} the owner takes nothing any more | {MORE_SLOTS, slots} more slots are in use: name them all
 --  | {NEWEST, value, pttl, slot, number} held, and this message is the newest of an order of which only the newest runs; with its number there
 --  | {SUPERSEDED, value, pttl, slot, newest} this message is not the newest
--- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
+-- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold. The first one may come last, when the owner has freed it:
+-- so a grant to a repeated one leaves the owner's tombstone. An owner that has one keeps what it has, and takes nothing.
 -- FORGOTTEN_MS: how long a waiter that was killed stays in `waiting`. Main processes are there, too, except on a Redlock, by when their first copy
 -- met its first conflict.
 local OWNER_LENGTH, FENCE, FORGOTTEN_MS = 32, 10, 86400000
-if redis.call('EXISTS', over, request, in_use) ~= 0 then
-  if redis.call('EXISTS', over, request) ~= 0 then
+if redis.call('EXISTS', over, in_use, attempt or over) ~= 0 then
+  if attempt and redis.call('EXISTS', attempt) == 1 or redis.call('EXISTS', over) == 1 and not is_held_by(owner) then
     return {GIVEN_UP}
   end
   local known = tonumber(redis.call('GET', in_use)) or 0
@@ -64,13 +65,13 @@ for slot = 0, slots - 1 do
     local token = string.sub(value, 1, #owner)
     held = held + 1
     if token == owner then
-      local attempt = string.sub(value, #owner + 1, OWNER_LENGTH)
-      if string.match(attempt, '^0+$') then
-        -- On a Redlock: counted, or put back, for none of its attempts. What takes this one back must not touch it, and
-        -- if this one comes late, it does not end sooner.
-        holder = attempt .. string.sub(holder, #attempt + 1)
-        ttl = math.max(redis.call('PTTL', lock), ttl)
+      local named = string.sub(value, #owner + 1, OWNER_LENGTH)
+      if string.match(named, '^0+$') then
+        -- On a Redlock: counted, or put back, for none of its attempts. What takes this one back must not touch it.
+        holder = named .. string.sub(holder, #named + 1)
       end
+      -- If this one comes late, its hold does not end sooner.
+      ttl = math.max(redis.call('PTTL', lock), ttl)
       -- Its own fence: the highest one is another's if several hold the lock, or is not known any more.
       local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
       local number = readable and type(fields) == 'table' and tonumber(fields[FENCE])
@@ -84,6 +85,9 @@ for slot = 0, slots - 1 do
       if slot > 0 then
         redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
           math.max(redis.call('PTTL', in_use), ttl))
+      end
+      if again then
+        redis.call('SET', over, 1, 'PX', over_ms)
       end
       wake_others(freed)
       return {GRANTED, number, slot}
@@ -166,6 +170,9 @@ if slot > 0 then
   local left = redis.call('PTTL', in_use)
   local known = left > 0 and tonumber(redis.call('GET', in_use)) or 0
   redis.call('SET', in_use, math.max(known, slot + 1), 'PX', math.max(left, ttl))
+end
+if again then
+  redis.call('SET', over, 1, 'PX', over_ms)
 end
 wake_others(freed - 1)
 return {GRANTED, number, slot}
