@@ -229,6 +229,11 @@ def forget_owed(store: Store) -> None:
     store._outbox.start_anew()  # type: ignore[attr-defined]
 
 
+def wait_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits is patient for as long as a busy machine takes to start a server."""
+    monkeypatch.setattr("celery_singleton_lock.stores.redis.store.PATIENCE", LIMIT)
+
+
 def repeat_nothing(patch: pytest.MonkeyPatch, store: Store) -> None:
     """It tells its server nothing more by itself."""
     patch.setattr(store._outbox, "send", lambda calls: [False] * len(calls))  # type: ignore[attr-defined]

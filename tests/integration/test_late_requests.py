@@ -892,7 +892,10 @@ class TestCutOff:
             thread.join(60)
         assert ended == [True] * 8
 
-    def test_server_that_is_restarted(self, own_redis: RedisServer, direct: Store) -> None:
+    def test_server_that_is_restarted(
+        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        inside.wait_for_a_restart(monkeypatch)
         taken(direct)
         threads, ended = self.waiters(direct, 4)
         own_redis.kill()

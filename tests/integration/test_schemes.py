@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import race
@@ -21,7 +23,8 @@ def course(name: str, server: RedisServer) -> race.Course:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_each_scheme_excludes_when_nothing_goes_wrong(own_redis: RedisServer, name: str) -> None:
-    assert race.race(course(name, own_redis)).startswith("0 of")
+    """Nor may a busy machine stop a process for as long as its lock lasts."""
+    assert race.race(replace(course(name, own_redis), ttl=60.0)).startswith("0 of")
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,10 @@ class Cluster:
                     return self._shown(ranges, address)
                 error = ConnectionError("the node has left the cluster")
             self._put_last({address})
-        raise error or ConnectionError("the cluster has no nodes")
+        try:
+            raise error or ConnectionError("the cluster has no nodes")
+        finally:
+            del error  # It refers to this frame from now on; see `Connection.read`.
 
     def _shown(self, ranges: Sequence[Any], asked: Address) -> dict[int, Address]:
         """The map, as this node has shown it."""
