@@ -135,7 +135,8 @@ class Load:
         self._one(self._tasks[self._chance.choice(["retrying", "retaining"])], self._key(), {})
 
     def _pair(self) -> None:
-        self._one(self._tasks["paired"], "p0", {})
+        if "paired" in self._tasks:  # A Redlock has no such locks.
+            self._one(self._tasks["paired"], "p0", {})
 
     def _chain(self) -> None:
         steps = [self._step() for _ in range(3)]
