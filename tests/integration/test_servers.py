@@ -224,12 +224,12 @@ class TestEnd:
     def test_nothing_is_left_of_a_group_that_could_not_start(
         self, kind: type, pids: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        calls = itertools.count()
+        calls, on_free_port = itertools.count(), servers._on_free_port
 
         def two_only(make: Callable[[int], RedisServer]) -> RedisServer:
             if next(calls) >= 2:
                 raise OSError("wanted")
-            return make(ports.with_bus())
+            return on_free_port(make)
 
         monkeypatch.setattr(servers, "_on_free_port", two_only)
         with pytest.raises(OSError, match="wanted"):
