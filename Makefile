@@ -202,6 +202,7 @@ mutation: .venv/.dev
 # .venv/bin/python -m tests.fuzz.guided parsers
 fuzz: .venv/.fuzz
 	$(BIN)/python -m tests.fuzz --cases $(or $(CASES),500000)
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=search
 
 coverage: .venv/.dev
 	$(BIN)/coverage erase

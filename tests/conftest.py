@@ -82,9 +82,10 @@ def pytest_report_header() -> str:
     return f"lock server: {info.get('server_name', 'redis')} {info.get('valkey_version', info['redis_version'])}"
 
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("patient", hypothesis.settings.default, deadline=None)
-hypothesis.settings.load_profile("patient")
+# How long an example takes says how busy the machine is. A test repeats its examples; `make fuzz` searches for others.
+hypothesis.settings.register_profile("search", hypothesis.settings.default, deadline=None)
+hypothesis.settings.register_profile("repeat", hypothesis.settings.get_profile("search"), derandomize=True)
+hypothesis.settings.load_profile("repeat")
 
 
 @pytest.fixture(autouse=True)

@@ -95,7 +95,7 @@ _PLAIN = Outcome(states.SUCCESS, settled=True)
 def read(record: Record) -> tuple[Outcome, float]:
     """The outcome and its age in seconds; if others wrote the record, only that there is one."""
     if (life := cleaned.whole(record.content)) is not None:
-        return _PLAIN, max(life - record.seconds, 0.0)
+        return _PLAIN, max(cleaned.seconds(life) - record.seconds, 0.0)
     head, _, content = record.content.partition(b"\n")
     fields = cleaned.array(head)
     if fields is None or len(fields) < _FIELDS:

@@ -1,11 +1,13 @@
-"""A few seconds of what `make fuzz` does for minutes, and a check that it can find faults."""
+"""A few seconds of what `make fuzz` does for minutes, and a check that it can find faults.
+
+The cases are the same each time: `make fuzz` searches, a test repeats.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import random
-import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ from tests.fuzz.targets import TARGETS
 
 #: The number of cases of each target that takes a second or less.
 FEW = {"parsers": 1000, "keys": 500, "options": 200, "messages": 60, "answers": 150, "stored": 60, "commands": 40}
+
+SEED = 1
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +53,14 @@ def written_nowhere() -> Iterator[None]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_any_input_is_answered(target: str) -> None:
     with written_nowhere(), TARGETS[target][0]() as case:
-        by_chance(target, case, FEW[target], secrets.randbelow(2**32))
+        by_chance(target, case, FEW[target], SEED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_many_inputs_are_answered(target: str) -> None:
     with written_nowhere(), TARGETS[target][0]() as case:
-        by_chance(target, case, 20 * FEW[target], secrets.randbelow(2**32))
+        by_chance(target, case, 20 * FEW[target], SEED)
 
 
 def test_same_bytes_make_the_same_case() -> None:

@@ -202,6 +202,7 @@ def test_counts_that_look_the_same_are_added() -> None:
 @given(st.binary() | anything.map(lambda value: json.dumps(value).encode()))
 @example(DEEP.encode())
 @example(b'["SUCCESS", 1e999, true]')
+@example(b"22337203685477")
 def test_any_record_is_an_outcome(record: bytes) -> None:
     ended, age = outcome.read(Record("message", record, 1.0))
     assert is_clean(ended.state)
