@@ -75,6 +75,7 @@ class LockRequest:
             carried out in another slot, another waiter is woken.
         arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
             None if the order does not matter.
+        keeps: the owner may have the lock from before, and keeps it whatever becomes of this: no answer undoes nothing.
         late: whether a try was not answered, and may still be carried out; noted by the store.
         attempts: for a store on several servers: which of them will not carry out an attempt of this owner any more.
             To ask again for the owner, as a waiter too, pass this request or a `replace` of it.
@@ -90,6 +91,7 @@ class LockRequest:
     given_up: Sequence[str] = ()
     in_line: bool = False
     arrival: Arrival | None = None
+    keeps: bool = False
     late: bool = field(default=False, compare=False, repr=False)
     attempts: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -106,6 +108,7 @@ class LockRequest:
             self.given_up if given_up is None else given_up,
             self.in_line,
             self.arrival,
+            self.keeps,
             attempts=self.attempts,
         )
 

@@ -231,7 +231,7 @@ def _send_on(
     asks = lock.ends_at_start if before.request is None else lock.ends_at_end and before.has_run(named)
     if asks and lock.follows is None:
         with suppress(LockUnavailable):
-            Runtime.of(task.app).store.acquire(lock.request(holder))
+            Runtime.of(task.app).store.acquire(replace(lock.request(holder), keeps=True))
     result = publish(**_with_lock(task, named, lock))
     before.pass_on(lock, named)
     return result

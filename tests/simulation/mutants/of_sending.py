@@ -12,6 +12,11 @@ _queued = partial(Mutant, file="task/queued.py", kind="sent")
 _request = partial(Mutant, file="worker/request.py", kind="sent")
 
 MUTANTS = (
+    _sending(
+        "the lock of a message stays when its next attempt is sent and the server does not answer",
+        old="keeps=True",
+        new="keeps=False",
+    ),
     _queued(
         "until_executing: another message can be sent as the body begins",
         old="        freed = self._free()\n        self._progress.is_begun",

@@ -86,7 +86,8 @@ class RedlockStore:
                 found = self._acquire(conversation, wanted)
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
-            self.abandon(wanted.hold())
+            if not wanted.keeps:
+                self.abandon(wanted.hold())
             raise
         if not isinstance(found, Votes):
             return found
@@ -242,13 +243,19 @@ class RedlockStore:
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl)
         settled |= votes.unasked
         wanted.attempts[attempt] = settled
-        conversation.send(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
+        if not wanted.keeps:
+            conversation.send(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
 
     def _is_decided(self, answers: Answers) -> bool:
         """Whether the other nodes' votes cannot change anything."""
         # A promise is one vote: on a minority, it keeps nobody from the lock.
-        return any(_is_recorded(answer) for answer in answers.values()) or self._is_agreed(answers)
+        if any(_is_recorded(answer) for answer in answers.values()):
+            return True
+        if not self._is_agreed(answers):
+            return False
+        votes = Votes.of(answers, self._nodes.quorum, "")
+        return votes.has_majority or votes.is_held or len(answers) == len(self._nodes.each)
 
     def _late(self, request: LockRequest) -> list[str]:
         """The attempts of its owner that some node may still carry out. Of the others, only the last one is kept."""

@@ -70,8 +70,8 @@ class Votes:
 
     @property
     def is_unclear(self) -> bool:
-        """Whether too few nodes have voted to tell who has the lock."""
-        return len(self.errors) + len(self.withheld) >= self.quorum
+        """Whether nodes that have not voted decide who has the lock: one that was freed may be left on the others."""
+        return not self.is_held and bool(self.errors or self.withheld)
 
     def _owners(self) -> Counter[str]:
         return Counter(held.owner for held in self.held.values())
