@@ -99,7 +99,8 @@ class RedisStore:
         except BaseException as error:
             was_refused = isinstance(error.__cause__, lock_answers.GivenUp) and not request.late
             if request.keeps or isinstance(error, WrongLockServer) or was_refused:
-                raise  # It has done nothing that is to be undone. (The tombstone of an owner that asks again and again must not be renewed.)
+                # Nothing is to be undone. (The tombstone of an owner that asks again and again must not be renewed.)
+                raise
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
