@@ -30,7 +30,7 @@ from celery.exceptions import Ignore, Retry
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
-from celery_singleton_lock._celery import handler_of, is_child_of_a_pool
+from celery_singleton_lock._celery import is_child_of_a_pool
 from celery_singleton_lock.errors import Aborted
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.lease import Lease
@@ -147,7 +147,7 @@ class _BySignal(_Way):
         self._previous: Any = None
 
     def enter(self, body: Body) -> None:
-        current = handler_of(_SIGNAL)
+        current = signal.getsignal(_SIGNAL)
         if current != self._on_signal:
             self._previous = current
             signal.signal(_SIGNAL, self._on_signal)
