@@ -1,13 +1,13 @@
 """Every private or undocumented part of Celery, kombu and billiard that this package touches, under the name of what it
 means. No other module touches one.
 
-Each names the promise that depends on it. `tests/unit/test_celery_private.py` looks for what follows "Touches" and
-asserts what is expected of it, so that a new version fails there first; `tests/unit/private_parts.py` reads this.
+`tests/unit/private_parts.py` lists the parts, and the promise that depends on each; `tests/unit/test_celery_private.py`
+asserts what is expected of them, so that a new version fails there first. What is said here of Celery was read in
+versions 5.4.0, 5.5.3, 5.6.3 and 5.7.0, in kombu 5.4.2, 5.5.4, 5.6.2 and 5.7.0, and in billiard 4.2.0 and 4.3.2.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
 import logging
 import re
@@ -34,13 +34,6 @@ from kombu.utils import functional
 
 if celery.VERSION[:2] < (5, 4):
     raise ImportError(f"celery_singleton_lock needs Celery 5.4 or newer, found {celery.__version__}")
-
-#: The versions that were read for this.
-LOOKED_AT = {
-    "celery": ("5.4.0", "5.5.3", "5.6.3", "5.7.0"),
-    "kombu": ("5.4.2", "5.5.4", "5.6.2", "5.7.0"),
-    "billiard": ("4.2.0", "4.3.2"),
-}
 
 #: The names of the queues in which Celery has RabbitMQ keep messages begin with this, and their routing keys with that.
 DELAYED, _DELAY = "celery_delayed_", re.compile(r"^(?:[01]\.){28}")
@@ -132,12 +125,6 @@ class WorkerRequest(ReceivedRequest):
     was stored before (`_success_was_stored`); it cancels what runs as the connection is lost, or as the worker ends.
     RETRY is not stored over an end that Celery has not read yet (`_announce_cancelled`), since no copy of it runs. Of
     several deliveries with one id, Celery knows the newest (`requests`), and none once that has ended.
-
-    Promise: a message that goes on is not recorded as ended; a run is terminated by its id also beside waiting copies.
-    Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._success_was_stored,
-    celery.worker.request.Request._already_cancelled, celery.worker.request.Request._already_revoked,
-    celery.worker.request.Request._announce_cancelled, celery.worker.request.Request._context,
-    celery.worker.request.Request.request_dict, celery.worker.state.requests
     """
 
     @property
@@ -213,11 +200,7 @@ class WorkerRequest(ReceivedRequest):
 
 
 def reported(error: Exception) -> Any:
-    """What Celery gets from a child whose task has raised this.
-
-    Promise: as for `counts_part_once`; and a message that goes on, or stores nothing, is not stored as failed.
-    Touches: billiard.einfo.ExceptionInfo
-    """
+    """What Celery gets from a child whose task has raised this."""
     try:
         raise error
     except Exception:  # noqa: BLE001 - the one above
@@ -225,33 +208,21 @@ def reported(error: Exception) -> Any:
 
 
 def raised(exc_info: Any) -> BaseException:
-    """What a task has raised, as its process reports that: wrapped, unless it came from another process.
-
-    Promise: the lock that a retry carries is not freed for the attempt that has sent it.
-    Touches: billiard.einfo.ExceptionInfo.exception, billiard.einfo.ExceptionWithTraceback
-    """
+    """What a task has raised, as its process reports that: wrapped, unless it came from another process."""
     error: Any = exc_info.exception
     found: BaseException = error.exc if isinstance(error, _einfo.ExceptionWithTraceback) else error
     return found
 
 
 def active_requests() -> list[Any]:
-    """What the pool has begun with and not reported the end of.
-
-    Promise: `celery inspect locks` lists what runs; the main process renews for what runs, and for nothing else.
-    Touches: celery.worker.state.active_requests
-    """
+    """What the pool has begun with and not reported the end of."""
     while True:
         with suppress(RuntimeError):  # A thread of the pool has begun with one meanwhile.
             return list(worker_state.active_requests)
 
 
 def is_active(request: WorkerRequest) -> bool:
-    """Whether the pool has begun with it and not reported its end.
-
-    Promise: as for `active_requests`.
-    Touches: celery.worker.state.active_requests
-    """
+    """Whether the pool has begun with it and not reported its end."""
     return request in worker_state.active_requests
 
 
@@ -259,10 +230,6 @@ def begin_now(consumer: Any, request: WorkerRequest) -> bool:
     """Begin at once with a request that waits in the timer of a consumer that runs; whether that was so.
 
     In the consumer's loop, or, where greenlets have the timer, in one of them. The timer of a thread has no such queue.
-
-    Promise: a copy that waits for a lock begins as soon as that is free, and once.
-    Touches: kombu.asynchronous.timer.Timer._queue, celery.concurrency.gevent.Timer._enter,
-    celery.bootsteps.Blueprint.state
     """
     timer = consumer.timer
     if consumer.blueprint.state != _bootsteps.RUN:
@@ -287,10 +254,6 @@ def give_token_back(consumer: Any, task_name: str) -> None:
     """Have a consumer that has spent a token of a task's `rate_limit` have it back, and spend it on the next request.
 
     Any thread may call it; the consumer's own thread does it, since only that may touch the bucket.
-
-    Promise: an execution that has met a held lock, and so has not run, does not count for `rate_limit`.
-    Touches: celery.worker.consumer.consumer.Consumer.task_buckets,
-    celery.worker.consumer.consumer.Consumer._schedule_bucket_request, kombu.utils.limits.TokenBucket._tokens
     """
 
     def give_back() -> None:
@@ -309,9 +272,6 @@ def _spend(consumer: Any, bucket: Any) -> None:
 
     Celery starts one for each request that has to wait, which goes on as long as any request waits. By tokens that come
     back, a worker gets through a backlog fast, and would have a timer for each message of it.
-
-    Promise: a worker that refuses many messages of a task with a `rate_limit` does not slow down.
-    Touches: celery.worker.consumer.consumer.Consumer._limit_move_to_pool, kombu.utils.limits.TokenBucket.contents
     """
     while True:
         try:
@@ -330,67 +290,39 @@ def _spend(consumer: Any, bucket: Any) -> None:
 
 
 def has_free_slot(pool: Any) -> bool:
-    """Whether the pool could begin with one more request now.
-
-    Promise: a lock that is free is not given to a worker that is busy while another one is not.
-    Touches: celery.worker.state.reserved_requests
-    """
+    """Whether the pool could begin with one more request now."""
     return len(worker_state.reserved_requests) < (pool.num_processes or 1)
 
 
 def extend_every_app(extend: Callable[[Celery], None]) -> None:
-    """Call `extend`, a module's function, with each app of the process: those that are, and those that will be.
-
-    Promise: in whatever order a program makes its app and imports us, its workers check their settings as they start.
-    Touches: celery.Celery.builtin_fixups
-    """
+    """Call `extend`, a module's function, with each app of the process: those that are, and those that will be."""
     Celery.builtin_fixups.add(f"{extend.__module__}:{extend.__qualname__}")
     for app in active_apps():
         extend(app)
 
 
 def active_apps() -> list[Any]:
-    """The apps of this process.
-
-    Promise: Django's checks look at each app; the worker's options are on an app that was made before we were imported.
-    Touches: celery._state._get_active_apps
-    """
+    """The apps of this process."""
     return list(_internal_state._get_active_apps())
 
 
 def is_stand_in(app: Any) -> bool:
-    """Whether it is the app that Celery makes where a program has made none: that has no fix-ups.
-
-    Promise: Django's checks look at the apps of the project, and say so where there are none.
-    Touches: celery.Celery.fixups
-    """
+    """Whether it is the app that Celery makes where a program has made none: that has no fix-ups."""
     return not app.fixups
 
 
 def current_task() -> Any:
-    """The task that this thread carries out, the innermost of those that call each other; None outside of one.
-
-    Promise: `task.map`, `task.starmap` and `task.chunks` take the lock for each of their calls.
-    Touches: celery._state.get_current_task
-    """
+    """The task that this thread carries out, the innermost of those that call each other; None outside of one."""
     return _internal_state.get_current_task()
 
 
 def current_worker_task() -> Any:
-    """The task that a worker carries out in this thread, the outermost of those that call each other; None elsewhere.
-
-    Promise: what a body sends is no copy of its own message, and is not dropped as one; a retry is not a new message.
-    Touches: celery._state.get_current_worker_task
-    """
+    """The innermost task of this thread that nobody called directly; None outside of one."""
     return _internal_state.get_current_worker_task()
 
 
 def with_dumped_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of a call as Celery sends them: for a task with `pydantic=True`, models as dictionaries.
-
-    Promise: a call has the same key where it is sent and where it runs.
-    Touches: celery.Task._dump_pydantic_arguments
-    """
+    """The arguments of a call as Celery sends them: for a task with `pydantic=True`, models as dictionaries."""
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return (args, kwargs) if dump is None else dump(args, kwargs)
 
@@ -399,20 +331,13 @@ def push_task(task: Any, request: Context) -> None:
     """Have `task` be what this thread carries out, with this request.
 
     No context manager: a generator that an exception interrupts ends when it is collected, beneath another task.
-
-    Promise: each call of a `task.map` has a lease of its own, in `self.request`.
-    Touches: celery._state.push_current_task, celery.Task.request_stack
     """
     _internal_state.push_current_task(task)
     task.request_stack.push(request)
 
 
 def pop_task(task: Any) -> None:
-    """End what `push_task` has begun.
-
-    Promise: what a worker does after a `task.map` is not taken for one of its calls.
-    Touches: celery._state.pop_current_task, celery.Task.request_stack
-    """
+    """End what `push_task` has begun."""
     task.request_stack.pop()
     _internal_state.pop_current_task()
 
@@ -421,9 +346,6 @@ def forget_task(app: Any, name: str) -> None:
     """Remove a task that could not be bound, which Celery registers before.
 
     Not from `app.tasks`, which evaluates the app's lazy tasks, among them this one, whose evaluation has not ended.
-
-    Promise: whoever uses a refused task gets the error, not only the first who does.
-    Touches: celery.Celery._tasks
     """
     app._tasks.pop(name, None)
 
@@ -433,9 +355,6 @@ def innermost_request(task: Any) -> Any:
 
     What `Task.__call__` pushes, without an id, is a copy of the one below. `SingletonTask` overrides `push_request`,
     and `bind`, which refuses a task that is wrong.
-
-    Promise: a body that something else calls, past the lock, is stopped; a direct call within the body is not.
-    Touches: celery.Task.request_stack, celery.Task.push_request, celery.Task.bind
     """
     return task.request_stack.top
 
@@ -444,9 +363,6 @@ def queue_taken_from(message: Any) -> Any:
     """The queue that a message was taken from, on a broker that says for which consumer it is; None on others.
 
     Celery's consumer knows its queues' tags, and py-amqp's channel whom to call for a tag; neither shows it.
-
-    Promise: a message that is put back goes to the queue that it came from, and to no other worker's.
-    Touches: kombu.messaging.Consumer._active_tags, kombu.messaging.Consumer._queues, amqp.channel.Channel.callbacks
     """
     tag = (message.delivery_info or {}).get("consumer_tag")
     if not isinstance(tag, str):  # Where that comes with the message, as on Redis, its sender has written it.
@@ -459,31 +375,19 @@ def queue_taken_from(message: Any) -> Any:
 
 
 def consumed_queues(app: Any) -> Mapping[str, Any]:
-    """The queues that a worker of this app takes messages from, by name: those of the settings, or of `-Q`.
-
-    Promise: as for `queue_taken_from`, on other brokers; and the audit finds queues whose messages every worker gets.
-    Touches: celery.app.amqp.Queues.consume_from
-    """
+    """The queues that a worker of this app takes messages from, by name: those of the settings, or of `-Q`."""
     queues: Mapping[str, Any] = app.amqp.queues.consume_from
     return queues
 
 
 def queues_reached(channel: Any, exchange: str, routing_key: str) -> set[str]:
-    """The queues that a message gets to by one of kombu's virtual transports.
-
-    Promise: as for `queue_taken_from`, where the broker does not say it.
-    Touches: kombu.transport.virtual.Channel._lookup
-    """
+    """The queues that a message gets to by one of kombu's virtual transports."""
     return set(channel._lookup(exchange, routing_key))
 
 
 def delayed_way(seconds: int, routing_key: str) -> tuple[str, str] | None:
     """The exchange and the routing key with which RabbitMQ keeps a message for so long, and then passes it on to the
     topic exchanges that Celery has bound, in an app with quorum queues; None before Celery 5.5, which binds none.
-
-    Promise: a message that is put back to a quorum queue behind a topic exchange takes no place in a worker meanwhile.
-    Touches: kombu.transport.native_delayed_delivery.calculate_routing_key,
-    kombu.transport.native_delayed_delivery.level_name, kombu.transport.native_delayed_delivery.MAX_LEVEL
     """
     try:
         from kombu.transport import native_delayed_delivery as its
@@ -496,9 +400,6 @@ def delayed_way(seconds: int, routing_key: str) -> tuple[str, str] | None:
 def lead_delayed_to(queue: Any, connection: Any) -> None:
     """Have messages that RabbitMQ has kept reach a queue: Celery sees to that when a worker starts, for the queues that
     it knows then, if its user may.
-
-    Promise: a message that is put back to a quorum queue arrives there.
-    Touches: kombu.transport.native_delayed_delivery.bind_queue_to_native_delayed_delivery_exchange
     """
     from kombu.transport.native_delayed_delivery import bind_queue_to_native_delayed_delivery_exchange
 
@@ -506,11 +407,7 @@ def lead_delayed_to(queue: Any, connection: Any) -> None:
 
 
 def without_delay(routing_key: str) -> str:
-    """The routing key with which a message was sent before it was delayed.
-
-    Promise: a message that waits in RabbitMQ again goes the same way.
-    Touches: kombu.transport.native_delayed_delivery.MAX_NUMBER_OF_BITS_TO_USE
-    """
+    """The routing key with which a message was sent before it was delayed."""
     return _DELAY.sub("", routing_key)
 
 
@@ -519,9 +416,6 @@ def let_pauses_switch() -> None:
 
     gevent, as it patches the threads, looks at every object there is, also at Celery's lazy ones, and so has kombu
     imported before it patches `time` (gevent 26.9, Celery 5.7): kombu then stops the whole process for up to 32 s.
-
-    Promise: leases are renewed in a pool of greenlets while the broker is away.
-    Touches: kombu.utils.functional.sleep
     """
     if _functional.sleep is not time.sleep:
         _functional.sleep = time.sleep
@@ -531,9 +425,6 @@ def reword_ignored(reword: Callable[[str], str | None]) -> None:
     """Have the log of an execution that ends by an `Ignore` say what `reword` makes of the exception's repr.
 
     Where that is None, or the log has another form, it says "ignored" as before.
-
-    Promise: a message that is put back does not read as one that was ignored.
-    Touches: celery.app.trace.logger, celery.app.trace.log_policy_ignore
     """
 
     def look(record: logging.LogRecord) -> bool:
@@ -550,9 +441,6 @@ def reword_ignored(reword: Callable[[str], str | None]) -> None:
 def with_preload_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command that takes its context first, and first has a signal sent with the options that an app gives to all
     commands.
-
-    Promise: `celery locks` knows the options that an app gives to all commands, `app.user_options["preload"]`.
-    Touches: celery.bin.base.handle_preload_options
     """
     from celery.bin.base import handle_preload_options  # A program that only sends needs no command line.
 
@@ -561,40 +449,23 @@ def with_preload_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def add_method(to: type[Control | Inspect], name: str, method: Callable[..., Any]) -> None:
-    """Have `app.control`, or what `app.control.inspect()` returns, have one more method, whatever the app.
-
-    Promise: a program asks with `app.control.inspect().locks()` and `app.control.release_lock(key)`.
-    Touches: celery.app.control.Control, celery.app.control.Inspect, celery.Celery.control_cls,
-    celery.app.control.Control.inspect
-    """
+    """Have `app.control`, or what `app.control.inspect()` returns, have one more method, whatever the app."""
     setattr(to, name, method)
 
 
 def ask_each_worker(inspect: Inspect, command: str) -> Any:
-    """Send a command by `app.control.inspect()`, as its own methods do; an answer for each node name, None for none.
-
-    Promise: `app.control.inspect().locks()`, and a doctor that compares how all workers lock.
-    Touches: celery.app.control.Inspect._request
-    """
+    """Send a command by `app.control.inspect()`, as its own methods do; an answer for each node name, None for none."""
     asking: Any = inspect
     return asking._request(command)
 
 
 def keeps_results(backend: Any) -> bool:
-    """Whether a task's result backend keeps anything: an app without one has one that does not.
-
-    Promise: of a message that nobody waits for no value is recorded, and a copy of it asks no result backend.
-    Touches: celery.backends.base.DisabledBackend
-    """
+    """Whether a task's result backend keeps anything: an app without one has one that does not."""
     return not isinstance(backend, DisabledBackend)
 
 
 def may_be_asked(backend: Any) -> bool:
-    """Whether a worker can ask a result backend how another task has ended: rpc:// has that in the caller's queue.
-
-    Promise: as for `keeps_results`; and a copy that has joined another task ends as that does.
-    Touches: celery.backends.base.DisabledBackend, celery.backends.rpc.RPCBackend.as_uri
-    """
+    """Whether a worker can ask a result backend how another task has ended: rpc:// has that in the caller's queue."""
     return keeps_results(backend) and str(backend.as_uri()) != "rpc://"
 
 
@@ -608,11 +479,7 @@ def record_end(
     store_result: bool,
     call_errbacks: bool,
 ) -> None:
-    """Give an execution its final state, and with it the later steps of its chain and its part in a chord.
-
-    Promise: nobody waits forever for an execution that met a held lock; errbacks are called for failures only.
-    Touches: celery.backends.base.Backend.mark_as_failure
-    """
+    """Give an execution its final state, and with it the later steps of its chain and its part in a chord."""
     backend.mark_as_failure(
         task_id,
         error,
@@ -627,28 +494,18 @@ def counts_part_once(backend: Any) -> bool:
     """Whether a part of a chord that is told to the result backend once more is counted no second time.
 
     Redis counts different members of a sorted set. Pickle may write the same value in another way in another process.
-
-    Promise: a chord goes on, also where the worker died when it had stored the result of a part and not counted it.
-    Touches: celery.backends.redis.RedisBackend._chord_zset
     """
     return bool(getattr(backend, "_chord_zset", False)) and backend.serializer == "json"
 
 
 def is_prefork(pool: type[Any]) -> bool:
-    """Whether a worker's pool is one of processes, which it forks.
-
-    Promise: the main process renews for its children, and frees for those that die.
-    Touches: celery.concurrency.prefork.TaskPool
-    """
+    """Whether a worker's pool is one of processes, which it forks."""
     return issubclass(pool, prefork.TaskPool)
 
 
 class InitialArguments(tuple[Any, ...]):
     """What a pool of processes calls Celery's initializer with in each of them, the app first. billiard pickles this
     for a process that it starts afresh and does not fork; by that, the process gets more.
-
-    Promise: the main process looks after children that are not forked (`worker_pool_start_method`), too.
-    Touches: celery.concurrency.base.BasePool.options, billiard.pool.Worker.initargs, billiard.reduction.DupFd
     """
 
     inherit: Callable[..., None]
@@ -678,11 +535,7 @@ class InitialArguments(tuple[Any, ...]):
 
 
 def is_child_of_a_pool() -> bool:
-    """Whether this process is a prefork pool's, which makes another for one that dies.
-
-    Promise: a body that goes on without its lock, whatever is raised in it, ends with its process.
-    Touches: billiard.process.current_process
-    """
+    """Whether this process is a prefork pool's, which makes another for one that dies."""
     return bool(current_process().daemon)
 
 
@@ -690,9 +543,6 @@ class PunctualScheduler(Scheduler):
     """Beat's scheduler, which is asked once more in how many seconds an entry is due, when it has sent that.
 
     Celery works that out before it sends, and counts from the moment at which it has sent.
-
-    Promise: if it takes long to send a tick, the entry's next tick is not late.
-    Touches: celery.beat.Scheduler._when
     """
 
     def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
@@ -704,20 +554,12 @@ class PunctualScheduler(Scheduler):
 
 
 def forget_heap(scheduler: Scheduler) -> None:
-    """Have beat's scheduler make its heap anew with its next tick.
-
-    Promise: no beat sends by what it knew before another beat sent.
-    Touches: celery.beat.Scheduler._heap
-    """
+    """Have beat's scheduler make its heap anew with its next tick."""
     scheduler._heap = None
 
 
 def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:
-    """Have `following` take the place of the next entry, in that many seconds.
-
-    Promise: a tick that another beat has sent is not sent here, and those behind it have their turn.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
-    """
+    """Have `following` take the place of the next entry, in that many seconds."""
     heap = scheduler._heap or []
     heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
 
@@ -726,37 +568,17 @@ def turn_in(scheduler: Scheduler, entry: ScheduleEntry) -> float:
     """In how many seconds it is the turn of an entry that beat's scheduler asks about.
 
     Before 5.7, Celery asks about the first entry whatever its time.
-
-    Promise: a tick that the broker did not take, or that another beat has claimed, is tried again after a while only.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
     """
     first = scheduler._heap[0] if scheduler._heap else None
     return first.time - scheduler._when(entry, 0) if first is not None and first.entry is entry else 0.0
 
 
 def named_schedulers() -> dict[str, str]:
-    """The short names of beat's schedulers, such as `exclusive`, and the paths of their classes, from all packages.
-
-    Promise: the doctor and the audit judge the scheduler that beat starts.
-    Touches: celery.utils.imports.load_extension_class_names
-    """
+    """The short names of beat's schedulers, such as `exclusive`, and the paths of their classes, from all packages."""
     names: Any = load_extension_class_names("celery.beat_schedulers")
     return dict(names)
 
 
 def scheduler_of(service: Any) -> Any:
-    """The scheduler of beat's service; None where it has not been made, which asking it would do.
-
-    Promise: `celery worker -B` ends its beat so that what it has sent is recorded.
-    Touches: celery.beat.Service.scheduler
-    """
+    """The scheduler of beat's service; None where it has not been made, which asking it would do."""
     return vars(service).get("scheduler")
-
-
-def handler_of(signum: int) -> Any:
-    """`signal.getsignal` without making one of its constants of the handler, which takes fifty times as long.
-
-    Promise: each body on a main thread can be stopped by a signal when its lock is lost, and pays little for that.
-    Touches: _signal.getsignal
-    """
-    return _signal.getsignal(signum)

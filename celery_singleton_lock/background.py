@@ -1,4 +1,4 @@
-"""Background work: a thread that exists while there is something to do, and what is left when the program ends.
+"""Background work: a thread that exists while there is something to do.
 
 A caller puts work where `work` finds it, and then calls `want`. A thread does the work a while later, with all that
 came meanwhile. Work that comes while the thread works is done next.
@@ -6,13 +6,11 @@ came meanwhile. Work that comes while the thread works is done next.
 
 from __future__ import annotations
 
-import atexit
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from weakref import WeakMethod
 
 from celery.utils.log import get_logger
 
@@ -22,16 +20,6 @@ logger = get_logger(__name__)
 
 #: Seconds until a call that failed is tried again.
 RETRY_AFTER = 1.0
-
-
-def do_at_exit(work: WeakMethod[Callable[[], object]]) -> None:
-    """Do the work when the program ends, if its object still exists: a program may end right after it has sent."""
-
-    def at_exit() -> None:
-        if (found := work()) is not None:
-            found()
-
-    atexit.register(at_exit)
 
 
 class Later:

@@ -6,6 +6,7 @@ fork nothing waits: the parent sends it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Sequence
@@ -23,6 +24,9 @@ logger = get_logger(__name__)
 
 #: Seconds between two tries, so that all is sent within a second after a server answers again.
 RETRY_AFTER = 0.5
+
+#: The tries of an item, together with others and then alone, in which an unexpected error is logged.
+FIRST_TRIES = 2
 
 #: The most items in one round trip.
 BATCH = 200
@@ -163,3 +167,10 @@ class Batches(ABC, Generic[Item]):
         except LockUnavailable as error:
             logger.debug("%s: not answered, trying again: %s", self._what, error)
             return [False] * len(batch)
+        except Exception:
+            if len(batch) > 1:  # One of them may be at fault, and is not to hold up the others.
+                return [is_answered for it in batch for is_answered in self._try([it])]
+            # Tried again: it may be for want of memory, say. But said only at first.
+            level = logging.ERROR if batch[0].tries <= FIRST_TRIES else logging.DEBUG
+            logger.log(level, "%s: unexpected error; trying again", self._what, exc_info=True)
+            return [False]

@@ -11,11 +11,9 @@ Protocol: `docs/protocol.md`, sections 6 and 12.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from weakref import WeakMethod
+from collections.abc import Hashable, Sequence
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.background import do_at_exit
 from celery_singleton_lock.batches import Batches
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Hold
@@ -36,13 +34,11 @@ REWRITE_AFTER = 1.0
 
 
 class Confirmations(Batches[Hold]):
-    """Renews holds of `store`, once each; also when the program ends."""
+    """Renews holds of `store`, once each."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         super().__init__("confirmations of sent messages", after=CONFIRM_AFTER, linger=LINGER)
-        send: Callable[[], object] = self.send_all
-        do_at_exit(WeakMethod(send))
 
     def add(self, hold: Hold) -> None:
         """Make `hold` last for its ttl from about now, if it still exists then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,16 +44,24 @@ class Runtime:
         runtime = _all_opened[-1].runtimes.get(app)
         return runtime if runtime is not None else _open(app)
 
+    def write(self) -> bool:
+        """Write what is left of all records, then of the journal; False if something was not answered."""
+        is_silent = self.confirmations.send_all() or self.records.send_all()
+        return not is_silent and self.journal.write()
+
 
 def write_all() -> None:
-    """Write what is left of all records, then of all journals, because the process ends."""
+    """Write what is left because the process ends, which waits for each silent server once."""
     with _opening.lock:
         runtimes = [runtime for opened in _all_opened for runtime in opened.runtimes.values()]
     for runtime in runtimes:
-        runtime.confirmations.send_all()
-        runtime.records.send_all()
-    for runtime in runtimes:
-        runtime.journal.write()
+        outage = runtime.heartbeat.outage
+        if not (outage.is_silent or runtime.write()):
+            outage.mute()
+
+
+# A program may end right after it has sent.
+atexit.register(write_all)
 
 
 @contextmanager

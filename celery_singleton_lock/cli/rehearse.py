@@ -71,10 +71,7 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
         try:
             kept = [_shown(perform(play, name), given["as_json"]) for name in names]
         except RehearsalFailed as error:
-            why, log = error.args
-            for line in log.splitlines():
-                command.say(f"    {line}", err=True)
-            raise click.ClickException(f"{why}; the last output of the workers is above") from error
+            raise click.ClickException(str(error)) from error
     if False in kept:
         ctx.exit(1)
 

@@ -11,12 +11,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakMethod
 
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks, signals
-from celery_singleton_lock.background import Later, do_at_exit
+from celery_singleton_lock.background import Later
 from celery_singleton_lock.errors import FOREIGN, LockUnavailable, with_label
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal import counts as metrics
@@ -49,8 +48,6 @@ class JournalWriter:
         self._later = Later("singleton-lock-journal", self._write_later, after=WRITE_AFTER)
         self.start_anew()
         forks.start_anew_in_child(self)
-        write: Callable[[], object] = self.write
-        do_at_exit(WeakMethod(write))
 
     def start_anew(self) -> None:
         self._mutex = threading.RLock()  # A cold shutdown's handler may have interrupted `add`.

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ class Line(NamedTuple):
         pid: where it happened.
         task_id, retries: the message, and its attempt.
         how: how a body ended, in words, if it raised an exception of its own.
-        key, fence: the key and fence of a run's lock.
+        key: the key of a run's lock.
     """
 
     what: str
@@ -58,7 +58,6 @@ class Line(NamedTuple):
     retries: int = 0
     how: str = ""
     key: str = ""
-    fence: int = 0
 
 
 def write(directory: str | Path, what: str, **more: Any) -> None:
@@ -85,10 +84,14 @@ def overlaps(lines: Iterable[Line], limit: int) -> int:
     return found
 
 
-def fences_grow(lines: Iterable[Line]) -> bool:
-    """Whether, of any two runs under one lock, the later has the higher fencing token."""
-    began = [line for line in lines if line.what == "began"]
-    return all(one.fence < later.fence for one, later in combinations(began, 2) if one.key == later.key)
+def until(true: Callable[[], object], seconds: float = math.inf) -> bool:
+    """Wait until `true` returns a true value; whether it did within that time."""
+    deadline = clock.now() + seconds
+    while not true():
+        if clock.now() >= deadline:
+            return False
+        clock.sleep(LOOK_EVERY)
+    return True
 
 
 class Silenced:
@@ -101,11 +104,8 @@ class Silenced:
         return getattr(self._opened, name)
 
     def recv(self, most: int) -> bytes:
-        until = clock.now() + (self._opened.gettimeout() or 0.0)
-        while self._silence.exists():
-            clock.sleep(LOOK_EVERY)
-            if clock.now() >= until:
-                raise TimeoutError
+        if not until(lambda: not self._silence.exists(), self._opened.gettimeout() or 0.0):
+            raise TimeoutError
         return self._opened.recv(most)
 
 
@@ -161,7 +161,7 @@ class Witness:
                 return run(*args, **kwargs)
             request.is_watched = True
             about = {"task_id": request.id, "retries": request.retries}
-            write(self._directory, "began", **about, key=task.lock.key, fence=task.lock.fence)
+            write(self._directory, "began", **about, key=task.lock.key)
             how = ""
             try:
                 value = run(*args, **kwargs)
@@ -180,8 +180,7 @@ class Witness:
 
     def _go_on(self) -> None:
         """Keep the run going until it may end, so that the fault happens during the run."""
-        while Path(self._directory, HOLD).exists():
-            clock.sleep(LOOK_EVERY)
+        until(lambda: not Path(self._directory, HOLD).exists())
 
     def _ready(self, sender: Any, **_: Any) -> None:
         write(self._directory, "ready")

@@ -30,7 +30,7 @@ from celery.exceptions import Ignore, Retry
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
-from celery_singleton_lock._celery import handler_of, is_child_of_a_pool
+from celery_singleton_lock._celery import is_child_of_a_pool
 from celery_singleton_lock.errors import Aborted
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.lease import Lease
@@ -147,7 +147,7 @@ class _BySignal(_Way):
         self._previous: Any = None
 
     def enter(self, body: Body) -> None:
-        current = handler_of(_SIGNAL)
+        current = signal.getsignal(_SIGNAL)
         if current != self._on_signal:
             self._previous = current
             signal.signal(_SIGNAL, self._on_signal)
@@ -238,14 +238,15 @@ def _way_of_this_thread() -> _Way:
 
 def _kill_this_child(lease: Lease) -> None:
     why = "its lock is lost" if lease.reason is not None else "it is superseded"
-    if not is_child_of_a_pool():
-        logger.critical("%s: the task does not end although %s, and this pool cannot kill it", lease.key, why)
-        return
-    words = "%s: the task does not end although %s; killing its process"
-    # It may hang as it logs, and nobody else can log then.
-    saying = threading.Thread(target=logger.critical, args=(words, lease.key, why), daemon=True)
+    kills = is_child_of_a_pool()
+    then = "killing its process" if kills else "this pool cannot kill it"
+    # It may hang as it logs, and nobody else can log then. And the heartbeat's thread has other bodies to stop.
+    words = "%s: the task does not end although %s; %s"
+    saying = threading.Thread(target=logger.critical, args=(words, lease.key, why, then), daemon=True)
     try:
         saying.start()
-        saying.join(LAST_WORDS)
+        if kills:
+            saying.join(LAST_WORDS)
     finally:
-        os.kill(os.getpid(), signal.SIGKILL)
+        if kills:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -11,10 +11,12 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import redis.lock
 from redis import Redis
+from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 
 from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable, Redlock, Semaphore, clock
@@ -477,6 +479,17 @@ class TestWhatBreaksOtherLocks:
         client.config_set("maxmemory", 0)
         with pytest.raises(NotOwned):
             lock.release()
+
+    def test_login_that_is_not_there_is_no_answer(self, redis_server: RedisServer) -> None:
+        """Redis-py asks the program for it, whose own errors may be anything."""
+
+        class Away(CredentialProvider):
+            def get_credentials(self) -> NoReturn:
+                raise LookupError("the token service is away")
+
+        lock = Lock(Redis(port=redis_server.port, credential_provider=Away()), "report")
+        with pytest.raises(Unavailable, match="LookupError while connecting: the token service is away"):
+            lock.acquire()
 
     def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, client: Redis) -> None:
         own_redis.pause()

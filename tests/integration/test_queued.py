@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
 from tests.integration.queued_tasks import PAUSE, define
 from tests.patience import LIMIT
 from tests.recording import overlaps
+from tests.redis_server import RedisServer
 
 #: Seconds of leases.
 TTL = 6.0
@@ -248,6 +250,27 @@ def shorter(shop: Shop, seconds: float = TTL) -> bool:
     """Whether the lock of the message lasts no longer than a lease."""
     with shop.locks() as client:
         return all(client.ttl(key) <= seconds for key in queued(shop))
+
+
+class TestNewLockServer:
+    """Messages wait that were sent with a lock on another server, where nobody frees it any more."""
+
+    def test_they_run_one_at_a_time_and_a_call_is_sent_beside_them(
+        self, shop: Shop, tasks: SimpleNamespace, redis_server: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
+        moved = shop_on(redis_server, singleton_lock_backend=redis_server.url_of(4), singleton_lock_ttl=TTL)
+        before = tasks.until_and_while_executing.delay("report", LONG)
+        beside = define(moved.app).until_and_while_executing.delay("report")
+        assert is_sent(beside)
+        start(moved)
+        moved.record.wait_for(starts=1)
+        moved.record.let_end("report")
+        assert [result.get(timeout=LIMIT) for result in (before, beside)] == ["report"] * 2
+        runs = moved.record.runs("report")
+        assert len(runs) == 2
+        assert overlaps(runs) == []
+        until(lambda: moved.held() == [])
+        assert len(queued(shop)) == 1, "it ends by its time to live"
 
 
 class TestRollback:

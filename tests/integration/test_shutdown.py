@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import celery
 import pytest
@@ -22,20 +22,23 @@ def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
     return shop_on(redis_server, singleton_lock_ttl=600.0, worker_pool_restarts=True)
 
 
-def quit_at_work(shop: Shop, worker: Worker) -> None:
+def quit_at_work(shop: Shop, worker: Worker, signals: Sequence[int] = (signal.SIGQUIT,)) -> None:
     """Shut down coldly a worker that lists its task as active.
 
     Celery (seen in 5.7, without this package) waits for a child forever if the signal comes while it reads from that
     child that a task has begun. Once it lists the task, it has read that.
     """
-    begin_to_quit(shop, worker)
+    begin_to_quit(shop, worker, signals)
     worker.process.wait(LIMIT)
 
 
-def begin_to_quit(shop: Shop, worker: Worker) -> None:
+def begin_to_quit(shop: Shop, worker: Worker, signals: Sequence[int] = (signal.SIGQUIT,)) -> None:
     inspect = shop.app.control.inspect(destination=[worker.name], timeout=1.0, limit=1)
     until(lambda: (inspect.active() or {}).get(worker.name))
-    worker.process.send_signal(signal.SIGQUIT)
+    for number in signals[:-1]:
+        worker.process.send_signal(number)
+        until(lambda: "Warm shutdown" in worker.log)
+    worker.process.send_signal(signals[-1])
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -117,11 +120,13 @@ def test_cold_shutdown_ends_every_greenlet(shop: Shop) -> None:
     until(lambda: not shop.held())
 
 
-def test_message_that_a_cold_shutdown_gives_back_is_run_by_another_worker(shop: Shop) -> None:
+@pytest.mark.parametrize("signals", [(signal.SIGQUIT,), (signal.SIGINT, signal.SIGINT)], ids=["quit", "ctrl-c"])
+def test_message_that_a_cold_shutdown_gives_back_is_run_by_another_worker(shop: Shop, signals: Sequence[int]) -> None:
     (worker,) = shop.start("one")
     result = shop.send("rejected_when_lost", "report", 30.0)
     shop.record.wait_for(starts=1)
-    quit_at_work(shop, worker)
+    quit_at_work(shop, worker, signals)
+    assert shop.held() == []
     shop.start("two")
     assert result.get(timeout=LIMIT) == "report"
     first, second = shop.record.runs("report")

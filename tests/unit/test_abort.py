@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -63,16 +64,30 @@ def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -
     assert len(killed) == 1
 
 
-def test_process_is_killed_also_if_it_cannot_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its body may hang as it writes to a log that nobody reads, and has the lock of that log."""
-    handler, killed = logging.StreamHandler(), threading.Event()
-    monkeypatch.setattr(abort, "is_child_of_a_pool", lambda: True)
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.set())
+@pytest.fixture
+def nobody_can_log() -> Iterator[None]:
+    """The body may hang as it writes to a log that nobody reads, and has the lock of that log."""
+    handler = logging.StreamHandler()
     abort.logger.addHandler(handler)
     handler.acquire()
-    try:
-        threading.Thread(target=abort._kill_this_child, args=(lease(),), daemon=True).start()
-        assert killed.wait(LIMIT)
-    finally:
-        handler.release()
-        abort.logger.removeHandler(handler)
+    yield
+    handler.release()
+    abort.logger.removeHandler(handler)
+
+
+@pytest.mark.usefixtures("nobody_can_log")
+def test_process_is_killed_also_if_it_cannot_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = threading.Event()
+    monkeypatch.setattr(abort, "is_child_of_a_pool", lambda: True)
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.set())
+    threading.Thread(target=abort._kill_this_child, args=(lease(),), daemon=True).start()
+    assert killed.wait(LIMIT)
+
+
+@pytest.mark.usefixtures("nobody_can_log")
+def test_other_bodies_are_stopped_also_if_nobody_can_log() -> None:
+    """A pool that cannot kill a body says so: not in the thread that stops the others."""
+    heartbeat = threading.Thread(target=abort._kill_this_child, args=(lease(),), daemon=True)
+    heartbeat.start()
+    heartbeat.join(LIMIT)
+    assert not heartbeat.is_alive()

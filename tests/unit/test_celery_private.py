@@ -1,7 +1,7 @@
 """Private or undocumented parts of Celery and its libraries, and what we assume about them.
 
 A new version that changes one of these parts fails here, and each test says which promise would be broken; what a part
-means is in `celery_singleton_lock/_celery.py`, and in docs/celery-inside.md.
+means is in `celery_singleton_lock/_celery.py`, and what depends on it in `private_parts.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -85,9 +84,6 @@ SINCE = {
     "kombu.transport.native_delayed_delivery.MAX_LEVEL": (5, 5),
     "kombu.transport.native_delayed_delivery.MAX_NUMBER_OF_BITS_TO_USE": (5, 5),
 }
-
-#: What fits into a line of a docstring.
-LINE = 110
 
 #: Undocumented modules that only `_celery` and its like import.
 INSIDE = (
@@ -206,17 +202,19 @@ def scheduler(app: Celery) -> Scheduler:
     return scheduler
 
 
-PARTS = tuple(private_parts.parts())
+TOUCHED = [
+    pytest.param(name, part.promise, id=f"{ours}-{name}")
+    for ours, part in private_parts.PARTS.items()
+    for name in part.touches
+]
 
-TOUCHED = [pytest.param(name, part, id=f"{part.name}-{name}") for part in PARTS for name in part.touches]
 
-
-@pytest.mark.parametrize(("name", "part"), TOUCHED)
-def test_private_part_exists(name: str, part: private_parts.Part) -> None:
+@pytest.mark.parametrize(("name", "promise"), TOUCHED)
+def test_private_part_exists(name: str, promise: str) -> None:
     if SINCE.get(name, (0, 0)) > VERSION:
         pytest.skip(f"since Celery {SINCE[name]}")
     owner, _, attribute = name.rpartition(".")
-    assert is_there(resolved(owner), attribute), f"{name} is gone; what depends on it: {part.promise}"
+    assert is_there(resolved(owner), attribute), f"{name} is gone; what depends on it: {promise}"
 
 
 def resolved(name: str) -> Any:
@@ -234,11 +232,8 @@ def is_there(owner: Any, name: str) -> bool:
     return inspect.isclass(owner) and any(f"self.{name} = " in inspect.getsource(cls) for cls in owner.__mro__[:-1])
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_each_part_says_what_depends_on_it(part: private_parts.Part) -> None:
-    assert part.meaning
-    assert 0 < len(part.promise) < LINE, "in one line"
-    assert part.touches
+def test_all_that_touches_private_parts_is_listed() -> None:
+    assert {name for room in private_parts.ROOMS for name in private_parts.own(room)} == {*private_parts.PARTS}
 
 
 @pytest.mark.xdist_group("sources")  # In one process, which reads each module once.
@@ -692,7 +687,7 @@ class TestTask:
         _celery.forget_task(app, "nobody")
         assert made.name not in app.tasks
 
-    def test_worker_task_is_the_outermost_one(self, app: Celery, task: Any) -> None:
+    def test_worker_task_is_the_innermost_that_nobody_called_directly(self, app: Celery, task: Any) -> None:
         found: list[Any] = []
 
         @app.task(shared=False, name="inside.outer", bind=True)
@@ -905,15 +900,6 @@ class TestWorkers:
     def test_main_process_is_not_a_child(self) -> None:
         assert _celery.is_child_of_a_pool() is False
         assert current_process().daemon is False
-
-    def test_signal_handler_is_found(self) -> None:
-        before = signal.signal(signal.SIGUSR1, handler := lambda number, frame: None)
-        try:
-            assert _celery.handler_of(signal.SIGUSR1) is handler
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-            assert _celery.handler_of(signal.SIGUSR1) == signal.SIG_DFL
-        finally:
-            signal.signal(signal.SIGUSR1, before)
 
 
 class TestScheduler:

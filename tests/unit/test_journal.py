@@ -15,10 +15,12 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock import cli, clock, lock_blocked
+from celery_singleton_lock.outage import MUTE
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench
+from tests.contract.forging import ForgingProxy
 from tests.inside import writes_no_journal
 from tests.redis_server import RedisServer
 
@@ -95,6 +97,7 @@ def test_failed_write_is_repeated_later(app: Celery, own_redis: RedisServer, ben
     own_redis.kill()
     write_all()
     own_redis.restart()
+    bench.later(MUTE)
     bench.deliver(bench.send(task))
     write_all()
     assert counts(task)["runs"] == {"SUCCESS": 2}
@@ -161,6 +164,19 @@ def test_no_server_is_asked_if_there_is_nothing_to_write(app: Celery, bench: Ben
         write_all()
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+def test_process_that_ends_waits_for_a_silent_server_once(app: Celery, own_redis: RedisServer, bench: Bench) -> None:
+    """As its worker ends, and then the interpreter."""
+    with ForgingProxy(own_redis.port) as proxy:
+        app.conf.singleton_lock_backend = f"redis://127.0.0.1:{proxy.port}"
+        task = bench.task()
+        bench.deliver(bench.send(task))
+        proxy.forge(b"", b"-LOADING it is not ready\r\n")
+        write_all()
+        asked = proxy.answered
+        write_all()
+        assert proxy.answered == asked > 0
 
 
 def test_nothing_is_written_without_a_journal(bench: Bench) -> None:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from celery_singleton_lock.rehearsal.witness import HISTORY, Line, fences_grow, overlaps, read, write
+from celery_singleton_lock.rehearsal.witness import HISTORY, Line, overlaps, read, write
 
 ENDED = Line("ended", 1.0, 1)
 
 
-def began(*, key: str = "k", fence: int = 0) -> Line:
-    return Line("began", 1.0, 1, key=key, fence=fence)
+def began() -> Line:
+    return Line("began", 1.0, 1)
 
 
 def test_complete_lines_are_read_in_the_order_in_which_they_happened(tmp_path: Path) -> None:
-    write(tmp_path, "began", task_id="a", fence=7)
+    write(tmp_path, "began", task_id="a", key="k")
     with (tmp_path / HISTORY).open("a") as file:
         file.write('["ready", 0.5, 1]\n["began", 3.0, "half a li')
     first, second = read(tmp_path)
     assert first == Line("ready", 0.5, 1)
-    assert (second.what, second.task_id, second.fence) == ("began", "a", 7)
+    assert (second.what, second.task_id, second.key) == ("began", "a", "k")
 
 
 class TestOverlaps:
@@ -41,15 +41,3 @@ class TestOverlaps:
         lines = [began(), began(), ENDED, began()]
         assert overlaps(lines, 2) == 0
         assert overlaps(lines, 1) == 2
-
-
-class TestFences:
-    def test_growing_fences_are_accepted(self) -> None:
-        assert fences_grow([began(fence=1), began(fence=2)])
-
-    def test_repeated_or_falling_fences_are_found(self) -> None:
-        assert not fences_grow([began(fence=2), began(fence=2)])
-        assert not fences_grow([began(fence=2), began(fence=1)])
-
-    def test_fences_of_each_lock_are_compared_separately(self) -> None:
-        assert fences_grow([began(fence=2), began(key="other", fence=1)])

@@ -24,6 +24,7 @@ from redis.exceptions import (
     MasterDownError,
     NoScriptError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TimeoutError,
 )
@@ -88,7 +89,12 @@ class Connection:
     """
 
     def __init__(self, undialed: RedisPyConnection) -> None:
-        undialed.connect()  # type: ignore[no-untyped-call]
+        try:
+            undialed.connect()  # type: ignore[no-untyped-call]
+        except (RedisError, OSError):
+            raise
+        except Exception as error:  # Of a program's own credential provider, say.
+            raise ConnectionError(f"{type(error).__name__} while connecting: {error}") from error
         self._dialed = undialed
         self._pid = os.getpid()
         self._socket = socket_of(undialed)
