@@ -17,9 +17,6 @@ from celery_singleton_lock import cleaned
 #: The length of an owner token: 128 random bits in hex, so that every script finds it by position.
 OWNER_LENGTH = 32
 
-#: How many first characters of an owner token are the same in each attempt to get a majority of a Redlock.
-STEM_LENGTH = 28
-
 #: The attempt (see `Holder.attempt`) of a message that is neither a retry nor a replacement.
 FIRST = (0, 0)
 
@@ -46,14 +43,9 @@ def is_owner(text: object) -> TypeGuard[str]:
     return isinstance(text, str) and _OWNER.fullmatch(text) is not None
 
 
-def stem(owner: str) -> str:
-    """The part of an owner token that is the same in each attempt."""
-    return owner[:STEM_LENGTH]
-
-
 def mark_of_owner(owner: str) -> str:
     """A name for a hold that may be shown: anybody who has the owner token itself could free the lock."""
-    return hashlib.sha256(f"mark:{stem(owner)}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"mark:{owner}".encode()).hexdigest()[:32]
 
 
 # Holders are never changed. Making the class frozen would make creating one five times as slow.

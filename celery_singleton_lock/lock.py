@@ -32,8 +32,8 @@ from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.holder import Holder, new_owner, stem
-from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis._redis_py import attributes_of, nodes_of, sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
@@ -268,12 +268,13 @@ class Lock:
             )
         blocking = self.blocking if blocking is None else blocking
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        is_waiting = blocking and (patience is None or patience > 0)
         # The owner is new for each call: a repeat within the call gets the same hold again, and nobody else does.
-        owner = new_owner()
+        request = LockRequest(self._key, new_owner(), self._ttl, _holder(), is_waiting, limit=self._limit)
         until = math.inf if patience is None else clock.now() + patience
         pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
         try:
-            found = self._ask(owner, until if blocking else 0.0, pause)
+            found = self._ask(request, until, pause)
             if not isinstance(found, Lease):
                 return False
             self._hold(found)
@@ -283,16 +284,16 @@ class Lock:
         except BaseException:
             # Interrupted (Ctrl-C, a time limit) between the answer and the end of this call: the lock may be held, and
             # nobody would release it.
-            self._forget(owner)
+            self._forget(request)
             raise
 
-    def _forget(self, owner: str) -> None:
-        """Give up the hold that this owner may have got."""
+    def _forget(self, request: LockRequest) -> None:
+        """Give up the hold that this request may have got."""
         held = self.local.held
-        if held is not None and stem(held.lease.owner) == stem(owner):
+        if held is not None and held.lease.owner == request.owner:
             self._shared.heartbeat.stop(held.lease)
             self.local.held = None
-        self._shared.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
+        self._shared.store.abandon(request.hold())
 
     def release(self) -> None:
         """Give the lock back. You can repeat this after `Unavailable`; otherwise the lock expires by itself.
@@ -385,12 +386,11 @@ class Lock:
         pool = _pool_of(redis)
         return _shared([pool], "server", lambda: RedisStore(Server(pool), _name_of(pool)))
 
-    def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
+    def _ask(self, request: LockRequest, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""
-        holder, store, began = _holder(), self._shared.store, clock.now()
-        request = LockRequest(self._key, owner, self._ttl, holder, until > began, limit=self._limit)
+        store = self._shared.store
         found = store.acquire(request)
-        if isinstance(found, Lease) or until <= began:
+        if isinstance(found, Lease) or not request.waiting:
             return found
         with store.waiter(request) as waiter:
             while isinstance(found, Held) and (left := until - clock.now()) > 0:

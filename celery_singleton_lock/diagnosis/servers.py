@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, Rule, judged
-from celery_singleton_lock.holder import Holder, stem
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.store import Store
 
@@ -274,4 +274,4 @@ def _is_of_the_dead(it: Key, store: Store) -> bool:
     if it.held is None or it.held.holder is None or not process_identity.is_over(it.held.holder.process):
         return False
     key, _, slot = it.name.rpartition(":run")
-    return any(stem(still.owner) == stem(it.held.owner) for still in store.held(key, limit=int(slot[1:] or 0) + 1))
+    return any(still.owner == it.held.owner for still in store.held(key, limit=int(slot[1:] or 0) + 1))

@@ -15,15 +15,18 @@ Protocol: `docs/protocol.md`, sections 2 and 6.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.errors import LockConflict
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
+
+#: The most owners that a request names as given up, the latest ones.
+MAX_GIVEN_UP = 16
 
 
 def order_of(task: str) -> str:
@@ -61,7 +64,8 @@ class LockRequest:
 
     Attributes:
         key: the lock.
-        owner: see `holder.new_owner`; the same owner acquires again what it already holds.
+        owner: see `holder.new_owner`; the same owner acquires again what it already holds. A store on several servers
+            changes it if a try has failed: the lease says who has the lock.
         ttl: seconds.
         holder: kept beside the owner, for others that find the lock held.
         waiting: the caller will wait (see `Store.waiter`) if the lock is held: freeing it has to wake somebody. Leaving
@@ -75,10 +79,9 @@ class LockRequest:
             carried out in another slot, another waiter is woken.
         arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
             None if the order does not matter.
-        keeps: the owner may have the lock from before, and keeps it whatever becomes of this: no answer undoes nothing.
-        late: whether a try was not answered, and may still be carried out; noted by the store.
-        attempts: for a store on several servers: which of them will not carry out an attempt of this owner any more.
-            To ask again for the owner, as a waiter too, pass this request or a `replace` of it.
+        another: gives the owner of the next try, and notes it for the caller. None if others know the owner already,
+            and may have the lock under it: then nothing is undone, and a store on several servers tries once.
+        late: whether a try of this owner may still be carried out; noted by the store.
     """
 
     key: str
@@ -91,26 +94,13 @@ class LockRequest:
     given_up: Sequence[str] = ()
     in_line: bool = False
     arrival: Arrival | None = None
-    keeps: bool = False
+    another: Callable[[], str] | None = field(default=new_owner, compare=False, repr=False)
     late: bool = field(default=False, compare=False, repr=False)
-    attempts: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
-    def named(self, owner: str, given_up: Sequence[str] | None = None) -> LockRequest:
-        """The same under another owner, in a tenth of the time that `replace` takes."""
-        return LockRequest(
-            self.key,
-            owner,
-            self.ttl,
-            self.holder,
-            self.waiting,
-            self.once,
-            self.limit,
-            self.given_up if given_up is None else given_up,
-            self.in_line,
-            self.arrival,
-            self.keeps,
-            attempts=self.attempts,
-        )
+    def give_up(self, another: str) -> None:
+        """Ask as another owner from now on, and for nothing as this one."""
+        self.given_up = (*self.given_up, self.owner)[-MAX_GIVEN_UP:]
+        self.owner, self.late = another, False
 
     def hold(self) -> Hold:
         """The hold that the owner may have got, as far as is known without an answer."""

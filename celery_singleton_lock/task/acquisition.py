@@ -13,9 +13,9 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable, WrongLockServer, with_label
-from celery_singleton_lock.holder import FIRST, new_owner, stem
+from celery_singleton_lock.holder import FIRST, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
+from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Held, LockRequest, Record, Superseded
 from celery_singleton_lock.task import delivery, journal_entries, key_report, newest, requeue
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.running import this_thread
@@ -126,7 +126,7 @@ class Acquisition:
         an earlier delivery gave it up.
         """
         own = (self._owner, *self.given_up, self.execution.holder.reserved_as)
-        return stem(found.owner) in {stem(owner) for owner in own}
+        return found.owner in own
 
     def _ask_until_free(self) -> Lease | Held | Record:
         """Ask for the lock; if it is held, wait as long as `lock_wait` says, or for the message's earlier attempt."""
@@ -166,13 +166,17 @@ class Acquisition:
             given_up=self.given_up,
             in_line=requeue.is_in_line(it.request),
             arrival=self._arrival,
+            another=self._ask_as_another,
         )
 
-    def _ask_as_another(self) -> None:
+    def _ask_as_another(self) -> str:
         """Ask under another owner from now on: a copy that may be on its way treats the old owner's lock as free."""
-        self.given_up = (*self.given_up, self._owner)[-requeue.MAX_GIVEN_UP :]
-        self._owner, self.execution.progress.gives_up = new_owner(), None
+        progress = self.execution.progress
+        self.given_up = (*self.given_up, self._owner)[-MAX_GIVEN_UP:]
+        self._owner = new_owner()
+        progress.gives_up = progress.gives_up and self._owner
         self._report()
+        return self._owner
 
     def _report(self) -> bool:
         """Report to the worker's main process, if there is one, which lock is asked for next; False if that is out of

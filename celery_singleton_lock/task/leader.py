@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import may_be_asked
-from celery_singleton_lock.holder import OWNER_LENGTH, Holder, is_owner, stem
+from celery_singleton_lock.holder import OWNER_LENGTH, Holder, is_owner
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED
 from celery_singleton_lock.options.task import raw_attribute
@@ -94,8 +94,7 @@ class Leader(NamedTuple):
 
 def token_of(owner: str) -> str:
     """The token of this owner's lock."""
-    # The stem only: a Redlock shows another owner for each attempt to get a majority.
-    return hashlib.sha256(stem(owner).encode()).hexdigest()[:OWNER_LENGTH]
+    return hashlib.sha256(owner.encode()).hexdigest()[:OWNER_LENGTH]
 
 
 def named(token: str) -> Holder:

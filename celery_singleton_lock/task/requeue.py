@@ -22,6 +22,7 @@ from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import MAX_GIVEN_UP
 from celery_singleton_lock.stores.store import Place
 from celery_singleton_lock.task import delivery, header
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
@@ -61,9 +62,6 @@ MAX_DELAY: Mapping[Reason, float] = {
 
 #: The highest number in an order: a float holds it exactly.
 MAX_NUMBER = 2**53
-
-#: How many given-up owners a message names: the latest ones.
-MAX_GIVEN_UP = 16
 
 
 class GoesOn(Ignore):

@@ -141,11 +141,13 @@ def send(
         lock = replace(lock, owner=kept.owner, limit=kept.limit, follows=follows)
         result = _send_on(task, before, lock, holder, named, publish)
     else:
+        request = lock.request(holder)
         try:
-            found, refusal = _take(runtime.store, lock.request(holder))
+            found, refusal = _take(runtime.store, request)
+            lock = replace(lock, owner=request.owner)
             result = publish(**_with_lock(task, named, lock)) if refusal is None else None
         except BaseException:  # For the caller, nothing was sent. It may be interrupted, after the lock was granted.
-            runtime.store.abandon(lock.hold())
+            runtime.store.abandon(replace(lock, owner=request.owner).hold())
             raise
         if found is not None and isinstance(refusal, DuplicateTask):
             if before.is_one:
@@ -231,7 +233,7 @@ def _send_on(
     asks = lock.ends_at_start if before.request is None else lock.ends_at_end and before.has_run(named)
     if asks and lock.follows is None:
         with suppress(LockUnavailable):
-            Runtime.of(task.app).store.acquire(replace(lock.request(holder), keeps=True))
+            Runtime.of(task.app).store.acquire(replace(lock.request(holder), another=None))
     result = publish(**_with_lock(task, named, lock))
     before.pass_on(lock, named)
     return result

@@ -21,7 +21,7 @@ from celery.worker.control import control_command, inspect_command
 from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock._celery import active_requests, add_method, ask_each_worker
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable, with_label
-from celery_singleton_lock.holder import mark_of_owner, stem
+from celery_singleton_lock.holder import mark_of_owner
 from celery_singleton_lock.keys.key import has_form_of_key, is_key
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.app import Settings
@@ -136,7 +136,7 @@ def _running() -> Iterator[tuple[SingletonRequest, RunHold]]:
 
 def _take_away(store: Store, hold: RunHold, node: str) -> Hold | None:
     """Reserve a lock for nobody; the hold that keeps it then, None if the task did not have the lock."""
-    found = [held.holder for held in store.held(hold.key, limit=hold.limit) if stem(held.owner) == stem(hold.owner)]
+    found = [held.holder for held in store.held(hold.key, limit=hold.limit) if held.owner == hold.owner]
     if not found or found[0] is None:
         return None
     nobody = found[0].taken_away(node)

@@ -26,9 +26,6 @@ from tests.patience import LIMIT
 __all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Record", "Reservation", "Store")
 __all__ += ("Outcome", "new_owner", "open_url")
 
-#: As much of an owner as all attempts of a Redlock share.
-SHARED = 24
-
 
 def named(path: str) -> Any:
     """What a module of the package calls by that name."""
@@ -59,8 +56,7 @@ NUMBERS = {
     "tries to send a question": "stores.redis.store.TRIES",
     "tries to ask the nodes": "stores.redis.redlock.nodes.TRIES",
     "answers that a node may owe": "stores.redis.redlock.conversation.MUTE",
-    "names of attempts": "stores.redis.redlock.commands.ATTEMPTS",
-    "late attempts that are remembered": "stores.redis.redlock.store.MOST_LATE",
+    "owners that a request gives up": "stores.base.MAX_GIVEN_UP",
 }
 
 
@@ -148,7 +144,7 @@ def end_hold(where: Redis | Store, key: str, owner: str) -> bool:
             del slots[slot]
         return bool(mine)
     values = {name: where.get(name) for name in where.scan_iter(f"{key}*", _type="string")}
-    names = [name for name, value in values.items() if str(value).startswith(owner[:SHARED])]
+    names = [name for name, value in values.items() if str(value).startswith(owner)]
     return bool(names) and bool(where.delete(*names))
 
 
@@ -315,9 +311,7 @@ def set_step(patch: pytest.MonkeyPatch, what: str, function: Callable[..., Any])
 
 
 def node_command(name: str, *args: Any, **options: Any) -> Any:
-    """A command to a node: "vote", "undo", "free", "refuse", "take_back" or "abandon"; or "promise_of" a record, the
-    name of "next_attempt" or that of an attempt ("attempt_of").
-    """
+    """A command to a node: "vote", "free", "refuse", "take_back" or "abandon"; or "promise_of" a record."""
     return named(f"stores.redis.redlock.commands.{name}")(*args, **options)
 
 

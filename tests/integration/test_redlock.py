@@ -538,26 +538,16 @@ class TestGivenUp:
         """A waiter may ask for days, while the connections of one node are cut each time."""
         with Nodes(3, proxied=True) as nodes:
             store = open_url(nodes.url, BELIEVED)
-            lease, most = taken(store, ttl=LONG), inside.number("late attempts that are remembered")
+            lease, most = taken(store, ttl=LONG), inside.number("owners that a request gives up")
             request = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("another"))
-            for _ in range(most + 10):
+            for _ in range(most + 4):
                 assert store.renew([lease], timeout=1.0) == [True]  # This opens a new connection to the node.
                 nodes.proxies[0].hold(replies=True)
                 assert isinstance(store.acquire(request), Held)
                 nodes.proxies[0].cut()
                 nodes.proxies[0].let_through()
-            assert len(request.attempts) <= most + 2  # The last two may already be settled.
+            assert len(request.given_up) == most
             store.close()
-
-    def test_no_attempt_gets_the_name_of_one_that_is_being_undone(self) -> None:
-        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
-        names = set()
-        for _ in range(inside.number("names of attempts") - 1):
-            names.add(name := node_command("next_attempt", request))
-            request.attempts.clear()
-            request.attempts[name] = set()
-        assert len(names) == inside.number("names of attempts") - 1
-        assert node_command("attempt_of", request.owner, 0) not in names
 
     def test_abandoned_owner_no_longer_takes_anything(self, nodes: Nodes, store: Store) -> None:
         owner = new_owner()
@@ -627,51 +617,12 @@ class TestGivenUp:
                 node_told(store, number, call)
         assert store.renew([lease], timeout=1.0) == [True]
 
-    def test_late_undoing_takes_back_nothing_that_a_renewal_counted(self, nodes: Nodes, store: Store) -> None:
-        """A node that did not answer the attempt that gave the lease may hold an earlier attempt that failed."""
-        lease = taken_on_all(nodes, store)
-        request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
-        assert node_told(store, 0, node_command("vote", request, memory=None))[0] == 1
-        assert store.renew([lease], timeout=1.0) == [True]
-        until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
-        assert node_told(store, 0, node_command("undo", lease, request.owner)) == 0
-        assert len(nodes.holding(RUN)) == 5
-
-    def test_attempts_that_somebody_renews_do_not_block_each_other(self) -> None:
-        """A worker's main process renews what its child may have, while the child waits for the lock."""
-        with Nodes(3) as nodes:
-            store = open_url(nodes.url, BELIEVED)
-            requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder(f"task-{number}")) for number in range(2)]
-            granted = inside.answer("GRANTED")
-            for node, request in enumerate(requests):
-                attempt = request.named(node_command("next_attempt", request))
-                assert node_told(store, node, node_command("vote", attempt, memory=None))[0] == granted
-                assert store.renew([request.hold()], timeout=1.0) == [False]
-                node_told(store, node, node_command("undo", request.hold(), attempt.owner))
-            nodes.servers[2].kill()
-            assert any(isinstance(store.acquire(request), Lease) for request in requests)
-            store.close()
-
-    @pytest.mark.parametrize("how", ["renewed", "put back"])
-    def test_late_attempt_takes_nothing_from_a_node_that_was_counted(
-        self, nodes: Nodes, store: Store, how: str
-    ) -> None:
-        """Its vote comes after the node was counted, or has got the hold back, and is undone after that."""
-        lease = taken_on_all(nodes, store)
-        if how == "put back":
-            nodes.servers[0].client().delete(RUN)
-        until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all nodes have it")
-        request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
-        assert node_told(store, 0, node_command("vote", request, memory=None))[0] == 1
-        assert node_told(store, 0, node_command("undo", lease, request.owner)) == 0
-        assert len(nodes.holding(RUN)) == 5
-
     def test_late_attempt_does_not_shorten_a_hold(self, nodes: Nodes, store: Store) -> None:
         """The lock of a message lasts for a day once it is confirmed, and nobody renews it."""
         lease = taken_on_all(nodes, store)
         assert store.renew([lease.with_ttl(LONG)], timeout=1.0) == [True]
         until(lambda: all(pttl(server, RUN) > 1000 * TTL for server in nodes.servers), "all nodes have renewed it")
-        request = LockRequest(KEY, node_command("attempt_of", lease.owner, 7), ttl=TTL, holder=ME)
+        request = LockRequest(KEY, lease.owner, ttl=TTL, holder=ME)
         assert node_told(store, 0, node_command("vote", request, memory=None))[0] == inside.answer("GRANTED")
         assert pttl(nodes.servers[0], RUN) > 1000 * TTL
 
@@ -1064,7 +1015,7 @@ class TestWaiting:
         def wait() -> None:
             request = LockRequest(KEY, new_owner(), ttl=TTL, holder=holder)
             with store.waiter(request) as waiter:
-                found = store.acquire(replace(request, waiting=True))
+                found = store.acquire(request)
                 while isinstance(found, Held):
                     found = waiter.wait(found.remaining + 0.002)
             got.append(clock.now())

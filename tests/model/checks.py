@@ -34,7 +34,6 @@ SOUND = (
 
 _lease = partial(Check, "lease", broken=True)
 _redelivery = partial(Check, "redelivery", broken=True)
-_RENAMED = ("RENAMED_BY_A_VOTE", "RENEWALS=2")
 _redlock = partial(Check, "redlock", broken=True)
 _waiters = partial(Check, "waiters", broken=True)
 _line = partial(Check, "line", broken=True)
@@ -85,9 +84,6 @@ BROKEN = (
     _redlock("a node that came back empty votes at once", ("AMNESIA_VOTES", "LATE=0")),
     _redlock("trust counts from the answer", ("TRUST_FROM_ANSWER", *_CALM), long=True),
     _redlock("an attempt is taken back without a check which one it was", ("UNDO_OF_ANY_ATTEMPT", *_CALM)),
-    _redlock("an attempt does not name those before it", ("ATTEMPTS_NOT_NAMED", "RESTARTS=0")),
-    _redlock("a renewal leaves the name of the attempt", ("RENEWED_UNDER_ITS_NAME", "RESTARTS=0"), shortest=False),
-    _redlock("a late vote names a hold again", (*_RENAMED, "RESTARTS=0"), shortest=False, long=True),
     _redlock("a renewal counts with one node", ("RENEWED_BY_ONE", *_CALM), shortest=False, depth=300),
     _redlock("a hold that was freed is put back", ("PUT_BACK_AFTER_END", "LATE=0"), shortest=False, depth=300),
     _redlock("fences are not raised on a majority", ("FENCE_NOT_RAISED", *_CALM, *_FENCES), long=True),

@@ -6,7 +6,8 @@
  * step. Each node carries out a request that is repeated until it is answered (the undoing of an attempt, a release) at
  * some moment, or never.
  *
- * Client 0 takes the lock once, in two attempts, renews, and frees; its clock may be slow. Client 1 takes all it gets.
+ * Client 0 takes the lock once, in two attempts, each under an owner of its own, renews, and frees; its clock may be slow.
+ * Client 1 takes all it gets.
  * With FENCES, the model also has the counters of fencing tokens, seeded by clocks that may say anything.
  */
 
@@ -32,14 +33,14 @@
 #define RENEWALS 1
 #endif
 
-/* A node's hold: free, or a client's, with the name of the attempt; the name is 0 once it was renewed, or put back. */
+/* A node's hold: free, or that of the owner of a client's attempt. */
 #define FREE 0
-#define HOLD(i, attempt) (1 + 3 * i + attempt)
-#define IS_OF(i, hold) (hold && (hold - 1) / 3 == i)
+#define HOLD(i, attempt) (2 * i + attempt)
+#define IS_OF(i, hold) (hold && (hold - 1) / 2 == i)
 #ifdef UNDO_OF_ANY_ATTEMPT
-#define IS_OF_ATTEMPT(i, hold, attempt) IS_OF(i, hold)
+#define IS_UNDONE(i, hold, attempt) IS_OF(i, hold)
 #else
-#define IS_OF_ATTEMPT(i, hold, attempt) (hold == HOLD(i, attempt))
+#define IS_UNDONE(i, hold, attempt) (hold == HOLD(i, attempt))
 #endif
 /* A node that has not been asked since it lost its data. */
 #define UNASKED (TTL + 1)
@@ -59,14 +60,14 @@ mtype = { SILENCE, OURS, NOT_OURS };
 
 /* The nodes. */
 byte hold[NODES], left[NODES], no_vote[NODES];
-bit over[6];                            /* :over:<owner>, by AT */
-bit over_1[6], over_2[6];               /* :over:<attempt> */
+bit over_1[6], over_2[6];               /* :over:<owner>, of the owner of each attempt, by AT */
 byte restarts, late;
 
 /* The network, and the clients. */
 byte sent[6];
 mtype answer[6] = SILENCE;
 byte awaited[2], failed[2];             /* the number of failed attempts */
+byte asks_as[2];                        /* the attempt whose owner is the client's */
 bit ended[2];
 byte trusted[2], trusted_by_answer[2], lag, lag_by_answer;
 
@@ -78,11 +79,10 @@ byte counter[NODES], fence_of[6], last_fence;
 
 /* Data without any further effect need not be kept: fewer states, and no step is lost. */
 inline tidy(i, n) {
-  over_1[AT(i, n)] = over_1[AT(i, n)] && (sent[AT(i, n)] & BIT(ATTEMPT_1));
-  over_2[AT(i, n)] = over_2[AT(i, n)] && (sent[AT(i, n)] & BIT(ATTEMPT_2));
+  over_1[AT(i, n)] = over_1[AT(i, n)] && (sent[AT(i, n)] & (BIT(ATTEMPT_1) | BIT(PUTTING_BACK)));
+  over_2[AT(i, n)] = over_2[AT(i, n)] && (sent[AT(i, n)] & (BIT(ATTEMPT_2) | BIT(PUTTING_BACK)));
   if
-  :: ended[i] && !(sent[AT(i, n)] & (BIT(ATTEMPT_1) | BIT(ATTEMPT_2) | BIT(PUTTING_BACK))) ->
-    over[AT(i, n)] = 0; sent[AT(i, n)] = 0
+  :: ended[i] && !(sent[AT(i, n)] & (BIT(ATTEMPT_1) | BIT(ATTEMPT_2) | BIT(PUTTING_BACK))) -> sent[AT(i, n)] = 0
   :: else
   fi
 }
@@ -151,18 +151,31 @@ inline say(i, n, what, said) {
   fi
 }
 
-inline acquire(i, n, attempt, is_over, over_before) {
+#define HAS(i, n) (hold[n] == HOLD(i, asks_as[i]))
+#define IS_OVER(i, n) (asks_as[i] == 1 && over_1[AT(i, n)] || asks_as[i] == 2 && over_2[AT(i, n)])
+
+/* `names`: the attempt names the owner of the one before. */
+inline acquire(i, n, attempt, is_over, names) {
   sent[AT(i, n)] = sent[AT(i, n)] & ~BIT(attempt);
   if
-  :: over[AT(i, n)] || is_over -> say(i, n, attempt, NOT_OURS)
+  :: is_over -> say(i, n, attempt, NOT_OURS)
 #ifndef AMNESIA_VOTES
-  :: !over[AT(i, n)] && !is_over && no_vote[n] && hold[n] == FREE -> say(i, n, attempt, NOT_OURS)
-  :: !over[AT(i, n)] && !is_over && !(no_vote[n] && hold[n] == FREE) ->
+  :: !is_over && no_vote[n] && hold[n] == FREE -> say(i, n, attempt, NOT_OURS)
+  :: !is_over && !(no_vote[n] && hold[n] == FREE) ->
 #else
   :: else ->
 #endif
     if
-    :: hold[n] == FREE || IS_OF(i, hold[n]) ->
+    :: names ->
+      over_1[AT(i, n)] = 1;
+      if
+      :: hold[n] == HOLD(i, 1) -> clear(n)
+      :: else
+      fi
+    :: else
+    fi;
+    if
+    :: hold[n] == FREE || hold[n] == HOLD(i, attempt) ->
 #ifdef FENCES
       if
       :: hold[n] == FREE ->
@@ -179,17 +192,10 @@ inline acquire(i, n, attempt, is_over, over_before) {
       :: else
       fi;
 #endif
-#ifndef RENAMED_BY_A_VOTE
-      hold[n] = (hold[n] == HOLD(i, 0) -> HOLD(i, 0) : HOLD(i, attempt));
-#else
       hold[n] = HOLD(i, attempt);
-#endif
       left[n] = TTL; say(i, n, attempt, OURS)
     :: else -> say(i, n, attempt, NOT_OURS)
-    fi;
-#ifndef ATTEMPTS_NOT_NAMED
-    over_1[AT(i, n)] = over_1[AT(i, n)] || over_before;
-#endif
+    fi
   fi;
   if
   :: no_vote[n] == UNASKED -> no_vote[n] = TTL
@@ -198,19 +204,17 @@ inline acquire(i, n, attempt, is_over, over_before) {
   printf("node %d: acquire of client %d, attempt %d; it has %d\n", n, i, attempt, hold[n])
 }
 
-inline undo(i, n, attempt) {
+/* An owner whose attempt has failed, or that has freed the lock. */
+#define IS_GONE(i, attempt) (failed[i] >= attempt || ended[i])
+#define MAY_COME(i, n, attempt) (sent[AT(i, n)] & (BIT(attempt) | BIT(PUTTING_BACK)))
+
+inline let_go(i, n, attempt) {
   if
-  :: IS_OF_ATTEMPT(i, hold[n], attempt) -> clear(n)
+  :: IS_UNDONE(i, hold[n], attempt) -> clear(n)
   :: else
   fi;
-  printf("node %d: attempt %d of client %d is taken back; it has %d\n", n, attempt, i, hold[n])
+  printf("node %d: the owner of attempt %d of client %d is over; it has %d\n", n, attempt, i, hold[n])
 }
-
-#ifdef UNDO_WITHOUT_OVER
-#define VOID 0
-#else
-#define VOID 1
-#endif
 
 inline carry_out(i, n) {
   if
@@ -218,10 +222,7 @@ inline carry_out(i, n) {
   :: sent[AT(i, n)] & BIT(ATTEMPT_2) -> acquire(i, n, 2, over_2[AT(i, n)], 1)
   :: sent[AT(i, n)] & BIT(RENEWAL) -> sent[AT(i, n)] = sent[AT(i, n)] & ~BIT(RENEWAL);
      if
-     :: IS_OF(i, hold[n]) -> left[n] = TTL; say(i, n, RENEWAL, OURS);
-#ifndef RENEWED_UNDER_ITS_NAME
-        hold[n] = HOLD(i, 0)    /* The undoing of an attempt does not touch it any more. */
-#endif
+     :: HAS(i, n) -> left[n] = TTL; say(i, n, RENEWAL, OURS)
      :: else -> say(i, n, RENEWAL, NOT_OURS)
      fi;
      printf("node %d: renewal of client %d; it has %d\n", n, i, hold[n])
@@ -230,17 +231,17 @@ inline carry_out(i, n) {
 #ifdef PUT_BACK_AFTER_END
      :: hold[n] == FREE ->
 #else
-     :: hold[n] == FREE && !over[AT(i, n)] ->
+     :: hold[n] == FREE && !IS_OVER(i, n) ->
 #endif
-        assert(!over[AT(i, n)]);        /* A freed hold is not put back. */
-        hold[n] = HOLD(i, 0); left[n] = TTL;
+        assert(!IS_OVER(i, n));         /* A freed hold is not put back. */
+        hold[n] = HOLD(i, asks_as[i]); left[n] = TTL;
         printf("node %d: the hold of client %d is put back\n", n, i)
      :: else
      fi
 #ifdef FENCES
   :: sent[AT(i, n)] & BIT(RAISING) -> sent[AT(i, n)] = sent[AT(i, n)] & ~BIT(RAISING);
      if
-     :: IS_OF(i, hold[n]) ->
+     :: HAS(i, n) ->
         if
         :: counter[n] < fence_of[AT(i, n)] -> counter[n] = fence_of[AT(i, n)]
         :: else
@@ -250,16 +251,10 @@ inline carry_out(i, n) {
      fi;
      printf("node %d: counter is %d, raised by client %d\n", n, counter[n], i)
 #endif
-  :: failed[i] >= 1 && (IS_OF_ATTEMPT(i, hold[n], 1) || (sent[AT(i, n)] & BIT(ATTEMPT_1)) && over_1[AT(i, n)] < VOID) ->
-     undo(i, n, 1); over_1[AT(i, n)] = VOID
-  :: failed[i] >= 2 && (IS_OF_ATTEMPT(i, hold[n], 2) || (sent[AT(i, n)] & BIT(ATTEMPT_2)) && over_2[AT(i, n)] < VOID) ->
-     undo(i, n, 2); over_2[AT(i, n)] = VOID
-  :: ended[i] && (IS_OF(i, hold[n]) || sent[AT(i, n)] && !over[AT(i, n)]) ->
-     if
-     :: IS_OF(i, hold[n]) -> clear(n)
-     :: else
-     fi;
-     over[AT(i, n)] = 1; printf("node %d: client %d frees\n", n, i)
+  :: IS_GONE(i, 1) && (IS_UNDONE(i, hold[n], 1) || MAY_COME(i, n, ATTEMPT_1) && !over_1[AT(i, n)]) ->
+     let_go(i, n, 1); over_1[AT(i, n)] = 1
+  :: IS_GONE(i, 2) && (IS_UNDONE(i, hold[n], 2) || MAY_COME(i, n, ATTEMPT_2) && !over_2[AT(i, n)]) ->
+     let_go(i, n, 2); over_2[AT(i, n)] = 1
   fi;
   tidy(i, n)
 }
@@ -272,8 +267,7 @@ end:
 #if RESTARTS > 0
   :: atomic { n == 0 && restarts < RESTARTS ->
       restarts++; clear(n); no_vote[n] = UNASKED;
-      over[AT(0, n)] = 0; over_1[AT(0, n)] = 0; over_2[AT(0, n)] = 0;
-      over[AT(1, n)] = 0; over_1[AT(1, n)] = 0; over_2[AT(1, n)] = 0;
+      over_1[AT(0, n)] = 0; over_2[AT(0, n)] = 0; over_1[AT(1, n)] = 0; over_2[AT(1, n)] = 0;
 #ifdef FENCES
       counter[n] = 0;
 #endif
@@ -319,7 +313,7 @@ proctype Client(byte i) {
 #ifdef FENCES
   byte fence, agreed;
 #endif
-  atomic { ask_all(i, ATTEMPT_1); printf("client %d asks all nodes, attempt 1\n", i) }
+  atomic { asks_as[i] = 1; ask_all(i, ATTEMPT_1); printf("client %d asks all nodes, attempt 1\n", i) }
   do
 #ifndef FENCES
   :: atomic { awaited[i] <= ATTEMPT_2 && COUNT(i, OURS) >= QUORUM && trusted_by_answer[i] > 1 ->
@@ -349,10 +343,10 @@ proctype Client(byte i) {
       believe(i) }
 #endif
   :: atomic { i == 0 && awaited[i] == ATTEMPT_1 ->
-      turn_away(i); failed[i]++; ask_all(i, ATTEMPT_2);
+      turn_away(i); failed[i]++; asks_as[i] = 2; ask_all(i, ATTEMPT_2);
       printf("client %d takes attempt 1 back, and asks all nodes, attempt 2\n", i) }
   :: atomic { awaited[i] != NOTHING && !trusted[i] && !(i == 0 && awaited[i] == ATTEMPT_1) ->
-      failed[i] = 2; finish(i); printf("client %d gives up\n", i); break }
+      finish(i); printf("client %d gives up\n", i); break }
 #ifndef FENCES
   :: atomic { i == 0 && awaited[i] == NOTHING && trusted[i] && renewed < RENEWALS ->
       ask_all(i, RENEWAL); printf("client %d renews\n", i) }

@@ -261,7 +261,7 @@ class Answers:
             return
         claim, queued = self._claim_of(task_id), self.world.senders_queue
         waits = (
-            claim is not None and claim.over_at is None and queued.waits(claim) and queued.has(claim.key) == claim.stem
+            claim is not None and claim.over_at is None and queued.waits(claim) and queued.has(claim.key) == claim.owner
         )
         # With this scope, the lock may expire before its message has begun.
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
@@ -305,7 +305,7 @@ class Answers:
         if lock is None or lock.follows is None or lock.scope != "until_executed":
             return
         if not self._is_excused(asked_at - AT_ONCE):
-            has_it = self.world.senders_queue.has(inside.of_lock(lock.key)) == inside.stem(lock.owner)
+            has_it = self.world.senders_queue.has(inside.of_lock(lock.key)) == lock.owner
             self.run.must(
                 has_it, "message {} runs in the place of the one that it follows, without its lock", body.number
             )
@@ -317,7 +317,7 @@ class Answers:
         if other is None or other.group[0] != "follows":
             return False
         claim = self._claim_of(f"m{other.number}")
-        return claim is not None and self.world.senders_queue.has(claim.key) != claim.stem
+        return claim is not None and self.world.senders_queue.has(claim.key) != claim.owner
 
     def _claim_of(self, task_id: str) -> Claim | None:
         queued = self.world.senders_queue
@@ -371,7 +371,7 @@ class Answers:
     def _is_of_a_third(self, value: bytes, other: _Other) -> bool:
         """Whether a hold is that of a third message, or of a retry that was never sent, since its sender died."""
         queued, task_id = self.world.senders_queue, inside.hold_of(value).task_id
-        was_never_sent = queued is not None and holds.stem(value) not in queued.claims
+        was_never_sent = queued is not None and holds.owner_of(value) not in queued.claims
         return task_id != "" and (task_id != f"m{other.number}" or was_never_sent)
 
     @property

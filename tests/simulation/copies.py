@@ -78,7 +78,7 @@ class Copies:
             self.run.note("has no answer", f"{turn.use.name} use={turn.use.number} {error}")
         else:
             self.run.note("gives back", f"{turn.use.name} use={turn.use.number}")
-        self._checker._freed_at[inside.stem(lease.owner)] = self.run.now
+        self._checker._freed_at[lease.owner] = self.run.now
 
     def _refuse(self, turn: Turn, message: str, holder: Any) -> None:
         package, lock = turn.process.package, turn.lock

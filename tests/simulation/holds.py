@@ -14,8 +14,8 @@ def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict
     if len(servers) == 1:
         return dict(on(servers[0], names))
     holds = [hold for server in servers for hold in on(server, names)]
-    each = Counter((key, stem(value)) for key, value in holds)
-    return {key: value for key, value in holds if each[key, stem(value)] * 2 > len(servers)}
+    each = Counter((key, owner_of(value)) for key, value in holds)
+    return {key: value for key, value in holds if each[key, owner_of(value)] * 2 > len(servers)}
 
 
 def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, bytes]]:
@@ -47,17 +47,15 @@ class Tombstones:
             self._without[server] = set(over)
             for key, value in on(server, self._names) if over else ():
                 hold = inside.hold_of(value)
-                named = {hold.owner, stem(value)}
-                if hold.pid and not over.isdisjoint(named):
-                    keeps = without.isdisjoint(named) or value in self._seen
+                if hold.pid and hold.owner in over:
+                    keeps = hold.owner not in without or value in self._seen
                     is_well = keeps and not is_redlock
                     self._world.run.must(
                         is_well, "{} holds {} for {}, which was given up", server.host.name, key, hold.owner
                     )
                     self._seen.add(value)
-                    self._without[server] -= named
+                    self._without[server].discard(hold.owner)
 
 
-def stem(value: bytes) -> str:
-    """The beginning of the owner, the same for all its attempts."""
-    return inside.stem(inside.hold_of(value).owner)
+def owner_of(value: bytes) -> str:
+    return inside.hold_of(value).owner

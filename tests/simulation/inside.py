@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from celery import states
 
-from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH
+from celery_singleton_lock.holder import OWNER_LENGTH
 from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
@@ -311,10 +311,9 @@ def fence_key(lock: str, *, is_plain: bool = False) -> str:
     return keyspace.fence_key(keyspace.plain_key(lock) if is_plain else lock)
 
 
-def over_keys(name: str, owner: str) -> set[str]:
-    """The keys that say that an attempt to get a lock outside of tasks, or its owner, is over."""
-    key = keyspace.plain_key(name)
-    return {keyspace.over_key(key, owner), keyspace.over_key(key, stem(owner))}
+def over_key(name: str, owner: str) -> str:
+    """The key that says that an owner of a lock outside of tasks is over."""
+    return keyspace.over_key(keyspace.plain_key(name), owner)
 
 
 def names_run(lock: str) -> str:
@@ -383,11 +382,6 @@ def hold_of(value: bytes) -> Hold:
     if not isinstance(hold.retries, int) or hold.process.count("/") not in (0, 2):
         raise _unknown(f"a hold has the value {value!r}")
     return hold
-
-
-def stem(owner: str) -> str:
-    """The beginning of an owner, the same for all its attempts."""
-    return owner[:STEM_LENGTH]
 
 
 @lru_cache(maxsize=1024)

@@ -236,25 +236,25 @@ class Invariants:
     def _of_holds(self, held: dict[str, bytes]) -> Iterator[tuple[Any, ...]]:
         """The states of holds that must not last."""
         processes, ended_in = {it.pid: it for it in self.run.processes}, self.world.bodies.owners_ended
-        busy = {inside.stem(lease.owner) for _, lease in self.world.leases()}
+        busy = {lease.owner for _, lease in self.world.leases()}
         ended = {inside.attempt_of(key) for key, _ in self.world.servers[0].living_values()}
         for key, value in held.items():
-            hold, stem = inside.hold_of(value), holds.stem(value)
-            holder, process = processes.get(hold.pid), ended_in.get(stem)
+            hold, owner = inside.hold_of(value), holds.owner_of(value)
+            holder, process = processes.get(hold.pid), ended_in.get(owner)
             if holder is not None and not holder.alive:
                 # Its main process knows that it is dead.
                 if holder.parent is not None and holder.parent.is_well:
-                    yield "dead", key, hold.pid, stem
+                    yield "dead", key, hold.pid, owner
                 if self._is_waited_for_beside(holder, key):
-                    yield "left", key, hold.pid, stem
+                    yield "left", key, hold.pid, owner
             if "shop.keeps" in key and hold.is_kept:
                 # And whether the attempt for which it is kept has an end, so that it never comes.
                 attempt = hold.task_id, hold.retries
                 yield "kept", key, f"for {hold.task_id}.{hold.retries}", attempt in ended
             if process is not None and process.is_well:
-                yield "ended", key, process.pid, stem
-            if holder is not None and holder.is_well and stem not in busy:
-                yield "idle", key, hold.pid, stem
+                yield "ended", key, process.pid, owner
+            if holder is not None and holder.is_well and owner not in busy:
+                yield "idle", key, hold.pid, owner
 
     def _is_waited_for_beside(self, dead: Process, key: str) -> bool:
         """Whether a process on its host waits for the lock, and so looks every second."""

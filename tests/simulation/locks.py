@@ -396,10 +396,10 @@ class LocksChecker:
         frozen = {process.pid for process in self.run.processes if process.alive and not process.runs}
         self._frozen_since = {pid: self._frozen_since.get(pid, now) for pid in frozen}
         self._held_since = {
-            it: self._held_since.get(it, now) for it in ((key, holds.stem(it)) for key, it in held.items())
+            it: self._held_since.get(it, now) for it in ((key, holds.owner_of(it)) for key, it in held.items())
         }
         for key, value in held.items():
-            given = self._held_since[key, holds.stem(value)]
+            given = self._held_since[key, holds.owner_of(value)]
             since = self._frozen_since.get(inside.hold_of(value).pid, now)
             brief = (*trouble.BRIEF, *trouble.OF_WORKERS)
             if given > since + SEEN and not trouble.was_there(self.world, since, but=brief):
@@ -409,14 +409,14 @@ class LocksChecker:
     def _must_be_used(self) -> None:
         """Check that a lock held without a lease, by a process that is well, is free soon."""
         living = {it.pid for it in self.run.processes if it.alive and it.runs and not self._reaches_no_majority(it)}
-        used = {inside.stem(turn.lease.owner) for turn in self._under_way if turn.lease is not None}
+        used = {turn.lease.owner for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
         self._tombstones.look()
         self._must_not_be_kept_for(held)
         unused = {
             (key, owner)
             for key, value in held.items()
-            if inside.hold_of(value).pid in living and (owner := holds.stem(value)) not in used
+            if inside.hold_of(value).pid in living and (owner := holds.owner_of(value)) not in used
         }
         self._unused_since = {it: self._unused_since.get(it, self.run.now) for it in unused}
         if not self._unused_since or trouble.is_there(self.world):

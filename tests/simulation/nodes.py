@@ -111,7 +111,7 @@ class NodesChecker(LocksChecker):
         awaited, self.world.at_holds = self.world.at_holds, []
         for befall in awaited:
             befall(turn.process)
-        self._turns[inside.stem(turn.lease.owner)] = turn
+        self._turns[turn.lease.owner] = turn
         if self._fences_grow and self._trusts(turn):
             self._fence_is_known(turn)
 
@@ -119,7 +119,7 @@ class NodesChecker(LocksChecker):
         if self._trusts(turn) and self._is_kept(turn):
             self._kept_until[turn] = turn.lease.trusted_until
         super()._release(turn)
-        self._freed_at[inside.stem(turn.lease.owner)] = self.run.now
+        self._freed_at[turn.lease.owner] = self.run.now
 
     # What must hold
 
@@ -147,7 +147,7 @@ class NodesChecker(LocksChecker):
             self.run.must(is_over, "{}: use {} hears that its lock was gone, which most nodes had", *what)
 
     def _is_kept(self, turn: Turn) -> bool:
-        owner = inside.stem(turn.lease.owner).encode()
+        owner = turn.lease.owner.encode()
         keeping = [server.keeps(turn.use.name.encode(), owner) for server in self.world.servers]
         return sum(keeping) * 2 > len(keeping)
 
@@ -161,7 +161,7 @@ class NodesChecker(LocksChecker):
         endless, must, host = server.without_end(), self.run.must, server.host.name
         must(endless is None, "{} on {} has no time to live", endless, host)
         for name, (owner, _) in found.holds.items():
-            is_open = found.over.isdisjoint(inside.over_keys(name, owner))
+            is_open = inside.over_key(name, owner) not in found.over
             must(is_open, "{} holds {} for {}, of whom it knows that that is over", host, name, owner)
         self._note_late(server, {} if last is None else last.holds, found)
         if last is not None and last.model == found.model:
@@ -171,23 +171,23 @@ class NodesChecker(LocksChecker):
     def _note_late(self, server: Server, before: dict[str, tuple[str, int | None]], found: _Found) -> None:
         """Note what was taken up for an owner that gave the lock back so long ago that the node has forgotten that."""
         for name, (owner, _) in found.holds.items():
-            if inside.stem(before.get(name, ("", None))[0]) != inside.stem(owner) and self._is_old(owner):
-                self._came_late.add((server, name, inside.stem(owner)))
+            if before.get(name, ("", None))[0] != owner and self._is_old(owner):
+                self._came_late.add((server, name, owner))
 
     def _lets_go(self, server: Server, last: _Found, found: _Found) -> None:
         """Check that a hold stays until its expiry, or until it is given up by name."""
         for name, (owner, ends_at) in last.holds.items():
             now_of, _ = found.holds.get(name, ("", 0.0))
             is_over = ends_at is not None and server.clock() * 1000 > ends_at - NEARLY
-            if not is_over and found.over.isdisjoint(inside.over_keys(name, owner)):
-                stays, what = inside.stem(now_of) == inside.stem(owner), (server.host.name, name, owner)
+            if not is_over and inside.over_key(name, owner) not in found.over:
+                stays, what = now_of == owner, (server.host.name, name, owner)
                 self.run.must(stays, "{} lets go of {}, which it held for {}", *what)
 
     def _takes_up(self, server: Server, last: _Found, found: _Found) -> None:
         """Check that a hold does not come back after its owner knows that it is gone."""
         for name, (owner, _) in found.holds.items():
-            turn = self._turns.get(inside.stem(owner))
-            if turn is None or inside.stem(last.holds.get(name, ("", 0.0))[0]) == inside.stem(owner):
+            turn = self._turns.get(owner)
+            if turn is None or last.holds.get(name, ("", 0.0))[0] == owner:
                 continue
             if self._is_old(owner):
                 continue
@@ -199,12 +199,12 @@ class NodesChecker(LocksChecker):
     def _nothing_is_left(self) -> None:
         """Check that no node that its owner can reach holds an unused lock."""
         living = {process.pid: process for process in self.run.processes if process.alive and process.runs}
-        used = {inside.stem(turn.lease.owner) for turn in self._under_way if turn.lease is not None}
+        used = {turn.lease.owner for turn in self._under_way if turn.lease is not None}
         left = {}
         for server, found in self._last.items():
             for name, (owner, _) in found.holds.items():
                 process = living.get(found.pids[name])
-                if inside.stem(owner) in used or process is None or server.model is None or self._is_old(owner):
+                if owner in used or process is None or server.model is None or self._is_old(owner):
                     continue
                 left[server, name, owner] = process
         self._left_since = {it: self._left_since.get(it, self.run.now) for it in left}
@@ -217,19 +217,19 @@ class NodesChecker(LocksChecker):
 
     def _held_by_nobody(self, server: Server) -> str | None:
         """As in the base class, but a command that came so late takes that node until its ttl is over."""
-        on_it = ((name, holds.stem(value)) for name, value in holds.on(server, frozenset(self.limits)))
-        return next((name for name, stem in on_it if (server, name, stem) not in self._came_late), None)
+        on_it = ((name, holds.owner_of(value)) for name, value in holds.on(server, frozenset(self.limits)))
+        return next((name for name, owner in on_it if (server, name, owner) not in self._came_late), None)
 
     @trouble.excuse
     def _is_old(self, owner: str) -> bool:
         """Whether it was given back about a ttl ago: for that long, a node refuses its late commands."""
-        return self.run.now - self._freed_at.get(inside.stem(owner), self.run.now) > 0.95 * self.plan.ttl
+        return self.run.now - self._freed_at.get(owner, self.run.now) > 0.95 * self.plan.ttl
 
     def _is_had_by_who_asks(self) -> None:
         """Check that a free lock goes to a client that asks for it."""
         now, servers = self.run.now, self.world.servers
         for name in self.limits:
-            owners = Counter(inside.stem(found.holds[name][0]) for found in self._last.values() if name in found.holds)
+            owners = Counter(found.holds[name][0] for found in self._last.values() if name in found.holds)
             is_had = any(count * 2 > len(servers) for count in owners.values())
             is_asked_for = any(turn.use.patience != 0 for turn in self.waiting[name])
             if is_had or not is_asked_for:

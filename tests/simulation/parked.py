@@ -336,11 +336,11 @@ class Parked:
         """Whether nobody else could have the lock; notes changes."""
         now, values = self.run.now, holds.on_most(self.world.servers)
         held = {run: values[run] for run in inside.slots_of(key, limit) if run in values}
-        stems = frozenset(map(holds.stem, held.values()))
+        owners = frozenset(map(holds.owner_of, held.values()))
         last, _ = self._held.get(key, (None, 0.0))
-        if last != stems:
-            self._held[key] = stems, now
-            if last is not None and last - stems and self._ends.get(key, 0.0) < now + 2 * OFTEN:
+        if last != owners:
+            self._held[key] = owners, now
+            if last is not None and last - owners and self._ends.get(key, 0.0) < now + 2 * OFTEN:
                 self._ended_at[key] = now
         (server,) = self.world.servers
         ends = [end for name, _, end in server.living() if name in held and end is not None]

@@ -51,7 +51,6 @@ class Claim:
 
     Attributes:
         key: of the hold on the server.
-        stem: the beginning of its owner, whichever attempt took the lock.
         sender: the process that sent it first.
         sent_at: when the broker last got it.
         is_sure: whether its sender knows that it was sent, or is gone.
@@ -69,7 +68,7 @@ class Claim:
     task_id: str
     task: str
     key: str
-    stem: str
+    owner: str
     seconds: float
     scope: str
     lock: inside.QueueLock
@@ -116,7 +115,7 @@ class Queued:
 
     world: Any
     entrance: Any = None
-    #: By the beginning of the owner.
+    #: By the owner.
     claims: dict[str, Claim] = field(default_factory=dict)
     #: The same for followers that do not have their locks, or gave them back.
     followers: dict[str, Claim] = field(default_factory=dict)
@@ -259,11 +258,11 @@ class Queued:
             return
         if lock.follows is not None:
             self._follows(headers, lock, process)
-        claim = self.claims.get(stem := inside.stem(lock.owner))
-        if claim is None and stem in self.followers:
+        claim = self.claims.get(owner := lock.owner)
+        if claim is None and owner in self.followers:
             return
         if claim is None:
-            claim = self.claims[stem] = self._claim(task_id, lock, process)
+            claim = self.claims[owner] = self._claim(task_id, lock, process)
             claim.taken_at = call.began if is_first else self.run.now
             self._counts_its_countdown(claim, call.message, is_first)
             self._is_only_one(claim, call.began if is_first else self.run.now)
@@ -272,8 +271,8 @@ class Queued:
         claim.is_sure = claim.is_sure or not is_first
 
     def _claim(self, task_id: str, lock: inside.QueueLock, process: Process) -> Claim:
-        key, stem = inside.of_lock(lock.key), inside.stem(lock.owner)
-        return Claim(task_id, lock.task, key, stem, lock.seconds, lock.scope, lock, process, self.run.now)
+        key, owner = inside.of_lock(lock.key), lock.owner
+        return Claim(task_id, lock.task, key, owner, lock.seconds, lock.scope, lock, process, self.run.now)
 
     def _is_sent_again(self, claim: Claim, lock: inside.QueueLock) -> None:
         claim.sent_at, claim.seconds = self.run.now, max(lock.seconds, claim.seconds)
@@ -282,23 +281,23 @@ class Queued:
 
     def _follows(self, headers: dict[str, Any], lock: inside.QueueLock, process: Process) -> None:
         """A follower is sent, or its copy after another look in vain: it does not have its lock."""
-        task_id, stem, put_back = headers["id"], inside.stem(lock.owner), inside.header_of(headers).put_back
+        task_id, owner, put_back = headers["id"], lock.owner, inside.header_of(headers).put_back
         looked = put_back.follows if put_back is not None else 0
-        claim = self.claims.get(stem) or self.followers.get(stem)
+        claim = self.claims.get(owner) or self.followers.get(owner)
         if claim is None:
-            claim = self.followers[stem] = self._claim(task_id, lock, process)
+            claim = self.followers[owner] = self._claim(task_id, lock, process)
             claim.is_sure = True
-        elif looked > claim.looked and self.claims.pop(stem, None):
-            self.followers[stem] = claim
+        elif looked > claim.looked and self.claims.pop(owner, None):
+            self.followers[owner] = claim
         claim.looked = looked
         self._is_sent_again(claim, lock)
 
-    def _leads(self, stem: str) -> Claim | None:
+    def _leads(self, owner: str) -> Claim | None:
         """A follower has got its lock: its leader is gone."""
-        claim = self.followers.pop(stem, None)
+        claim = self.followers.pop(owner, None)
         if claim is not None:
             claim.taken_at, claim.over_at = self.run.now, None
-            self.claims[stem] = claim
+            self.claims[owner] = claim
         return claim
 
     def _counts_its_countdown(self, claim: Claim, message: Message, is_first: bool) -> None:
@@ -315,20 +314,20 @@ class Queued:
 
         A lock that is not confirmed yet may have expired by then if sending takes long. Somebody may have cleared it.
         """
-        stem = self.has(claim.key)
+        owner = self.has(claim.key)
         is_in_time = self.run.now - began < min(UNCONFIRMED_TTL, claim.seconds) - NEARLY
         if not is_in_time or self._forgot_at >= began:
             return
         if not self._is_excused(self.run.now - NEARLY):
-            self.run.must(stem == claim.stem, "message {} is sent, and its lock is not its", claim.task_id)
+            self.run.must(owner == claim.owner, "message {} is sent, and its lock is not its", claim.task_id)
         for other in self.claims.values():
             if other.key == claim.key and other is not claim:
-                is_free = other.stem != stem or not self.waits(other)
+                is_free = other.owner != owner or not self.waits(other)
                 self.run.must(is_free, "message {} is sent, while {} waits", claim.task_id, other.task_id)
 
     def _received(self, process: Process, headers: Any) -> None:
         lock = inside.lock_in(headers)
-        claim = self.claims.get(inside.stem(lock.owner)) if lock is not None else None
+        claim = self.claims.get(lock.owner) if lock is not None else None
         if claim is not None and claim.task_id == headers.get("id") and claim.scope != "until_expired":
             self._to_confirm(process, claim)
 
@@ -376,18 +375,18 @@ class Queued:
         if server.model is None:
             return
         found = self._found()
-        for key, (stem, ends_at, value) in found.items():
-            claim = self.claims.get(stem) or self._leads(stem)
+        for key, (owner, ends_at, value) in found.items():
+            claim = self.claims.get(owner) or self._leads(owner)
             if claim is None:
-                self._is_provisional(key, stem, ends_at, value)
+                self._is_provisional(key, owner, ends_at, value)
             else:
                 self._lasts_as_long(claim, ends_at)
         for claim in self.claims.values():
-            stem, ends_at, _ = found.get(claim.key, NOBODY)
+            owner, ends_at, _ = found.get(claim.key, NOBODY)
             if claim.scope == "until_expired":
-                self._lasts_for_its_time(claim, stem)
+                self._lasts_for_its_time(claim, owner)
             else:
-                self._look_at(claim, ends_at if stem == claim.stem else None)
+                self._look_at(claim, ends_at if owner == claim.owner else None)
         self._are_confirmed(found)
         self._are_given_up(found)
 
@@ -429,7 +428,7 @@ class Queued:
         what = claim.task_id, left, claim.seconds
         self.run.must(left <= claim.seconds + NEARLY, "the lock of {} lasts for {:.1f} s, of {:g}", *what)
 
-    def _lasts_for_its_time(self, claim: Claim, stem: str) -> None:
+    def _lasts_for_its_time(self, claim: Claim, owner: str) -> None:
         must, task_id = self.run.must, claim.task_id
         is_open = claim.is_sure and not claim.is_void and self.run.now < claim.taken_at + claim.seconds / 2
         # Whoever is told that sending failed gives the lock up, even if the broker has the message, and it runs.
@@ -437,15 +436,15 @@ class Queued:
         if self.world.ends.get(task_id) and int(task_id[1:]) not in self.world.answers.ended_as:
             return  # It is over without its own end: a follower may have taken the lock.
         if is_open and not self._forgot(claim.taken_at):
-            must(stem == claim.stem, "the lock of {} is gone, which was to last for {:g} s", task_id, claim.seconds)
+            must(owner == claim.owner, "the lock of {} is gone, which was to last for {:g} s", task_id, claim.seconds)
 
-    def _is_provisional(self, key: str, stem: str, ends_at: float, value: bytes) -> None:
+    def _is_provisional(self, key: str, owner: str, ends_at: float, value: bytes) -> None:
         """Check that the lock of a message that was never sent ends soon, or at once if its sender knows that."""
         task_id = inside.hold_of(value).task_id
-        if (key, stem) not in self._unsent:
-            self._unsent[key, stem] = self.run.now
+        if (key, owner) not in self._unsent:
+            self._unsent[key, owner] = self.run.now
             self.run.at(ends_at + NEARLY, lambda: None)  # This triggers a check at that time.
-        since = self._unsent[key, stem]
+        since = self._unsent[key, owner]
         # A sender without an answer asks again.
         longest = UNCONFIRMED_TTL + (trouble.GIVEN_UP if self._is_excused(since - 1.0) else 0.0)
         is_soon, what = ends_at <= since + longest + NEARLY, (key, ends_at - since, task_id)
@@ -453,8 +452,8 @@ class Queued:
 
     def _are_given_up(self, found: dict[str, tuple[str, float, bytes]]) -> None:
         """Check that nobody has a lock for a message whose caller was told that it is not sent."""
-        stems, ids = (
-            {stem for stem, _, _ in found.values()},
+        owners, ids = (
+            {owner for owner, _, _ in found.values()},
             {inside.hold_of(value).task_id for _, _, value in found.values()},
         )
         for task_id, call in self.calls.items():
@@ -464,7 +463,7 @@ class Queued:
             claim = self.claim_of(task_id)
             is_open = claim is not None and claim.scope != "until_expired"
             if not (is_open or self._is_excused(call.failed_at - SOON_SAID)):
-                is_held = task_id in ids if claim is None else claim.stem in stems
+                is_held = task_id in ids if claim is None else claim.owner in owners
                 self.run.must(not is_held, "the lock of {} is held, whose caller was told that it is not sent", task_id)
 
     def _ends_with_its_process(self, claim: Claim, ends_at: float) -> None:
@@ -487,13 +486,13 @@ class Queued:
         due = [it for it in self._confirmed if it[0] <= self.run.now]
         self._confirmed = [it for it in self._confirmed if it[0] > self.run.now]
         for _, since, seconds, process, claim in due:
-            stem, ends_at, _ = found.get(claim.key, NOBODY)
+            owner, ends_at, _ = found.get(claim.key, NOBODY)
             seconds = min(seconds, claim.least)  # A retry that was sent meanwhile may need it for less.
             is_well = process.alive and process.runs and not self._is_excused(since - 1.0)
             waits = claim.task_id in self.world.broker.ids() and self.waits(claim)
             if not (is_well and waits) or self._forgot(claim.sent_at) or self._is_begun(claim):
                 continue
-            if stem == claim.stem:
+            if owner == claim.owner:
                 what = claim.task_id, process.name, ends_at - self.run.now
                 is_long = ends_at >= since + seconds - NEARLY - 1.0
                 self.run.must(is_long, "the lock of {} is not confirmed by {}: {:.1f} s left", *what)
@@ -531,13 +530,13 @@ class Queued:
 
     def look_at_the_end(self) -> None:
         """Check, when everything is over, that each lock still held belongs to a lost message."""
-        held, must = {stem: ends_at - self.run.now for stem, ends_at, _ in self._found().values()}, self.run.must
-        for stem, seconds in held.items():
-            claim = self.claims.get(stem) or self._leads(stem)
-            must(claim is not None, "the lock of {}… is held for {:.1f} s, and was never sent", stem, seconds)
-        for stem, claim in self.claims.items():
+        held, must = {owner: ends_at - self.run.now for owner, ends_at, _ in self._found().values()}, self.run.must
+        for owner, seconds in held.items():
+            claim = self.claims.get(owner) or self._leads(owner)
+            must(claim is not None, "the lock of {}… is held for {:.1f} s, and was never sent", owner, seconds)
+        for owner, claim in self.claims.items():
             if not (claim.scope == "until_expired" or self._is_nowhere(claim)):
-                is_held, what = stem in held, (claim.task_id, held.get(stem, 0.0))
+                is_held, what = owner in held, (claim.task_id, held.get(owner, 0.0))
                 must(not is_held, "the lock of {} is held for {:.1f} s, which is over", *what)
 
     @trouble.excuse
@@ -555,22 +554,22 @@ class Queued:
         (server,) = self.world.servers
         late = self.run.now - server.clock()
         return {
-            key: (holds.stem(value), ends_at / 1000 + late, value)
+            key: (holds.owner_of(value), ends_at / 1000 + late, value)
             for key, value, ends_at in server.living()
             if inside.OF_QUEUE in key and inside.part_of(key) == "run" and ends_at is not None
         }
 
     def has(self, key: str) -> str:
-        """Who has this lock: the beginning of the owner of its hold."""
-        stem, _, _ = self._found().get(key, NOBODY)
-        return stem
+        """Who has this lock: the owner of its hold."""
+        owner, _, _ = self._found().get(key, NOBODY)
+        return owner
 
     def _brought_by(self, request: Any) -> Claim | None:
         if (lock := inside.lock_in(vars(request))) is None:
             return None
-        claim = self.claims.get(stem := inside.stem(lock.owner))
-        if claim is None and self.has(inside.of_lock(lock.key)) == stem:
-            claim = self._leads(stem)
+        claim = self.claims.get(owner := lock.owner)
+        if claim is None and self.has(inside.of_lock(lock.key)) == owner:
+            claim = self._leads(owner)
         return claim if claim is not None and claim.task_id == request.id else None
 
     def _claims_of(self, task_id: str) -> list[Claim]:

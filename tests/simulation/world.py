@@ -313,7 +313,7 @@ class Bodies:
     def _ends(self, process: Process, lease: Any) -> None:
         """A body ends in this process, which may now be killed."""
         run = self.world.run
-        self.owners_ended[inside.stem(lease.owner)] = process
+        self.owners_ended[lease.owner] = process
         if self.befalls and process.alive:
             befall, seconds = self.befalls.pop(0)
             run.after(seconds, befall(process.host))
@@ -447,7 +447,7 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
     if lease.reason is not None or left <= 0 or lease.slot is None:
         return
     key, servers = _run_key(process.package, lease.key, lease.slot), world.servers
-    owner = inside.stem(lease.owner).encode()
+    owner = lease.owner.encode()
     others = [server for server in servers if not server.keeps(key, owner)]
     keeping, many = len(servers) - len(others), len(servers)
     if keeping * 2 <= many:

@@ -9,7 +9,7 @@ Each script names its KEYS and ARGV at its top, in the same order as here; `docs
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -114,28 +114,18 @@ def hand_over(request: LockRequest) -> Call:
     return Call(HAND_OVER, keys, without_defaults(args))
 
 
-def question(
-    request: LockRequest, *, slots: int = 0, attempt: str = "", late: Sequence[str] = ()
-) -> tuple[list[str], AcquireArgs]:
-    """KEYS and ARGV of `request.lua`; see `acquire`.
-
-    Args:
-        request: what is asked for.
-        slots: how many to name.
-        attempt: on a Redlock, the name of this attempt; a secret.
-        late: attempts of the same owner that were not answered. They come too late from now on.
-    """
+def question(request: LockRequest, *, slots: int = 0) -> tuple[list[str], AcquireArgs]:
+    """KEYS and ARGV of `request.lua`; see `acquire`."""
     key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
     arrival = request.arrival
     slots = max(slots, request.limit)
     keys = [keyspace.fence_key(key), keyspace.slots_key(key)]
     keys += [keyspace.over_key(key, request.owner), keyspace.wake_key(key)]
-    keys += [keyspace.over_key(key, attempt)] if attempt else []
     keys += [keyspace.done_key(key, holder.message)] if once else []
     keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
     keys += [keyspace.order_key(key, arrival.order)] if arrival else []
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
-    keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
+    keys += [keyspace.over_key(key, each) for each in given_up]
     return keys, AcquireArgs(
         owner=request.owner,
         holder=holder.around_fence(request.ttl),
@@ -149,7 +139,7 @@ def question(
         slots=slots,
         limit=request.limit,
         given_up="".join(given_up),
-        over_ms=over_ms(request.ttl) if late or given_up or request.late else 0,
+        over_ms=over_ms(request.ttl) if given_up or request.late else 0,
         woken=int(request.in_line),
         arrives_as=holder.arrives_as if arrival else "",
         arrived=arrival.number or "" if arrival else "",
@@ -168,14 +158,14 @@ def abandon(hold: Hold) -> Call:
     return ending(hold, hold.owner, over=(hold.owner,))
 
 
-def undo(request: LockRequest) -> Call:
+def undo(request: LockRequest, *, wakes: bool = True) -> Call:
     """As `abandon`, for an acquire that was not answered.
 
     It may be carried out late, when the owner has asked again and got the lock. So the whole value is named, with the
     holder as it is here; but for the fence, which is not known.
     """
     value = request.owner + request.holder.around_fence(request.ttl).partition("\n")[0] + ","
-    return ending(request.hold(), value, over=(request.owner,))
+    return ending(request.hold(), value, over=(request.owner,), wakes=wakes)
 
 
 def take_no_more(hold: Hold) -> Call:
@@ -205,7 +195,7 @@ def ending(
         value: how the value of the hold to end begins.
         record, reservation: what to leave behind.
         places: the keys where the hold may be; None: where the hold says.
-        over: names of owners, and of attempts, that take nothing from now on.
+        over: owners that take nothing from now on.
         over_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
@@ -244,11 +234,11 @@ def ending(
     return Call(FREE, keys, args, later=later)
 
 
-def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Callable[[str], str] = str) -> Call:
-    """See `Store.refuse`; `named` says how the value of an owner's hold begins."""
+def refuse(key: str, holder: Holder, record: Record, *, slots: int) -> Call:
+    """See `Store.refuse`."""
     keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
-    copies = named(_reserved_as(holder)), _beginning_of_copies(holder), holder.retries, holder.replaced
+    copies = _reserved_as(holder), _beginning_of_copies(holder), holder.retries, holder.replaced
     return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
 
 
@@ -261,18 +251,9 @@ def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
     return Call(REPLACE, keys, [arg for _, record in records for arg in (record.content, ms(record.seconds))])
 
 
-def owner_of(hold: Hold) -> str:
-    return hold.owner
-
-
-def renew(holds: Sequence[Hold], *, named: Callable[[Hold], str] = owner_of) -> Call:
-    """Renew some holds in one call; see `renewed` for the answer.
-
-    Args:
-        holds: the holds to renew.
-        named: the owner of a hold, as `renew.lua` wants it.
-    """
-    pairs = [pair for hold in holds for pair in _renewals(hold, named)]
+def renew(holds: Sequence[Hold]) -> Call:
+    """Renew some holds in one call; see `renewed` for the answer."""
+    pairs = [pair for hold in holds for pair in _renewals(hold)]
     return Call(RENEW, [place for place, _, _ in pairs], [arg for _, *pair in pairs for arg in pair])
 
 
@@ -301,14 +282,14 @@ def wake(key: str, *, limit: int = 0) -> Call:
 
 
 def over_ms(ttl: float) -> int:
-    """How long it is remembered that an owner of this ttl, or an attempt, was given up."""
+    """How long it is remembered that an owner of this ttl was given up."""
     return ms(max(ttl, OVER_TTL))
 
 
-def _renewals(hold: Hold, named: Callable[[Hold], str] = owner_of) -> list[tuple[str, str, int | str]]:
+def _renewals(hold: Hold) -> list[tuple[str, str, int | str]]:
     """The keys to renew with a hold, each with how its value must begin (or nothing), and milliseconds."""
     ttl_ms: int | str = f"+{ms(hold.ttl)}" if hold.only_longer else ms(hold.ttl)
-    keys = [(place, named(hold), ttl_ms) for place in keyspace.places_of(hold)]
+    keys = [(place, hold.owner, ttl_ms) for place in keyspace.places_of(hold)]
     if hold.limit > 1 and hold.slot != 0:
         keys.append((keyspace.slots_key(hold.key), "", ms(hold.ttl)))
     return keys

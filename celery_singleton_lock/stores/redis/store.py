@@ -93,12 +93,12 @@ class RedisStore:
             except (RedisError, OSError) as error:
                 found = self._patiently(attempt, failed=error)
             will_wait = request.waiting and type(found) is Held
-            if request.late and not isinstance(found, Lease) and not will_wait:
+            if request.late and request.another is not None and not isinstance(found, Lease) and not will_wait:
                 self.abandon(request.hold())
             return found
         except BaseException as error:
             was_refused = isinstance(error.__cause__, lock_answers.GivenUp) and not request.late
-            if request.keeps or isinstance(error, WrongLockServer) or was_refused:
+            if request.another is None or isinstance(error, WrongLockServer) or was_refused:
                 # Nothing is to be undone. (The tombstone of an owner that asks again and again must not be renewed.)
                 raise
             # The lock may be held, or will be; also if this was interrupted (a time limit, a shutdown) between sending

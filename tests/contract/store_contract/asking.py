@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_singleton_lock.holder import Holder, new_owner, stem
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
 from celery_singleton_lock.stores.store import Store
@@ -49,7 +49,7 @@ def is_free(store: Store, limit: int = 1) -> bool:
 
 def is_of(found: object, lease: Lease) -> bool:
     """Whether the lock is held by this lease's owner; on a Redlock, an owner token is known by its beginning."""
-    return isinstance(found, Held) and stem(found.owner) == stem(lease.owner)
+    return isinstance(found, Held) and found.owner == lease.owner
 
 
 def waited_for(waiter: Waiter) -> Lease | Record:

@@ -14,8 +14,8 @@ _request = partial(Mutant, file="worker/request.py", kind="sent")
 MUTANTS = (
     _sending(
         "the lock of a message stays when its next attempt is sent and the server does not answer",
-        old="keeps=True",
-        new="keeps=False",
+        old="lock.request(holder), another=None",
+        new="lock.request(holder)",
     ),
     _queued(
         "until_executing: another message can be sent as the body begins",

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from celery_singleton_lock.holder import Holder, stem
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
@@ -87,7 +87,7 @@ def _endings(draw: Any) -> Call:
     if kind == 2:
         return vote_commands.free(hold, record=record, reservation=reservation)
     if kind == 3:
-        return vote_commands.undo(hold, hold.owner)
+        return vote_commands.abandon(hold)
     call = lock_commands.free(hold, record=record, reservation=reservation)
     return call.again(repeated=draw(st.booleans())) if draw(st.booleans()) else call
 
@@ -97,8 +97,7 @@ def _refusals(draw: Any) -> Call:
     holder = draw(HOLDERS)
     record = _of(holder, draw(RECORDS))
     assert record is not None
-    named = draw(st.sampled_from([str, stem]))
-    refuse = lock_commands.refuse(LOCK, holder, record, slots=draw(LIMITS), named=named)
+    refuse = lock_commands.refuse(LOCK, holder, record, slots=draw(LIMITS))
     return draw(st.sampled_from([refuse, vote_commands.take_back(LOCK, record)]))
 
 
@@ -123,7 +122,7 @@ LOCK_CALLS = st.one_of(
     _refusals(),
     _votes(),
     st.builds(lock_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
-    st.lists(HOLDS, min_size=1, max_size=3).map(vote_commands.renew),
+    st.lists(HOLDS, min_size=1, max_size=3).map(lock_commands.renew),
     st.lists(TAKEN, min_size=1, max_size=3).map(vote_commands.values),
     st.lists(TAKEN, min_size=1, max_size=3).map(
         lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})

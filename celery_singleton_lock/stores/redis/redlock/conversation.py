@@ -129,6 +129,7 @@ class Conversation:
         seconds: float,
         repeat_for: float = 0.0,
         settled: set[int] | None = None,
+        linger: Callable[[Answers], float] = lambda _: 0.0,
     ) -> dict[int, Any]:
         """Send a call to each node, and collect the answers until they are enough, or for that many seconds.
 
@@ -138,9 +139,15 @@ class Conversation:
             seconds: how long to wait for answers.
             repeat_for: seconds for which it is sent again to each node that has not answered it.
             settled: each node that has answered is added to this, also when nobody waits for it any more.
+            linger: for how many seconds it collects further answers after they were enough.
         """
         (answers,) = self.ask_each(
-            [call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for, settled=settled
+            [call],
+            lambda each: enough(each[0]),
+            seconds=seconds,
+            repeat_for=repeat_for,
+            settled=settled,
+            linger=lambda each: linger(each[0]),
         )
         return answers
 
@@ -152,12 +159,9 @@ class Conversation:
         seconds: float,
         repeat_for: float = 0.0,
         settled: set[int] | None = None,
-        linger: float = 0.0,
+        linger: Callable[[Sequence[Answers]], float] = lambda _: 0.0,
     ) -> list[dict[int, Any]]:
-        """As `ask`, for several calls at once, with one time for all of them; the answers to each.
-
-        For `linger` seconds more, it collects further answers after they were enough.
-        """
+        """As `ask`, for several calls at once, with one time for all of them; the answers to each."""
         self._round += 1
         each: list[dict[int, Any]] = [{} for _ in calls]
         until = clock.now() + seconds
@@ -173,7 +177,7 @@ class Conversation:
         asked, is_decided = len(self._nodes) * len(calls), False
         while sum(map(len, each)) < asked:
             if not is_decided and enough(each):
-                is_decided, until = True, min(until, clock.now() + linger)
+                is_decided, until = True, min(until, clock.now() + linger(each))
             if (left := until - clock.now()) <= 0:
                 break
             self._hear(left)

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.stores.redis.redlock.commands import attempt_of
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
 
 
@@ -15,7 +14,7 @@ def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[
     by_owner: defaultdict[tuple[str, str], list[Held]] = defaultdict(list)
     for of_node in each:
         # A search may find a key twice.
-        once = {(key, attempt_of(held.owner, 0)): held for key, held in of_node}
+        once = {(key, held.owner): held for key, held in of_node}
         for place, held in once.items():
             by_owner[place].append(held)
     for (key, owner), alike in by_owner.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -53,11 +52,8 @@ PATIENCE = 3.0
 #: The least seconds for which the end of a hold, or of an attempt, is repeated: earlier calls may arrive as late.
 REPEAT_FOR = 600.0
 
-#: The most attempts that a request names as too late: a node that has not answered for longer is asked for nothing.
-MOST_LATE = 32
-
-#: The most seconds for which a renewal waits for the other nodes when a majority has answered, and the most of a ttl:
-#: one that is always the last to answer, since it is farther away, would not get back what it has lost.
+#: The most seconds to wait for the other nodes when a majority has refused the lock or renewed it; and the most of a
+#: ttl if it was renewed: a node that is always last, being farther away, would not get back what it lacks.
 FARTHER, FARTHER_SHARE = 0.1, 1 / 100
 
 #: Seconds for which a node promises to refuse a message: as long as the record may be under way to one of the nodes.
@@ -80,14 +76,14 @@ class RedlockStore:
         self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        wanted = request.named(commands.attempt_of(request.owner, 0))
         try:
             with self._nodes.conversation() as conversation:
-                found = self._acquire(conversation, wanted)
+                found = self._acquire(conversation, request)
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
-            if not wanted.keeps:
-                self.abandon(wanted.hold())
+            request.late = True
+            if request.another is not None:
+                self.abandon(request.hold())
             raise
         if not isinstance(found, Votes):
             return found
@@ -110,9 +106,9 @@ class RedlockStore:
 
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
             sent_at, ttls = clock.now(), {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
-            calls = [commands.renew(batch) for batch in parts]
+            calls = [lock_commands.renew(batch) for batch in parts]
             linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
-            each = conversation.ask_each(calls, is_decided, seconds=timeout, linger=linger)
+            each = conversation.ask_each(calls, is_decided, seconds=timeout, linger=lambda _: linger)
             renewed: dict[Hold, bool] = {}
             for batch, answers in zip(parts, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
@@ -167,8 +163,14 @@ class RedlockStore:
             self._nodes.majority(lock_commands.replace_records(batch))
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
-        wake_up, waiting = _NodesWakeUp(request.key, self._nodes.each, self.server), replace(request, waiting=True)
-        return AskingWaiter(wake_up, lambda: self.acquire(waiting))
+        request.waiting = True
+
+        def leave(free: bool) -> None:
+            if free:
+                self.abandon(request.hold())
+
+        wake_up = _NodesWakeUp(request.key, self._nodes.each, self.server)
+        return AskingWaiter(wake_up, lambda: self.acquire(request), leave)
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         quorum = self._nodes.quorum
@@ -213,38 +215,48 @@ class RedlockStore:
     def close(self) -> None:
         self._nodes.close()
 
-    def _acquire(self, conversation: Conversation, wanted: LockRequest) -> Lease | Held | Record | Votes:
+    def _acquire(self, conversation: Conversation, request: LockRequest) -> Lease | Held | Record | Votes:
         """What was found; the last votes if that is not clear."""
-        found: Lease | Record | Votes = Votes(self._nodes.quorum, wanted.holder.message)
+        found: Lease | Record | Votes = Votes(self._nodes.quorum, request.holder.message)
         for number in tries(within=PATIENCE):
+            if request.late:
+                if request.another is None:
+                    break
+                request.give_up(request.another())
             if number:
                 conversation.connect(step=CONNECT, seconds=CONNECT_ALL)
-            found = self._try(conversation, wanted)
+            found = self._try(conversation, request)
             if not isinstance(found, Votes):
                 return found
+            if found.is_given_up:
+                break
             if found.is_held and (holder := found.holder) is not None:
                 return holder
         return found
 
-    def _try(self, conversation: Conversation, wanted: LockRequest) -> Lease | Record | Votes:
-        """One attempt; nothing is left of it unless it gives a lease."""
-        attempt = commands.next_attempt(wanted)
-        named, settled = wanted.named(attempt), set[int]()
-        call = commands.vote(named, memory=self._memory, late=self._late(wanted))
-        sent_at = clock.now()
-        answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl), settled=settled)
-        votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
+    def _try(self, conversation: Conversation, request: LockRequest) -> Lease | Record | Votes:
+        """Ask once; nothing is left of it unless it gives a lease.
+
+        A request that was given up may arrive when the next one is under way: neither it nor its undoing may touch what
+        the next one has got. So each has an owner of its own, unless no node can have granted the one before.
+        """
+        call = commands.vote(request, memory=self._memory)
+        sent_at, request.late = clock.now(), True
+        answers = conversation.ask(call, self._is_decided, seconds=_patience(request.ttl), linger=self._linger)
+        votes = Votes.of(answers, self._nodes.quorum, request.holder.message)
         if votes.has_majority and votes.record is None:
-            fence = self._fence(conversation, wanted, votes.granted)
-            if fence and trust.came_in_time(sent_at, wanted.ttl):
-                return wanted.lease(fence=fence, sent_at=sent_at, slot=0)
-        not_granted = {*votes.held, *votes.withheld, *votes.unasked}
-        maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
-        hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl)
-        settled |= votes.unasked
-        wanted.attempts[attempt] = settled
-        if not wanted.keeps:
-            conversation.send(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
+            fence = self._fence(conversation, request, votes.granted)
+            if fence and trust.came_in_time(sent_at, request.ttl):
+                request.late = False
+                return request.lease(fence=fence, sent_at=sent_at, slot=0)
+        if request.another is None:
+            return votes.record or votes
+        asked = [index for index in range(len(self._nodes.each)) if index not in votes.unasked]
+        if len(votes.held) + len(votes.withheld) < len(asked):
+            undo = lock_commands.undo(request, wakes=False)
+            conversation.send(undo, asked, repeat_for=max(request.ttl, REPEAT_FOR))
+        else:
+            request.late = False
         return votes.record or votes
 
     def _is_decided(self, answers: Answers) -> bool:
@@ -257,13 +269,11 @@ class RedlockStore:
         votes = Votes.of(answers, self._nodes.quorum, "")
         return votes.has_majority or votes.is_held or len(answers) == len(self._nodes.each)
 
-    def _late(self, request: LockRequest) -> list[str]:
-        """The attempts of its owner that some node may still carry out. Of the others, only the last one is kept."""
-        late = [attempt for attempt, settled in request.attempts.items() if len(settled) < len(self._nodes.each)]
-        late = late[-MOST_LATE:]
-        for attempt in {*[*request.attempts][:-1]}.difference(late):
-            del request.attempts[attempt]
-        return late
+    def _linger(self, answers: Answers) -> float:
+        """How long to wait for the other votes: if all nodes refuse the lock, nothing is left to undo."""
+        kinds = [_kind(answer) for answer in answers.values()]
+        is_granted = kinds.count(Answer.GRANTED) >= self._nodes.quorum
+        return 0.0 if is_granted or any(map(_is_recorded, answers.values())) else FARTHER
 
     def _fence(self, conversation: Conversation, wanted: LockRequest, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be ensured."""
@@ -438,7 +448,11 @@ def _lost(batch: Sequence[Hold], answer: Any, renewed: Mapping[Hold, bool]) -> l
 def _with_holders(holds: Sequence[Hold], answers: Answers) -> dict[Hold, bytes]:
     """What the nodes keep for these holds, as far as one of them knows the holder."""
     each = [pair for values in given(answers) for pair in zip(holds, values, strict=True)]
-    return {hold: known for hold, value in each if (known := commands.value_for_none(hold, value)) is not None}
+    return {hold: value for hold, value in each if _is_with_holder(value, hold.owner.encode())}
+
+
+def _is_with_holder(value: bytes, owner: bytes) -> bool:
+    return value != owner and value.startswith(owner)
 
 
 def _kind(answer: Any) -> Any:

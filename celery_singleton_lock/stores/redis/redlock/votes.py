@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.redis.lock_answers import Answer, parse_held, record
-from celery_singleton_lock.stores.redis.redlock.commands import PROMISE, attempt_of
+from celery_singleton_lock.stores.redis.redlock.commands import PROMISE
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, NotAsked
 from celery_singleton_lock.stores.redis.server import words_of
 
@@ -26,6 +26,7 @@ class Votes:
         withheld: why a node that answered has no vote.
         errors: why a node did not answer.
         unasked: nodes that were not even asked.
+        is_given_up: whether somebody has given the owner up.
     """
 
     quorum: int
@@ -36,6 +37,7 @@ class Votes:
     withheld: dict[int, str] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     unasked: set[int] = field(default_factory=set)
+    is_given_up: bool = False
 
     @classmethod
     def of(cls, answers: Answers, quorum: int, message: str) -> Votes:
@@ -86,14 +88,13 @@ class Votes:
         if kind == Answer.GRANTED:
             self.granted.append(rest[0])
         elif kind == Answer.HELD:
-            found = parse_held(rest[0], rest[1])
-            self.held[index] = replace(found, owner=attempt_of(found.owner, 0))
+            self.held[index] = parse_held(rest[0], rest[1])
         elif kind == Answer.RECORD and rest[0].startswith(PROMISE):
             self.withheld[index] = "the message is being refused"
         elif kind == Answer.RECORD:
             self.record = record(self.message, *rest)
         elif kind == Answer.GIVEN_UP:
-            self.withheld[index] = "the owner was given up"
+            self.withheld[index], self.is_given_up = "the owner was given up", True
         elif kind == Answer.MORE_SLOTS:
             self.withheld[index] = "a semaphore of this name is there"
         else:

@@ -9,8 +9,8 @@
 -- FORGOTTEN_MS: how long a waiter that was killed stays in `waiting`. Main processes are there, too, except on a Redlock, by when their first copy
 -- met its first conflict.
 local OWNER_LENGTH, FENCE, FORGOTTEN_MS = 32, 10, 86400000
-if redis.call('EXISTS', over, in_use, attempt or over) ~= 0 then
-  if attempt and redis.call('EXISTS', attempt) == 1 or redis.call('EXISTS', over) == 1 and not is_held_by(owner) then
+if redis.call('EXISTS', over, in_use) ~= 0 then
+  if redis.call('EXISTS', over) == 1 and not is_held_by(owner) then
     return {GIVEN_UP}
   end
   local known = tonumber(redis.call('GET', in_use)) or 0
@@ -40,7 +40,7 @@ end
 if once then
   local record = redis.pcall('GET', done)
   if type(record) == 'string' then
-    take_from(owner)  -- By an attempt whose answer was lost.
+    take_from(owner)  -- By a try whose answer was lost.
     -- The holder wakes the next one.
     local is_taken = woken == 1 and redis.call('EXISTS', unpack(KEYS, FIRST, FIRST + limit - 1)) >= limit
     wake_others(freed + (is_taken and 0 or woken))
@@ -65,11 +65,6 @@ for slot = 0, slots - 1 do
     local token = string.sub(value, 1, #owner)
     held = held + 1
     if token == owner then
-      local named = string.sub(value, #owner + 1, OWNER_LENGTH)
-      if string.match(named, '^0+$') then
-        -- On a Redlock: counted, or put back, for none of its attempts. What takes this one back must not touch it.
-        holder = named .. string.sub(holder, #named + 1)
-      end
       -- If this one comes late, its hold does not end sooner.
       ttl = math.max(redis.call('PTTL', lock), ttl)
       -- Its own fence: the highest one is another's if several hold the lock, or is not known any more.

@@ -1,6 +1,6 @@
 -- Names what is asked of a lock, for acquire.lua and for what looks before it (hand_over.lua, vote.lua).
 -- A key or an argument costs the server as much as half a command. So rare ones are left out if they are not needed.
--- KEYS fence, slots, over, wake, [attempt (on a Redlock: over of this attempt),] [record (if once),] [waiting (if it will wait, was woken, gives owners up, or has arrived),]
+-- KEYS fence, slots, over, wake, [record (if once),] [waiting (if it will wait, was woken, gives owners up, or has arrived),]
 --      [order (if it has arrived),]
 --      lock... (one lock, or the slots of a semaphore), over... (of what was given up before), memory (if memory ms is not 0)
 -- ARGV owner, holder, ttl ms, fence ttl ms; and the following, up to the last that differs from its default:
@@ -23,10 +23,7 @@ local stops, again = ARGV[21] or '', ARGV[22] == '1'
 local is_handed_over = false
 
 local fence, in_use, over, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local FIRST, attempt, done, waiting, order = 5
-if seed then
-  attempt, FIRST = KEYS[FIRST], FIRST + 1
-end
+local FIRST, done, waiting, order = 5
 if once then
   done, FIRST = KEYS[FIRST], FIRST + 1
 end
