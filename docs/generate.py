@@ -21,8 +21,7 @@ from sphinx.pycode import ModuleAnalyzer
 from celery_singleton_lock import cli, errors, signals
 from celery_singleton_lock.backend import MAX_NODES, MIN_NODES, SCHEMES
 from celery_singleton_lock.options import rules
-from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.app import BeatSettings, Settings
 from celery_singleton_lock.options.rules import KEY_ATTRIBUTES
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.diagnosis.settings import of_others
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.app import BeatSettings
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.message_identity import fixed
 

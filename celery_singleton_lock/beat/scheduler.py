@@ -27,7 +27,7 @@ from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.presence import Presence
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.keys.key import key_of_beat
-from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.app import BeatSettings
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import check_servers

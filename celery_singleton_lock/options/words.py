@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -12,27 +12,24 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES, TASK_OPTIONS
 
-#: How similar two names must be for one to count as a typing error of the other: "lock_timeout" is not one of
-#: "lock_limit". In up to four characters, one wrong one is much: "tll".
-_ALIKE, _SHORT, _SHORT_ALIKE = 0.8, 4, 0.6
+#: How similar two names must be for one to be a typing error of the other: whole names, what is left without the
+#: beginning of all, and names that may be the user's own, such as "log_key" and "on_conflict_mail".
+_ALIKE, _END_ALIKE, _VERY_ALIKE = 0.8, 0.65, 0.87
 
-#: The same for a name that may be the user's own, such as "log_key" and "on_conflict_mail".
-_VERY_ALIKE = 0.87
+#: What names of settings and of options have in common, which would make any two of them similar.
+_BEGINNING = re.compile("(?:singleton_)?(?:lock_)?(beat_)?(?:lock_)?")
 
-#: The last part of an option's name here, by what other packages call it. Without names that other packages also use
-#: for something else: users will try what is proposed.
-_HERE: Mapping[str, str] = {
-    **dict.fromkeys(("timeout", "expire", "expires", "expiry", "expiration", "ex", "px", "lease", "lease_time"), "ttl"),
-    **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_timeout", "blocking", "block"), "wait"),
-    **dict.fromkeys(("max_concurrency", "concurrency", "max_leases", "slots"), "limit"),
-    **dict.fromkeys(("keys", "unique_on", "unique_key", "args"), "key"),
-    **dict.fromkeys(("url", "redis_url", "backend_url", "broker", "broker_url", "redis", "server"), "backend"),
-}
+_TTL = ("ttl", " (seconds; it is renewed while the task runs, so it need not be longer than that)")
+_WAIT = ("wait", " (seconds)")
 
-#: How an option here differs from what other packages call by that name.
-_DIFFERS: Mapping[str, str] = {
-    "ttl": " (seconds; it is renewed while the task runs, so it need not be longer than that)",
-    "wait": " (seconds)",
+#: What other packages call an option: the end of its name here, and how it differs. Without names that other packages
+#: also use for something else: users will try what is proposed.
+_HERE: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("timeout", "expire", "expires", "expiry", "expiration", "ex", "px", "lease", "lease_time"), _TTL),
+    **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_timeout", "blocking", "block"), _WAIT),
+    **dict.fromkeys(("max_concurrency", "concurrency", "max_leases", "slots"), ("limit", "")),
+    **dict.fromkeys(("keys", "unique_on", "unique_key", "args"), ("key", "")),
+    **dict.fromkeys(("url", "redis_url", "backend_url", "broker", "broker_url", "redis", "server"), ("backend", "")),
 }
 
 #: Options of other packages, by name: the package, and the types of the values that it may have there; other attributes
@@ -62,24 +59,17 @@ _IN_A_CALL: Mapping[str, str | None] = {
 }
 
 
-#: What names of settings and of options have in common, which would make any two of them similar.
-_BEGINNING = re.compile("(?:singleton_)?(?:lock_)?(beat_)?(?:lock_)?")
-
-
-def did_you_mean(name: object, allowed: Iterable[str]) -> str:
+def did_you_mean(name: object, allowed: Collection[str]) -> str:
     """The end of an error message about an unknown name."""
-    names = {_end(it): it for it in allowed}
     given = cleaned.text(name).lower()
-    end = _end(given)
-    beat, word = ("beat_", end[5:]) if end.startswith("beat_") else ("", end)
-    here = _HERE.get(_nearest(word, _HERE, _VERY_ALIKE), "")
-    if (found := f"{beat}{here}") in names:
-        return f"; did you mean {names[found]!r}{_DIFFERS.get(here, '')}?"
-    close = _nearest(end, names, _SHORT_ALIKE if len(end) <= _SHORT else _ALIKE)
-    # What all settings begin with would make any two of them similar.
-    whole = "" if given.startswith("singleton_lock_") else _nearest(given, names.values(), _ALIKE)
-    meant = names.get(close) or whole
-    return f"; did you mean {meant!r}?" if meant else f"; allowed: {', '.join(names.values())}"
+    end, ends = _end(given), {_end(it): it for it in allowed}
+    word = end.removeprefix("beat_")
+    here, differs = _HERE.get(_nearest(word, _HERE, _VERY_ALIKE), ("", ""))
+    if (found := end.removesuffix(word) + here) in ends:
+        return f"; did you mean {ends[found]!r}{differs}?"
+    whole = () if given.startswith("singleton_lock_") else allowed
+    meant = ends.get(_nearest(end, ends, _END_ALIKE)) or _nearest(given, whole, _ALIKE)
+    return f"; did you mean {meant!r}?" if meant else f"; allowed: {', '.join(allowed)}"
 
 
 def misspelled_setting(name: str, settings: Iterable[str]) -> str | None:

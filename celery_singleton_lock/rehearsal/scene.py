@@ -153,7 +153,7 @@ class Scene:
 
     def until(self, true: Callable[[], object], seconds: float | None = None) -> bool:
         """Wait until `true` returns a true value; whether it did."""
-        return witness.until(true, self.play.patience if seconds is None else seconds)
+        return witness.wait_until(true, self.play.patience if seconds is None else seconds)
 
     def expect(self, is_so: object, otherwise: str) -> None:
         """Check a promise; `otherwise` says what happened if it was broken."""

@@ -73,6 +73,16 @@ def read(directory: str | Path) -> list[Line]:
     return sorted((Line(*json.loads(text)) for text in whole.splitlines()), key=lambda line: line.at)
 
 
+def wait_until(true: Callable[[], object], seconds: float = math.inf) -> bool:
+    """Wait until `true` returns a true value; whether it did within that time."""
+    deadline = clock.now() + seconds
+    while not true():
+        if clock.now() >= deadline:
+            return False
+        clock.sleep(LOOK_EVERY)
+    return True
+
+
 def overlaps(lines: Iterable[Line], limit: int) -> int:
     """How many runs began while as many as the limit of the lock allows, or more, were running."""
     found = running = 0
@@ -82,16 +92,6 @@ def overlaps(lines: Iterable[Line], limit: int) -> int:
             running += 1
         running -= line.what in ("ended", "killed")
     return found
-
-
-def until(true: Callable[[], object], seconds: float = math.inf) -> bool:
-    """Wait until `true` returns a true value; whether it did within that time."""
-    deadline = clock.now() + seconds
-    while not true():
-        if clock.now() >= deadline:
-            return False
-        clock.sleep(LOOK_EVERY)
-    return True
 
 
 class Silenced:
@@ -104,8 +104,11 @@ class Silenced:
         return getattr(self._opened, name)
 
     def recv(self, most: int) -> bytes:
-        if not until(lambda: not self._silence.exists(), self._opened.gettimeout() or 0.0):
-            raise TimeoutError
+        until = clock.now() + (self._opened.gettimeout() or 0.0)
+        while self._silence.exists():
+            clock.sleep(LOOK_EVERY)
+            if clock.now() >= until:
+                raise TimeoutError
         return self._opened.recv(most)
 
 
@@ -180,7 +183,7 @@ class Witness:
 
     def _go_on(self) -> None:
         """Keep the run going until it may end, so that the fault happens during the run."""
-        until(lambda: not Path(self._directory, HOLD).exists())
+        wait_until(lambda: not Path(self._directory, HOLD).exists())
 
     def _ready(self, sender: Any, **_: Any) -> None:
         write(self._directory, "ready")

@@ -16,7 +16,7 @@ from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.counts import Count
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys.key import key_of_beat
-from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.app import BeatSettings
 from celery_singleton_lock.runtime import Runtime
 
 #: Seconds for which a look is reused; and how many times longer than a look that is, if looks take long: with thousands

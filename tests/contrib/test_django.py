@@ -12,8 +12,7 @@ from django.conf import LazySettings
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.django import DjangoSingletonTask, checks
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.app import BeatSettings, Settings
 from celery_singleton_lock.options.rules import SETTINGS
 from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.testing import hold_lock, memory_locks

@@ -12,8 +12,7 @@ from celery import Celery
 from celery_singleton_lock import SingletonTask, cleaned
 from celery_singleton_lock.diagnosis.audit import warnings_at_start
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.app import Settings, problems
-from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.app import BeatSettings, Settings, problems
 from celery_singleton_lock.options.rules import BEAT_SETTINGS, CALL_KEYS, LOCK_SETTINGS, OPTIONS
 from celery_singleton_lock.options.task import check_accepted, check_call, check_task, options_for
 from celery_singleton_lock.stores import open_store
