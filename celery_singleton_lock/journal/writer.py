@@ -50,8 +50,8 @@ class JournalWriter:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        self._mutex = threading.RLock()  # A cold shutdown's handler may have interrupted `add`.
-        self._writing = threading.Lock()
+        # Reentrant: a signal's handler may have interrupted `add`, and run a task itself.
+        self._mutex, self._writing = threading.RLock(), threading.RLock()
         self._counts: Counter[metrics.Count] = Counter()
         self._entries: deque[Entry] = deque(maxlen=MOST)
 

@@ -480,6 +480,11 @@ class TestWhatBreaksOtherLocks:
         with pytest.raises(NotOwned):
             lock.release()
 
+    def test_name_that_cannot_be_sent_is_refused(self) -> None:
+        """Its calls, repeated in the background, kept those of other locks from being sent."""
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            Lock(Redis(), "\ud800")
+
     def test_login_that_is_not_there_is_no_answer(self, redis_server: RedisServer) -> None:
         """Redis-py asks the program for it, whose own errors may be anything."""
 

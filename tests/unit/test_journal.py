@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,13 +16,17 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock import cli, clock, lock_blocked
+from celery_singleton_lock.journal.writer import JournalWriter
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.outage import MUTE
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.memory.journal import MemoryJournal
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench
 from tests.contract.forging import ForgingProxy
 from tests.inside import writes_no_journal
+from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 
 #: Entries that wait until they are written.
@@ -177,6 +182,32 @@ def test_process_that_ends_waits_for_a_silent_server_once(app: Celery, own_redis
         asked = proxy.answered
         write_all()
         assert proxy.answered == asked > 0
+
+
+def test_handler_that_comes_as_the_journal_is_written_writes_to_it() -> None:
+    """A signal's handler that runs a task eagerly, in the thread that it interrupts."""
+
+    entry, interrupted = Entry("skip", "a task", "a key", None, None, 1, 0.0, 0.0), list[bool]()
+
+    class Interrupted(list[Entry]):
+        def __iter__(self) -> Iterator[Entry]:
+            if not interrupted:
+                interrupted.append(True)
+                writer.add(entry, at_once=True)
+            return super().__iter__()
+
+    class Journal(MemoryJournal):
+        def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
+            return super().write(counts, Interrupted(entries), now=now)
+
+    journal = Journal(10)
+    writer = JournalWriter(journal, lambda: None, 0)
+    caller = threading.Thread(target=writer.add, args=(entry,), kwargs={"at_once": True}, daemon=True)
+    caller.start()
+    caller.join(LIMIT)
+    assert interrupted
+    assert not caller.is_alive()
+    assert len([*journal.entries(since=0.0)]) == 2
 
 
 def test_nothing_is_written_without_a_journal(bench: Bench) -> None:

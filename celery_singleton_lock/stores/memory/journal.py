@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,7 +19,7 @@ class MemoryJournal:
         self._counts: Counter[str] = Counter()
         self._entries: deque[Entry] = deque(maxlen=size)
         self._refused: Counter[str] = Counter()
-        self._mutex = Mutex()
+        self._mutex = Mutex(threading.RLock)  # A signal's handler may run a task while the journal is written.
 
     def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
         with self._mutex.lock:

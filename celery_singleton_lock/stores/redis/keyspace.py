@@ -111,7 +111,7 @@ def _hash_tag(key: str) -> str | None:
 
 def _tag_beside(name: str) -> str:
     """A number in the same slot of a cluster as this name, which cannot be a tag itself."""
-    slot = key_slot(name.encode("utf-8", "surrogatepass"))
+    slot = key_slot(name.encode())
     return next(tag for tag in map(str, count()) if key_slot(tag.encode()) == slot)
 
 
@@ -133,6 +133,7 @@ class PlainKey(str):
     base: str
 
     def __new__(cls, name: str) -> PlainKey:
+        name.encode()  # A name that no server can get is refused here, rather than in each call.
         made = super().__new__(cls, name)
         if _hash_tag(name) is not None:
             made.base = name
