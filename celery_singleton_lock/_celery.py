@@ -55,7 +55,6 @@ if TYPE_CHECKING:
         task: Any
         args: Any
         kwargs: Any
-        expires: Any
         acknowledged: bool
         time_start: float
         hostname: str
@@ -86,8 +85,6 @@ if TYPE_CHECKING:
         """What we use of `celery.beat.ScheduleEntry`; in its stubs everything may be None."""
 
         name: str
-        task: str
-        schedule: Any
         options: dict[str, Any]
         last_run_at: datetime
 

@@ -109,7 +109,7 @@ def _bind(its: _Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> M
 
 
 def _bind_plain(its: _Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same, in a tenth of its time; for functions whose every argument may be positional or named."""
+    """`_bind` in a tenth of its time, for functions whose every argument may be positional or named."""
     names = its.names
     if len(args) == len(names) and not kwargs:
         return dict(zip(names, args, strict=True))

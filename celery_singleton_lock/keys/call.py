@@ -18,7 +18,7 @@ class KeyPart:
     """Something that goes into a key.
 
     Attributes:
-        value: the value for people.
+        value: the value for display.
         serialized: the canonical form that is hashed; equal for equal parts only.
     """
 
@@ -27,7 +27,7 @@ class KeyPart:
 
 
 class CallKey(NamedTuple):
-    """The key of a call, a few words for people about what its digest was made from, and what that was, by name."""
+    """The key of a call, a label for display, and the parts that its digest was made from, by name."""
 
     key: str
     label: str

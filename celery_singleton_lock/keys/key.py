@@ -87,7 +87,7 @@ def is_key(prefix: str, text: str) -> bool:
 
 
 def has_form_of_key(text: str) -> bool:
-    """Whether the text has the form of a key, whatever the prefix."""
+    """Whether the text has the form of a key with any prefix."""
     return is_key(text.rpartition(":{")[0].rpartition(":")[0], text)
 
 

@@ -26,7 +26,7 @@ class Filled(NamedTuple):
     """A template with its values.
 
     Attributes:
-        text: the text for people.
+        text: the text for display.
         escaped: the same, with everything escaped that could pass for a part of the template: equal for equal values
             only.
     """

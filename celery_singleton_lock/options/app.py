@@ -69,7 +69,7 @@ class Settings:
 
         Args:
             app: the app.
-            backend: the URL to use, whatever the configuration says.
+            backend: the URL to use instead of the configured one.
 
         Raises:
             InvalidOption: a setting is unknown or not allowed, or no backend can be found.
@@ -152,7 +152,7 @@ def accepted(conf: Any) -> frozenset[str]:
 
 
 def parse_backend(urls: str) -> Backend:
-    """As `Backend.parse`.
+    """The backend of a URL, or of several.
 
     Raises:
         InvalidOption: the text is not a valid URL of a backend.

@@ -72,7 +72,7 @@ _LARGEST = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A test of a value, and its description in words."""
+    """A test of a value, and its description for an error message."""
 
     allows: Callable[[Any], bool]
     words: str
@@ -142,7 +142,7 @@ _RETRIES = Rule(
 
 
 def takes(function: Any, count: int) -> bool:
-    """Whether it can be called with so many arguments, as far as is known: some functions in C have no signature."""
+    """Whether it can be called with so many arguments; True for a function without a signature, as some in C are."""
     if not callable(function):
         return False
     try:

@@ -113,10 +113,9 @@ def _options_of(task: Any, settings: Settings) -> Options:
     return options
 
 
-def replaces(options: Options, settings: Settings) -> bool:
-    """Whether a waiting message can be replaced: it has its lock only while it waits, and nobody shares the lock."""
-    is_alone = options.limit == 1 and settings.backend.kind is not Kind.REDLOCK
-    return is_alone and options.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED)
+def replaces(task: Any, options: Options, settings: Settings) -> bool:
+    """Whether a callable `on_duplicate` may choose "replace"."""
+    return _conflict(task, replace(options, on_duplicate="replace"), settings) is None
 
 
 def check_together(task: Any, options: Options, settings: Settings) -> None:
@@ -125,13 +124,19 @@ def check_together(task: Any, options: Options, settings: Settings) -> None:
     Raises:
         InvalidOption: the error says why, and what to do instead.
     """
+    if (why := _conflict(task, options, settings)) is not None:
+        raise InvalidOption(why)
+
+
+def _conflict(task: Any, options: Options, settings: Settings) -> str | None:
     for name, values, is_wrong, words in _TOGETHER:
         value = getattr(options, name)
         if value == JOIN and task.app.conf.task_always_eager:
             continue  # Nothing is joined there.
         if value in values and is_wrong(options, task, settings):
             where = f"option {OPTIONS[name].attribute} of task {task.name} is {value!r}"
-            raise InvalidOption(f"{where}{words.format(its=options, settings=settings)}")
+            return f"{where}{words.format(its=options, settings=settings)}"
+    return None
 
 
 def _is_on_a_redlock(_its: Options, _task: Any, settings: Settings) -> bool:

@@ -109,7 +109,7 @@ def _foreign(name: str, value: Any) -> str | None:
 
 
 def _wrong_attribute(name: str, value: Any) -> str | None:
-    """The same for an attribute that is meant for this package."""
+    """Why an attribute does nothing that is meant for this package, and what to do; None for any other."""
     if isinstance(value, property):
         return None
     if callable(value):  # Many methods have names that are similar to options.
@@ -126,7 +126,7 @@ def _wrong_attribute(name: str, value: Any) -> str | None:
 
 
 def _wrong_option(name: str) -> str | None:
-    """The same for an option of a call."""
+    """Why an option of a call does nothing that is meant for this package, and what to do; None for any other."""
     if name in _IN_A_CALL:
         of_call = _IN_A_CALL[name]
         use = "set it on the task" if of_call is None else f"use singleton_lock={{{of_call!r}: …}}"

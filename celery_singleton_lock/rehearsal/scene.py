@@ -70,10 +70,10 @@ class Outcome:
 
     Attributes:
         fault: the name of the fault.
-        words: what was done, in words.
+        words: what was done, for display.
         kept: whether all promises were kept; None if the fault was left out.
         runs, overlaps: how often the task's body ran, and how often it overlapped another run.
-        recovery: seconds until the lock was free, or the task ran again; None if nothing had to recover.
+        recovery: seconds from a kill until the lock was free; None if nothing was killed.
         broken: the promises that were not kept.
         notes: what the options make impossible, and other remarks.
     """
@@ -147,10 +147,6 @@ class Scene:
         """What has happened so far, of a message or of all."""
         return [line for line in witness.read(self.directory) if line.what == what and task_id in ("", line.task_id)]
 
-    def next_run(self, since: float) -> float | None:
-        """Seconds until the task's next run began."""
-        return next((run.at - since for run in self.seen("began") if run.at > since), None)
-
     def until(self, true: Callable[[], object], seconds: float | None = None) -> bool:
         """Wait until `true` returns a true value; whether it did."""
         return witness.wait_until(true, self.play.patience if seconds is None else seconds)
@@ -184,15 +180,13 @@ class Scene:
 
     def judge(self) -> None:
         """Let everything end, and check what must hold after every fault."""
-        let = self.let_end()
+        self.let_end()
         ended = self.until(lambda: not self.unended())
         few = f"{len(self.unended())} of {len(self.messages)} calls"
         self.expect(ended, f"{few} reached no end within {self.play.patience:g} s")
         free = not ended or self.until(lambda: not self.holders(), self.play.options.ttl + 5.0)
         self.expect(free, "a lock was left held")
         lines = witness.read(self.directory)
-        if self.outcome.recovery is None:
-            self.outcome.recovery = self.next_run(let)
         self.outcome.runs = len(self.seen("began"))
         self.outcome.overlaps = witness.overlaps(lines, self.play.options.limit)
         self.expect(not self.outcome.overlaps, f"{self.outcome.overlaps} overlaps")

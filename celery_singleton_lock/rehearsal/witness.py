@@ -47,7 +47,7 @@ class Line(NamedTuple):
         at: when, on this host's steady clock.
         pid: where it happened.
         task_id, retries: the message, and its attempt.
-        how: how a body ended, in words, if it raised an exception of its own.
+        how: how a body ended, for display, if it raised an exception of its own.
         key: the key of a run's lock.
     """
 

@@ -308,7 +308,7 @@ class _Duplicate(NamedTuple):
         return False
 
     def _policy(self) -> DuplicatePolicy:
-        can_replace = replaces(self.options, Runtime.of(self.task.app).settings)
+        can_replace = replaces(self.task, self.options, Runtime.of(self.task.app).settings)
         allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or can_replace]
         policy: DuplicatePolicy = chosen_policy(
             "on_duplicate", self.options.on_duplicate, self.task, self.error, allowed

@@ -917,6 +917,16 @@ class TestScheduler:
         assert scheduler._heap[0].entry is second
         assert [event.time - now for event in scheduler._heap if event.entry is first] == [pytest.approx(60, abs=5)]
 
+    def test_turn_of_the_first_entry_is_known(self, scheduler: Scheduler) -> None:
+        """Celery before 5.7 asks about it at any time: what the broker did not take would be sent at each tick."""
+        first, second = scheduler.schedule["first"], scheduler.schedule["second"]
+        now = scheduler._when(first, 0)
+        scheduler._heap = [event_t(now + 60, 5, first), event_t(now + 90, 5, second)]
+        assert _celery.turn_in(scheduler, first) == pytest.approx(60, abs=5)
+        assert _celery.turn_in(scheduler, second) == 0.0
+        _celery.forget_heap(scheduler)
+        assert _celery.turn_in(scheduler, first) == 0.0
+
     def test_entry_that_was_sent_is_looked_at_when_it_is_due(self, app: Celery) -> None:
         class Sends(_celery.PunctualScheduler):
             was_sent = False

@@ -841,9 +841,10 @@ class TestRedlock:
             options(conf=self.CONF, call={"on_conflict": "rerun"})
 
     def test_callable_cannot_choose_to_replace(self) -> None:
-        chosen = options(on_duplicate=lambda task, duplicate: "replace", lock_scope="until_executing", conf=self.CONF)
-        assert not replaces(chosen, settings(**self.CONF))
-        assert replaces(chosen, settings())
+        task = bill(self.CONF, on_duplicate=lambda task, duplicate: "replace", lock_scope="until_executing")
+        chosen = in_worker(task)
+        assert not replaces(task, chosen, settings(**self.CONF))
+        assert replaces(task, chosen, settings())
 
 
 class TestMisplacedInACall:
