@@ -252,6 +252,7 @@ class Heartbeat(_Role):
     """Renews leases in `store` until they are stopped or lost.
 
     Attributes:
+        store: has the leases.
         outage: logs when the store does not answer, and when it does again.
         renew_flag: shared with the processes of a pool: all leases are to be renewed at once.
         watched: the leases under watch, by their owner tokens.
@@ -261,7 +262,7 @@ class Heartbeat(_Role):
 
     def __init__(self, store: Store) -> None:
         watchdog.prepare()
-        self._store = store
+        self.store = store
         self.outage = Outage(store.server)
         self._closed = False
         self.renew_flag = SharedFlag()
@@ -334,7 +335,7 @@ class Heartbeat(_Role):
         self._look_at(lease, asks=True)  # It may be due, or lost, sooner than before.
         try:
             # A longer step than in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
-            (ours,) = self._store.renew([asked], timeout=step)
+            (ours,) = self.store.renew([asked], timeout=step)
             if ours:
                 lease.become(asked)
             else:
@@ -397,7 +398,7 @@ class Heartbeat(_Role):
         failed: str | None = None
         answers: Sequence[bool] = ()
         try:
-            answers = self._store.renew(leases, timeout=trust.step_of(lease.ttl for lease in leases))
+            answers = self.store.renew(leases, timeout=trust.step_of(lease.ttl for lease in leases))
             self.outage.answered()
         except LockUnavailable as error:
             failed = str(error)
@@ -435,7 +436,7 @@ class Heartbeat(_Role):
     def _ask(self, lease: Lease) -> None:
         """Ask for an overdue lease, in the thread that runs under it: it goes on only if the lock is still held."""
         try:
-            (ours,) = self._store.renew([lease], timeout=trust.step_of([lease.ttl]))
+            (ours,) = self.store.renew([lease], timeout=trust.step_of([lease.ttl]))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is unknown whether the lock is held
             lease.lose(f"it is overdue, and could not be renewed: {error}")
         else:
