@@ -40,15 +40,9 @@ T = TypeVar("T")
 #: Why a lease that the store no longer has was lost.
 GONE = "the store no longer has it: it ended, was taken over, or was deleted"
 
-#: The longest sleep of a thread in seconds while there are leases: a sleep does not count the time during which the
-#: host is suspended, but a lease does.
+#: The longest sleep of a thread in seconds: a sleep does not count the time during which the host is suspended, but a
+#: lease does. A thread that finds no lease then ends; so a series of short tasks does not start it for each.
 MAX_SLEEP = 1.0
-
-#: Seconds for which a thread without leases stays, so that a series of short tasks does not start it for each.
-LINGER = 1.0
-
-#: The longest wait in seconds, at the end of the last lease, for threads that do not linger.
-FAREWELL = 1.0
 
 #: Seconds that reading an answer takes that is there already.
 MOMENT = 0.02
@@ -94,11 +88,10 @@ class _Watched:
         lease: a weak reference, so that an execution that was torn down without cleaning up (by a time limit in its
             last line) is not renewed forever.
         on_lost: see `weakly`.
-        due_at: when to renew it.
-        early: how many seconds earlier it is renewed if others are due.
-        linger: seconds for which the threads stay if this was the last lease.
-        every: the most seconds between two renewals.
         on_moved: called when the time at which the lease is given up has changed, see `weakly`.
+        every: the most seconds between two renewals.
+        due_at: when to renew it.
+        early_at: from when on it is renewed if others are due.
         look_at: when the watchdog looks at it.
         tell_at: when to tell its holder again that it must stop.
         moved_to: the last time for which `on_moved` was called.
@@ -109,11 +102,10 @@ class _Watched:
     owner: str
     lease: weakref.ref[Lease]
     on_lost: Callable[[], object]
-    due_at: float
-    linger: float
+    on_moved: Callable[[], object] | None
     every: float
-    early: float = 0.0
-    on_moved: Callable[[], object] | None = None
+    due_at: float
+    early_at: float
     look_at: float = 0.0
     tell_at: float = 0.0
     moved_to: float = 0.0
@@ -132,22 +124,21 @@ class _Watched:
             self.asked_at, self.asked_after = now, lease.renewals
         return is_first
 
-    def schedule(self, lease: Lease) -> None:
-        """Set when to renew it next: a renewal was answered, or its ttl has changed."""
+    def schedule(self, lease: Lease, after: float, now: float) -> None:
+        """Set when to renew it next, after this share of its ttl: a renewal was answered, or its ttl has changed."""
         # From when it was sent: if the process was stopped in between, the answer says little by now.
-        due_at = lease.trusted_until - lease.ttl * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
-        self.due_at = min(due_at, clock.now() + self.every)
-        self.early = lease.ttl * trust.RENEW_AFTER * trust.COALESCE
+        self.due_at = min(lease.trusted_until - lease.ttl * (1 - after), now + self.every)
+        self.early_at = self.due_at - lease.ttl * trust.RENEW_AFTER * trust.COALESCE
         if self.on_moved is not None:
             self.look_at = 0.0
 
-    def try_again_or_give_up(self, lease: Lease, error: str) -> None:
+    def try_again_or_give_up(self, lease: Lease, error: str, now: float) -> None:
         """Note that a renewal was not answered."""
-        now = clock.now()
         if now >= lease.give_up_at:
             lease.lose(f"it could not be renewed in time: {error}")
         else:
             self.due_at = min(now + chance.spread(min(0.5, lease.ttl * trust.RETRY_SHARE)), lease.give_up_at)
+            self.early_at = self.due_at
 
     def news(self, lease: Lease, now: float) -> Iterator[Callable[[], object]]:
         """What to call now; this also sets when to look next."""
@@ -166,12 +157,15 @@ class _Watched:
 _Call = tuple["Heartbeat", _Watched, Callable[[], object]]
 
 
+def _next_share() -> float:
+    """After which share of its ttl to renew a lease next."""
+    return chance.spread(trust.RENEW_AFTER, least=0.9)
+
+
 class _Role(ABC):
-    """A thread that exists while there are leases, and lingers for a while. Everything is written under the watchdog's
-    mutex.
+    """A thread that exists while there are leases. Everything is written under the watchdog's mutex.
 
     Attributes:
-        is_busy: whether it asks a server.
         is_late: whether it has waited for longer than it wanted to.
     """
 
@@ -179,42 +173,28 @@ class _Role(ABC):
 
     def start_anew(self) -> None:
         """Watch nothing: at first, and in the child of a fork, because the leases are the parent's."""
-        self.is_busy = self.is_late = False
+        self.is_late = False
         self._thread: threading.Thread | None = None
-        self._lingers_until = 0.0
-        self._wakes_at = 0.0
+        self._due_at = self._wakes_at = math.inf
 
+    @property
     @abstractmethod
-    def due_at(self) -> float | None:
-        """When there is something to do; None if there are no leases."""
+    def has_leases(self) -> bool:
+        """Whether there is anything to watch."""
 
     @abstractmethod
     def work(self) -> None:
-        """Do what is due; called without the mutex."""
+        """Do what is due, and note when more is; called without the mutex."""
 
     def wake(self, at: float) -> None:
-        """Make sure that there is a thread, and that it looks at this time or before. May raise `RuntimeError`."""
+        """Make sure that there is a thread, and that it works at this time or before. May raise `RuntimeError`."""
+        self._due_at = min(self._due_at, at)
         if self._thread is None or not self._thread.is_alive():
             # Before the start: if that is interrupted, there must not be two threads.
             self._thread = thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             thread.start()
         elif at < self._wakes_at:
             watchdog.changed.notify_all()
-
-    def left(self, linger: float) -> list[threading.Thread]:
-        """Note that there are no leases; the thread, if it ends now."""
-        now = clock.now()
-        self._lingers_until = max(self._lingers_until, now + linger)
-        if self._lingers_until > now:
-            return []
-        watchdog.changed.notify_all()
-        thread = self._thread
-        return [] if thread is None or self.is_busy or thread is threading.current_thread() else [thread]
-
-    def hurry(self) -> None:
-        """Stop lingering."""
-        self._lingers_until = 0.0
-        watchdog.changed.notify_all()
 
     def _run(self) -> None:
         while True:
@@ -226,51 +206,51 @@ class _Role(ABC):
                 # Without this thread, all leases would be lost.
                 logger.exception("heartbeat: unexpected error; going on")
                 clock.sleep(MOMENT)
-            finally:
-                self.is_busy = False
 
     def _wait(self) -> bool:
         """Wait until something is due, or for `MAX_SLEEP`; False when the thread may end."""
         with watchdog.mutex:
-            self.is_late = has_waited = False
-            while self._thread is threading.current_thread():
-                now, due_at = clock.now(), self.due_at()
-                if due_at is None:
-                    self._lingers_until = due_at = min(self._lingers_until, now + LINGER)
-                    if due_at <= now:
-                        self._thread = None
-                        return False
-                elif has_waited or due_at <= now:
-                    return True
-                self._wakes_at = min(due_at, now + MAX_SLEEP)
+            now = clock.now()
+            self._wakes_at = min(self._due_at, now + MAX_SLEEP)
+            if self._wakes_at > now:
                 watchdog.changed.wait(self._wakes_at - now)
-                has_waited, self.is_late = True, clock.now() > self._wakes_at + MOMENT
-            return False
+            self.is_late = clock.now() > max(self._wakes_at, now) + MOMENT
+            self._due_at = math.inf
+            is_needed = self._thread is threading.current_thread()
+            if is_needed and not self.has_leases:
+                self._thread = None
+            return is_needed and self.has_leases
 
 
 class Heartbeat(_Role):
     """Renews leases in `store` until they are stopped or lost.
 
     Attributes:
+        store: has the leases.
         outage: logs when the store does not answer, and when it does again.
         renew_flag: shared with the processes of a pool: all leases are to be renewed at once.
-        watched: the leases under watch, by their owner tokens.
+        watched: the leases under watch, by their owner tokens, as long as they exist.
+        is_busy: whether the store is asked.
     """
 
     name = "singleton-lock-heartbeat"
 
     def __init__(self, store: Store) -> None:
         watchdog.prepare()
-        self._store = store
+        self.store = store
         self.outage = Outage(store.server)
-        self._closed = False
         self.renew_flag = SharedFlag()
         self.start_anew()
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
         super().start_anew()
+        self.is_busy = False
         self.watched: dict[str, _Watched] = {}
+
+    @property
+    def has_leases(self) -> bool:
+        return bool(self.watched)
 
     def start(
         self,
@@ -278,7 +258,6 @@ class Heartbeat(_Role):
         on_lost: Callable[[], object],
         *,
         every: float = math.inf,
-        linger: bool = True,
         on_moved: Callable[[], object] | None = None,
     ) -> None:
         """Renew `lease` from now on. Call `on_lost` when the lease is lost or must end for a newer task, and repeat the
@@ -289,7 +268,6 @@ class Heartbeat(_Role):
             on_lost: runs in the watchdog's thread, so it must be quick. A bound method does not keep its object alive;
                 any other callable must not refer to the lease, which would then be renewed until it is stopped.
             every: the most seconds between two renewals; a third of the ttl at most.
-            linger: False to end the threads when the last lease is stopped, rather than a moment later.
             on_moved: runs in the watchdog's thread within a second after the lease began, and whenever the time at
                 which it is given up has changed. Like `on_lost`.
 
@@ -297,28 +275,26 @@ class Heartbeat(_Role):
             RuntimeError: no thread can be started; the lease is not renewed.
         """
         lease.ask = self._ask
+        all_watched, owner = self.watched, lease.owner
         due_at = lease.acquired_at + min(lease.ttl * trust.RENEW_AFTER, every)
-        lasts = LINGER if linger and not self._closed else 0.0
-        watched = _Watched(lease.owner, weakref.ref(lease), weakly(on_lost), due_at, lasts, every)
-        watched.on_moved = None if on_moved is None else weakly(on_moved)
-        if on_moved is None:
-            watched.look_at = watched.lost_at(lease)
+        moved = None if on_moved is None else weakly(on_moved)
+        weak = weakref.ref(lease, lambda _: all_watched.pop(owner, None))
+        watched = _Watched(owner, weak, weakly(on_lost), moved, every, due_at, early_at=due_at)
+        lost_at = watched.lost_at(lease)
+        watched.look_at = lost_at if on_moved is None else 0.0
         with watchdog.mutex:
-            self.watched[lease.owner] = watched
+            all_watched[owner] = watched
             watchdog.heartbeats.add(self)
             try:
-                watchdog.wake(watched.lost_at(lease))
+                watchdog.wake(lost_at)
                 self.wake(due_at)
             except RuntimeError:
-                self.forget(lease.owner)
+                self.stop(lease)
                 raise
 
     def stop(self, lease: Lease) -> None:
         """Stop renewing `lease`. A renewal that is under way may still arrive, and does no harm."""
-        with watchdog.mutex:
-            ending = self.forget(lease.owner)
-        for thread in ending:
-            thread.join(FAREWELL)
+        self.watched.pop(lease.owner, None)
 
     def renew(self, lease: Lease, ttl: float) -> bool:
         """Give `lease` a new ttl from now on, also for later renewals if it is under watch; False if it is lost. Not to
@@ -334,7 +310,7 @@ class Heartbeat(_Role):
         self._look_at(lease, asks=True)  # It may be due, or lost, sooner than before.
         try:
             # A longer step than in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
-            (ours,) = self._store.renew([asked], timeout=step)
+            (ours,) = self.store.renew([asked], timeout=step)
             if ours:
                 lease.become(asked)
             else:
@@ -349,55 +325,41 @@ class Heartbeat(_Role):
         """
         with watchdog.mutex:
             self.renew_flag.set()
-            if self.watched:
+            if self.has_leases:
                 self.wake(0.0)
-
-    def close(self) -> None:
-        """End the threads as soon as there is no lease to renew; a new lease would start them again."""
-        with watchdog.mutex:
-            self._closed = True
-            for watched in list(self.watched.values()):
-                watched.linger = 0.0
-            self.hurry()
-            watchdog.hurry()
-
-    def due_at(self) -> float | None:
-        if not self.watched:
-            return None
-        # Only while no renewal is under way, which may have been sent before.
-        if self.renew_flag.is_new():
-            for watched in list(self.watched.values()):
-                watched.due_at = min(watched.due_at, 0.0)
-        return min(watched.due_at for watched in list(self.watched.values()))
 
     def work(self) -> None:
         """Renew the leases that are due, or nearly due."""
         due: list[tuple[_Watched, Lease]] = []
         with watchdog.mutex:
-            now = clock.now()
+            now, later = clock.now(), [self._due_at]
+            by = math.inf if self.renew_flag.is_new() else now
             for watched in list(self.watched.values()):
-                if watched.due_at > now + watched.early:
-                    continue
-                if (lease := watched.lease()) is None:
-                    self.forget(watched.owner)
-                elif lease.reason is not None:
-                    watched.due_at = math.inf
-                else:
-                    watched.asks(lease, now)
-                    due.append((watched, lease))
+                if watched.early_at > by:
+                    later.append(watched.due_at)
+                elif (lease := watched.lease()) is not None:
+                    if lease.reason is None:
+                        watched.asks(lease, now)
+                        due.append((watched, lease))
+                    else:
+                        watched.early_at = watched.due_at = math.inf
+            self._due_at = min(later)
             # At once: the watchdog gives up what is overdue, and was not asked for by somebody who is busy.
             self.is_busy = bool(due)
         if due:
-            self._renew(due)
+            try:
+                self._renew(due)
+            finally:
+                self.is_busy = False
 
     def _renew(self, due: Sequence[tuple[_Watched, Lease]]) -> None:
         leases = [lease for _, lease in due]
         before = [lease.renewals for lease in leases]
         # Not the error: its traceback has this frame, which would keep the leases until the garbage is collected.
         failed: str | None = None
-        answers: Sequence[bool] = ()
+        answers: Sequence[object] = before
         try:
-            answers = self._store.renew(leases, timeout=trust.step_of(lease.ttl for lease in leases))
+            answers = self.store.renew(leases, timeout=trust.step_of(min(lease.ttl for lease in leases)))
             self.outage.answered()
         except LockUnavailable as error:
             failed = str(error)
@@ -405,18 +367,19 @@ class Heartbeat(_Role):
         except Exception as error:
             failed = str(error)
             logger.exception("heartbeat: %d leases not renewed, trying again: unexpected error", len(leases))
-        tells = False
-        for number, (watched, lease) in enumerate(due):
-            if failed is not None and lease.renewals == before[number]:
-                watched.try_again_or_give_up(lease, failed)
-            elif failed is not None or answers[number]:
-                watched.schedule(lease)
+        now, after, tells = clock.now(), _next_share(), False
+        for (watched, lease), renewals, ours in zip(due, before, answers, strict=True):
+            if failed is not None and lease.renewals == renewals:
+                watched.try_again_or_give_up(lease, failed, now)
+            elif failed is not None or ours:
+                watched.schedule(lease, after, now)
             else:
                 lease.lose(GONE)
             if lease.reason is not None or lease.superseded_by is not None:
                 watched.look_at, tells = 0.0, True
-        if tells:
-            with watchdog.mutex:
+        with watchdog.mutex:
+            self._due_at = min([self._due_at, *(watched.due_at for watched, _ in due)])
+            if tells:
                 watchdog.wake(0.0)
 
     def _look_at(self, lease: Lease, *, asks: bool) -> None:
@@ -427,7 +390,7 @@ class Heartbeat(_Role):
                 return
             if asks:
                 watched.asks(lease, clock.now())
-            watched.schedule(lease)
+            watched.schedule(lease, _next_share(), clock.now())
             watched.look_at = 0.0
             watchdog.wake(0.0)
             self.wake(watched.due_at)
@@ -435,21 +398,12 @@ class Heartbeat(_Role):
     def _ask(self, lease: Lease) -> None:
         """Ask for an overdue lease, in the thread that runs under it: it goes on only if the lock is still held."""
         try:
-            (ours,) = self._store.renew([lease], timeout=trust.step_of([lease.ttl]))
+            (ours,) = self.store.renew([lease], timeout=trust.step_of(lease.ttl))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is unknown whether the lock is held
             lease.lose(f"it is overdue, and could not be renewed: {error}")
         else:
             if not ours:
                 lease.lose(GONE)
-
-    def forget(self, owner: str) -> list[threading.Thread]:
-        """Forget a lease, under the mutex; the threads that end now because there are no others."""
-        watched = self.watched.pop(owner, None)
-        if watched is None or self.watched:
-            return []
-        watchdog.heartbeats.discard(self)
-        ending = self.left(watched.linger)
-        return ending if watchdog.heartbeats else ending + watchdog.left(watched.linger)
 
 
 class Watchdog(_Role):
@@ -486,11 +440,9 @@ class Watchdog(_Role):
             self.mutex = threading.RLock()
             self.changed = threading.Condition(self.mutex)
 
-    def due_at(self) -> float | None:
-        if not self.heartbeats:
-            return None
-        watched = (it for heartbeat in list(self.heartbeats) for it in list(heartbeat.watched.values()))
-        return min((it.look_at for it in watched), default=0.0)
+    @property
+    def has_leases(self) -> bool:
+        return bool(self.heartbeats)
 
     def work(self) -> None:
         if self.is_late and any(heartbeat.is_busy for heartbeat in list(self.heartbeats)):
@@ -508,24 +460,21 @@ class Watchdog(_Role):
     def _look(self, heartbeat: Heartbeat, now: float) -> list[_Call]:
         """Give up the leases of a heartbeat that cannot wait any longer; whom to call."""
         calls: list[_Call] = []
-        if not heartbeat.watched:  # Whoever stopped the last one was interrupted.
-            self.heartbeats.discard(heartbeat)
-        for watched in list(heartbeat.watched.values()):
-            lease = watched.lease()
+        each = list(heartbeat.watched.values())
+        for watched in each:
             # Those that are due soon, too: most were renewed meanwhile.
-            if watched.look_at > now + MAX_SLEEP and lease is not None:
-                continue
-            if lease is None:
-                heartbeat.forget(watched.owner)
-                continue
-            if lease.reason is None and now >= watched.lost_at(lease):
-                # If nobody has asked yet, the process was stopped meanwhile, and asks now.
-                if not heartbeat.is_busy and watched.asks(lease, now):
-                    watched.due_at = 0.0
-                    heartbeat.wake(0.0)
-                else:
-                    lease.lose("it could not be renewed in time: the store has not answered")
-            calls += [(heartbeat, watched, call) for call in watched.news(lease, now)]
+            if watched.look_at <= now + MAX_SLEEP and (lease := watched.lease()) is not None:
+                if lease.reason is None and now >= watched.lost_at(lease):
+                    # If nobody has asked yet, the process was stopped meanwhile, and asks now.
+                    if not heartbeat.is_busy and watched.asks(lease, now):
+                        watched.early_at = 0.0
+                        heartbeat.wake(0.0)
+                    else:
+                        lease.lose("it could not be renewed in time: the store has not answered")
+                calls += [(heartbeat, watched, call) for call in watched.news(lease, now)]
+        self._due_at = min([self._due_at, *(watched.look_at for watched in each)])
+        if not heartbeat.watched:
+            self.heartbeats.discard(heartbeat)
         return calls
 
 

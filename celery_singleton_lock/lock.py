@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import wraps
+from socket import gethostname
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from redis import Redis
 from redis.cluster import RedisCluster
@@ -30,19 +31,19 @@ from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
-from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
-from celery_singleton_lock.stores.redis._redis_py import attributes_of, nodes_of, sentinels_of
+from celery_singleton_lock.stores.redis._redis_py import nodes_of, sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.keyspace import plain_key
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
-from celery_singleton_lock.stores.redis.server import OF_A_POOL, Server
+from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.store import Store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -62,14 +63,8 @@ MIN_PAUSE = 0.01
 #: The key that says since when a node of a Redlock remembers.
 _MEMORY = "singleton_lock:memory"
 
-#: The attribute of a client's pool with the stores of its locks.
-_ATTRIBUTE = "_singleton_lock_stores"
-
 _GONE = "it ended, was taken over, or was deleted"
 _UNDER_WAY = "its release was not answered, and is sent again"
-
-#: Held while an object's hold is noted or forgotten: another thread may share the object.
-_noting = Mutex(threading.RLock)
 
 
 class _Plain(Exception):
@@ -108,39 +103,27 @@ class Unavailable(_Plain, LockUnavailable, ConnectionError):
     """The lock server does not answer, or refuses to serve."""
 
 
-class _Shared:
-    """What the locks of a client share: a store, and the renewals of its leases."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.heartbeat = Heartbeat(store)
-        # Not when the process ends: it closes everything.
-        weakref.finalize(self, store.close).atexit = False
-
-
 class _Held:
     """One hold of a lock object; the heartbeat forgets it with the thread or the object that it belongs to.
 
     Attributes:
         lease: its lease.
-        was_held: whether the lock was held when its release was begun; None before.
         changing: held while its ttl is changed.
     """
 
-    __slots__ = ("__weakref__", "_is_lost", "_on_lost", "changing", "lease", "was_held")
+    __slots__ = ("__weakref__", "_is_lost", "_on_lost", "changing", "lease")
 
     def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         self.lease = lease
-        self.was_held: bool | None = None
         self.changing = threading.Lock()
         # It belongs to the lock object, which has this hold: a cycle would keep both until the garbage is collected.
         self._on_lost = weakref.WeakMethod(on_lost)
         self._is_lost = False
 
     def when_lost(self) -> None:
-        """Called in the heartbeat's thread, now and then once the lease is lost."""
+        """Called in the watchdog's thread, now and then once the lease is lost."""
         if not self._is_lost and (on_lost := self._on_lost()) is not None:
-            # The callback may take long; other leases need the heartbeat's thread meanwhile.
+            # The callback may take long; other leases need the watchdog meanwhile.
             threading.Thread(target=on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
             self._is_lost = True
 
@@ -164,6 +147,19 @@ class _Local:
 
 class _LocalOfThread(_Local, threading.local):
     """The hold of a lock object in one thread."""
+
+
+def _as_redis_py_raises(method: Callable[P, T]) -> Callable[P, T]:
+    """The same method, which raises an error that is redis-py's, too, if there is no answer."""
+
+    @wraps(method)
+    def translated(*arguments: P.args, **options: P.kwargs) -> T:
+        try:
+            return method(*arguments, **options)
+        except LockUnavailable as error:
+            raise Unavailable(error.server, error.reason) from error.__cause__
+
+    return translated
 
 
 class Lock:
@@ -220,7 +216,7 @@ class Lock:
         self.thread_local = bool(thread_local)
         self.local = _LocalOfThread() if self.thread_local else _Local()
         self.raise_on_release_error = raise_on_release_error
-        self._shared = self._shared_by(redis)
+        self._heartbeat = self._heartbeat_of(redis)
         self._key = plain_key(self.name)
         self._limit = 1
         self._renews = renew
@@ -242,6 +238,7 @@ class Lock:
                 raise
             logger.warning("lock %s could not be freed at the end of its with block: %s", self.name, failed)
 
+    @_as_redis_py_raises
     def acquire(
         self,
         sleep: float | None = None,
@@ -270,31 +267,24 @@ class Lock:
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         is_waiting = blocking and (patience is None or patience > 0)
         # The owner is new for each call: a repeat within the call gets the same hold again, and nobody else does.
-        request = LockRequest(self._key, new_owner(), self._ttl, _holder(), is_waiting, limit=self._limit)
+        holder = Holder(None, 0, gethostname(), os.getpid(), clock.wall(), 0, process_identity.own())
+        request = LockRequest(self._key, new_owner(), self._ttl, holder, is_waiting, limit=self._limit)
         until = math.inf if patience is None else clock.now() + patience
         pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
         try:
             found = self._ask(request, until, pause)
-            if not isinstance(found, Lease):
-                return False
-            self._hold(found)
-            return True
-        except LockUnavailable as error:  # The store has given up what it asked for.
-            raise _unavailable(error) from error.__cause__
+            if isinstance(found, Lease):
+                self._hold(found)
+            return isinstance(found, Lease)
+        except LockUnavailable:  # The store has given up what it asked for.
+            raise
         except BaseException:
             # Interrupted (Ctrl-C, a time limit) between the answer and the end of this call: the lock may be held, and
             # nobody would release it.
             self._forget(request)
             raise
 
-    def _forget(self, request: LockRequest) -> None:
-        """Give up the hold that this request may have got."""
-        held = self.local.held
-        if held is not None and held.lease.owner == request.owner:
-            self._shared.heartbeat.stop(held.lease)
-            self.local.held = None
-        self._shared.store.abandon(request.hold())
-
+    @_as_redis_py_raises
     def release(self) -> None:
         """Give the lock back. You can repeat this after `Unavailable`; otherwise the lock expires by itself.
 
@@ -304,21 +294,17 @@ class Lock:
             Unavailable: the server does not answer.
         """
         held = self._held_here("release")
-        lease, again = held.lease, held.was_held is not None
-        if not again:
-            held.was_held = lease.held
-        self._shared.heartbeat.stop(lease)
+        lease = held.lease
+        was_held = lease.held or lease.reason == _UNDER_WAY
+        self._heartbeat.stop(lease)
         try:
-            freed = self._shared.store.free(lease)
-        except LockUnavailable as error:
-            lease.lose(_UNDER_WAY)
-            raise _unavailable(error) from error.__cause__
-        with _noting.lock:
-            if self.local.held is held:  # Another thread may have acquired it since.
-                self.local.held = None
-        # If a lock is gone when its release is repeated, here or by the store, it was released, and only the answer was
-        # lost; unless the lock was lost before.
-        if freed != Freeing.NOW and not (held.was_held and (again or freed)):
+            self.local.held = None  # Before it is free: another thread may acquire it with this object from then on.
+            freed = self._heartbeat.store.free(lease)
+        except BaseException:
+            lease.lose(_UNDER_WAY if was_held else lease.reason or _GONE)
+            self.local.held = self.local.held or held
+            raise
+        if not freed or (freed == Freeing.UNCLEAR and not was_held):
             raise NotOwned(self.name, lease.reason or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
@@ -348,8 +334,8 @@ class Lock:
 
     def owned(self) -> bool:
         """Whether this thread holds the lock, as the server sees it. False in a forked child: its parent holds it."""
-        token = self.local.token
-        return token is not None and any(found.owner == token.decode() for found in self._holds())
+        held = self.local.own
+        return held is not None and any(found.owner == held.lease.owner for found in self._holds())
 
     @property
     def fence(self) -> int:
@@ -379,16 +365,15 @@ class Lock:
     def _ttl(self) -> float:
         return DEFAULT_TIMEOUT if self.timeout is None else float(self.timeout)
 
-    def _shared_by(self, redis: Any) -> _Shared:
+    def _heartbeat_of(self, redis: Any) -> Heartbeat:
         if isinstance(redis, RedisCluster):
-            nodes, start, options = nodes_of(redis)
-            return _shared([nodes], "cluster", lambda: RedisStore(_cluster(start, options), "the cluster"))
+            return _shared([redis], None, lambda: RedisStore(_cluster(redis), "the cluster"))
         pool = _pool_of(redis)
-        return _shared([pool], "server", lambda: RedisStore(Server(pool), _name_of(pool)))
+        return _shared([pool], None, lambda: RedisStore(Server(pool), _address(pool)))
 
     def _ask(self, request: LockRequest, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until that time; what was found last."""
-        store = self._shared.store
+        store = self._heartbeat.store
         found = store.acquire(request)
         if isinstance(found, Lease) or not request.waiting:
             return found
@@ -403,19 +388,25 @@ class Lock:
         held = _Held(lease, self._say_lost)
         lease.only_longer = True  # A late renewal must not shorten what `extend` has made longer.
         if self._renews:
-            self._shared.heartbeat.start(lease, held.when_lost)
-        with _noting.lock:
-            self.local.held = held
+            self._heartbeat.start(lease, held.when_lost)
+        self.local.held = held
+
+    def _forget(self, request: LockRequest) -> None:
+        """Give up the hold that this request may have got."""
+        held = self.local.held
+        if held is not None and held.lease.owner == request.owner:
+            self._heartbeat.stop(held.lease)
+            self.local.held = None
+        self._heartbeat.store.abandon(request.hold())
 
     def _held_here(self, verb: str) -> _Held:
         """This thread's hold."""
-        held = self.local.held
-        if held is None:
-            raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it")
-        if held.lease.pid != os.getpid():
-            raise NotHeld(f"cannot {verb} lock {self.name!r}: the parent process, {held.lease.pid}, holds it")
+        if (held := self.local.own) is None:
+            whose = "" if self.local.held is None else f": the parent process, {self.local.held.lease.pid}, does"
+            raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it{whose}")
         return held
 
+    @_as_redis_py_raises
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
         """Renew the hold for `seconds`, plus its remaining time multiplied by `keeping`."""
         held = self._held_here(verb)
@@ -423,8 +414,6 @@ class Lock:
             raise NoTimeout(
                 f"cannot {verb} lock {self.name!r}: it was made without a timeout; give it one, or rely on its renewals"
             )
-        if held.was_held is not None:
-            raise NotOwned(self.name, _UNDER_WAY)
         ttl = _number(seconds) + keeping * max(held.lease.remaining, 0.0)
         if not MIN_TIMEOUT <= ttl <= MAX_TIMEOUT:
             raise ValueError(
@@ -432,12 +421,13 @@ class Lock:
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
         with held.changing:
-            is_held = _translated(lambda: self._shared.heartbeat.renew(held.lease, ttl))
+            is_held = self._heartbeat.renew(held.lease, ttl)
         if not is_held:
             raise NotOwned(self.name, held.lease.reason or _GONE)
 
+    @_as_redis_py_raises
     def _holds(self) -> list[Held]:
-        return _translated(lambda: self._shared.store.held(self._key, limit=self._limit))
+        return self._heartbeat.store.held(self._key, limit=self._limit)
 
     def _say_lost(self, lease: Lease) -> None:
         logger.error("lock %s was lost while it was held: %s", self.name, lease.reason)
@@ -464,23 +454,20 @@ class Redlock(Lock):
         self._restart_delay = restart_delay
         super().__init__(redis, name, *arguments, **options)
 
-    def _shared_by(self, redis: Any) -> _Shared:
+    def _heartbeat_of(self, redis: Any) -> Heartbeat:
         pools = [_pool_of(client) for client in redis]
 
         def open_store() -> Store:
-            self._check_servers(pools)
+            addresses = [_address(pool) for pool in pools]
+            if twice := [address for address in addresses if addresses.count(address) > 1]:
+                raise ValueError(
+                    f"lock {self.name!r} has {len(twice)} clients of {twice[0]}; allowed: each of a different "
+                    "server, or one that fails takes the majority with it (Redlock)"
+                )
             memory = _MEMORY if self._restart_delay else None
-            return RedlockStore([*map(Server, pools)], ";".join(map(_name_of, pools)), memory=memory)
+            return RedlockStore([*map(Server, pools)], ";".join(addresses), memory=memory)
 
-        return _shared(pools, (self._restart_delay, len(pools)), open_store)
-
-    def _check_servers(self, pools: Sequence[ConnectionPool]) -> None:
-        addresses = [_address(pool) for pool in pools]
-        if twice := [address for address in addresses if addresses.count(address) > 1]:
-            raise ValueError(
-                f"lock {self.name!r} has {len(twice)} clients of {twice[0]}; allowed: each of a different "
-                "server, or one that fails takes the majority with it (Redlock)"
-            )
+        return _shared(pools, self._restart_delay, open_store)
 
 
 class Semaphore(Lock):
@@ -500,13 +487,23 @@ class Semaphore(Lock):
         self._limit = limit
 
 
-def _shared(pools: Sequence[object], way: object, open_store: Callable[[], Store]) -> _Shared:
-    """What the locks of some clients share; it hangs on their pools, and goes with any of them."""
-    stores: dict[object, Any] = attributes_of(pools[0]).setdefault(_ATTRIBUTE, {})
-    for pool in pools[1:]:
-        stores = stores.setdefault(way, weakref.WeakKeyDictionary()).setdefault(pool, {})
-    shared: _Shared = stores.get(way) or stores.setdefault(way, _Shared(open_store()))
-    return shared
+#: What the locks of a client share: the renewals of a store's leases. They are found by the client's pool (a cluster's
+#: by the client itself), those of a Redlock by all pools, one after the other; and go with any of them.
+_by_pool: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
+
+
+def _shared(pools: Sequence[object], way: object, open_store: Callable[[], Store]) -> Heartbeat:
+    """What the locks with these pools share if they use them in this way."""
+    level, found = _by_pool, {}
+    for pool in pools:
+        found, level = level.setdefault(pool, ({}, WeakKeyDictionary()))
+    heartbeat: Heartbeat | None = found.get(way)
+    if heartbeat is None:
+        store = open_store()
+        heartbeat = found.setdefault(way, Heartbeat(store))
+        # Not when the process ends: it closes everything.
+        weakref.finalize(heartbeat, store.close).atexit = False
+    return heartbeat
 
 
 def _pool_of(client: Any) -> ConnectionPool:
@@ -525,40 +522,17 @@ def _pool_of(client: Any) -> ConnectionPool:
     raise TypeError(f"a lock's client is {kind}; allowed: {allowed}{asynchronous}")
 
 
-def _cluster(start: Sequence[tuple[str, int]], given: Mapping[str, Any]) -> Cluster:
-    left_out = {"host", "port", *OF_A_POOL}
-    options = {name: value for name, value in given.items() if name not in left_out}
-
-    def pool_of(host: str, port: int) -> ConnectionPool:
-        return ConnectionPool(host=host, port=port, **options)
-
-    return Cluster(start, pool_of)
-
-
-def _name_of(pool: ConnectionPool) -> str:
-    """The server of a pool, for people."""
-    if isinstance(pool, SentinelConnectionPool):
-        return f"{pool.service_name} of {','.join(_address(one.connection_pool) for one in sentinels_of(pool))}"
-    return str(Server(pool))
+def _cluster(client: RedisCluster) -> Cluster:
+    start, options = nodes_of(client)
+    return Cluster(start, lambda host, port: ConnectionPool(host=host, port=port, **options))
 
 
 def _address(pool: ConnectionPool) -> str:
-    """The same, whatever the database."""
-    has_database = not (isinstance(pool, SentinelConnectionPool) or "path" in pool.connection_kwargs)
-    return _name_of(pool).rpartition("/")[0] if has_database else _name_of(pool)
-
-
-def _holder() -> Holder:
-    """This process, now."""
-    pid = os.getpid()
-    node, process = _names(pid)
-    return Holder(None, 0, node, pid, clock.wall(), 0, process)
-
-
-@lru_cache(maxsize=1)
-def _names(pid: int) -> tuple[str, str]:
-    """The names of the host, and of this process, whose id this is."""
-    return socket.gethostname(), process_identity.own()
+    """The server of a pool, for people, whatever the database."""
+    if isinstance(pool, SentinelConnectionPool):
+        return f"{pool.service_name} of {','.join(_address(one.connection_pool) for one in sentinels_of(pool))}"
+    at = pool.connection_kwargs
+    return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}")
 
 
 def _number(seconds: object) -> float:
@@ -569,15 +543,3 @@ def _number(seconds: object) -> float:
         return float(seconds)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-def _translated(ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except LockUnavailable as error:
-        raise _unavailable(error) from error.__cause__
-
-
-def _unavailable(error: LockUnavailable) -> Unavailable:
-    """The error that a lock outside of tasks raises instead."""
-    return Unavailable(error.server, error.reason)

@@ -76,8 +76,6 @@ def in_memory() -> Iterator[MemoryStore]:
     finally:
         with _opening.lock:
             _all_opened.remove(opened)
-        for runtime in opened.runtimes.values():
-            runtime.heartbeat.close()
 
 
 @dataclass(eq=False)

@@ -9,8 +9,6 @@ Protocol: `docs/protocol.md`, sections 3 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from celery_singleton_lock import clock
 
 #: The share of the ttl after which a lease is renewed: two renewals may fail before it can end.
@@ -86,9 +84,9 @@ def seconds_until_over(remaining: float) -> float:
 def lost_at(trusted_until: float, ttl: float, asked_at: float) -> float:
     """When a lease counts as lost whose renewal, under way since `asked_at`, has no answer."""
     # A process that was stopped may begin later than the last moment: it gets an answer as soon as any other.
-    return max(trusted_until - ttl * LOST_BEFORE, asked_at + 2 * step_of((ttl,)))
+    return max(trusted_until - ttl * LOST_BEFORE, asked_at + 2 * step_of(ttl))
 
 
-def step_of(ttls: Iterable[float]) -> float:
-    """Seconds that one step of a renewal may take, for leases with these ttls."""
-    return min(MAX_STEP, min(ttls) * STEP_SHARE)
+def step_of(ttl: float) -> float:
+    """Seconds that one step of a renewal may take, for leases with this ttl or a longer one."""
+    return min(MAX_STEP, ttl * STEP_SHARE)

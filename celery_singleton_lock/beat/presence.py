@@ -40,7 +40,7 @@ class Presence:
             return
         self._renews_at = clock.now() + self._ttl * trust.RENEW_AFTER
         lease, self._lease = self._lease, None
-        if lease is None or self._store.renew([lease], timeout=trust.step_of([self._ttl])) != [True]:
+        if lease is None or self._store.renew([lease], timeout=trust.step_of(self._ttl)) != [True]:
             found = self._store.acquire(LockRequest(self._key, new_owner(), ttl=self._ttl, holder=self._holder))
             lease = found if isinstance(found, Lease) else None
         self._lease = lease

@@ -122,13 +122,10 @@ class Run:
     def _run_body(self, body: Callable[[], Any]) -> Any:
         it, lease = self._execution, self._lease
         try:
-            # In a worker, one task follows another; a direct caller may look for leftover threads afterwards.
-            in_worker = not (it.request.is_eager or it.request.called_directly)
             it.runtime.heartbeat.start(
                 lease,
                 self._when_to_stop,
                 every=newest.STOPPED_WITHIN if newest.is_stopped_by_newer(it) else math.inf,
-                linger=in_worker,
                 on_moved=self._report_end,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)

@@ -288,7 +288,7 @@ class Children:
             return
         holds = [hold for _, hold in pairs]
         try:
-            renewed = self._store.renew(holds, timeout=trust.step_of(hold.ttl for hold in holds))
+            renewed = self._store.renew(holds, timeout=trust.step_of(min(hold.ttl for hold in holds)))
         except LockUnavailable as error:
             self._outage.failed(error)
             for child, hold in pairs:

@@ -46,7 +46,7 @@ def locks(state: Any, **_: Any) -> Any:
     holds = [hold for _, hold in running]
     try:
         # Which of them hold their lock by now: a renewal shows that, in one round trip, and does no harm.
-        ours = Runtime.of(state.app).store.renew(holds, timeout=trust.step_of(hold.ttl for hold in holds))
+        ours = Runtime.of(state.app).store.renew(holds, timeout=trust.step_of(min(hold.ttl for hold in holds)))
     except LockUnavailable as error:
         return _error(str(error))
     return [_in_words(request, hold) for (request, hold), is_ours in zip(running, ours, strict=True) if is_ours]

@@ -70,7 +70,7 @@ def _make_exclusive(url: str) -> None:
     _forget = Redis.from_url(url).flushdb
     Celery.task_cls = SingletonTask
     # Each of hundreds of tests waits for our threads to end: ending them sooner changes nothing else.
-    heartbeat.LINGER, in_bulk.REWRITE_AFTER = 0.05, 0.02
+    heartbeat.MAX_SLEEP, in_bulk.REWRITE_AFTER = 0.05, 0.02
     from_app = Settings.from_app
 
     def on_the_server(app: Any, **_: Any) -> Settings:

@@ -141,7 +141,7 @@ def test_release_does_not_forget_what_another_thread_has_acquired_meanwhile(
 ) -> None:
     lock = make(timeout=60, thread_local=False)
     lock.acquire()
-    store = lock._shared.store
+    store = lock._heartbeat.store
     release = store.free
 
     def released(*arguments: object, **options: object) -> bool:
@@ -259,7 +259,7 @@ class TestNotGot:
         with lock:
             pass
         abandoned: list[object] = []
-        store: object = lock._shared.store
+        store: object = lock._heartbeat.store
         monkeypatch.setattr(store, "abandon", abandoned.append)
         own_redis.pause()
         with pytest.raises(Unavailable):
@@ -278,7 +278,7 @@ class TestNotGot:
 
         lock = make(timeout=60)
         with monkeypatch.context() as patch:
-            patch.setattr(lock._shared.heartbeat, "start", start)
+            patch.setattr(lock._heartbeat, "start", start)
             with pytest.raises(RuntimeError, match="new thread"):
                 lock.acquire()
         assert lock.local.token is None
@@ -323,6 +323,17 @@ class TestClients:
             with Lock(other, NAME):
                 pass
 
+    def test_options_that_are_changed_in_place_count_from_the_next_connection(
+        self, client: Redis, own_redis: RedisServer
+    ) -> None:
+        """A password that expires, say."""
+        with Lock(client, NAME):
+            client.connection_pool.connection_kwargs["client_name"] = "another"
+        with own_redis.client() as other:
+            other.client_kill_filter(_type="normal", skipme=True)
+            with Lock(client, NAME):
+                assert "another" in [it["name"] for it in other.client_list()]
+
     def test_nothing_is_left_of_that_of_a_cluster(self, cluster: Cluster) -> None:
         logged_in: list[object] = []
         gone: list[Callable[[], object]] = []
@@ -331,7 +342,7 @@ class TestClients:
             opened = len(logged_in)
             with Lock(client, NAME) as lock:
                 assert len(logged_in) > opened, "our own connections do as the client's"
-            gone += [weakref.ref(client), weakref.ref(lock._shared)]
+            gone += [weakref.ref(client), weakref.ref(lock._heartbeat)]
         logged_in.clear()
         del client, lock
         until(lambda: gc.collect() is None or not any(it() for it in gone), "they are gone")
@@ -411,7 +422,7 @@ def test_hold_ends_with_its_object(make: Callable[..., Lock], thread_local: bool
     """At once: the garbage may never be collected."""
     lock = make(timeout=60, thread_local=thread_local)
     lock.acquire()
-    watched = lock._shared.heartbeat.watched
+    watched = lock._heartbeat.watched
     (lease,) = (it.lease for it in watched.values())
     gc.disable()
     try:

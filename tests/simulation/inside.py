@@ -532,12 +532,12 @@ def lease_of(lock: Any) -> Any:
 
 def store_of(lock: Any) -> Any:
     """The store of all locks with the clients of this one."""
-    return attribute(lock, "_shared").store
+    return heartbeat_of(lock).store
 
 
 def heartbeat_of(lock: Any) -> Any:
     """What renews their leases."""
-    return attribute(lock, "_shared").heartbeat
+    return attribute(lock, "_heartbeat")
 
 
 def key_of(lock: Any) -> Any:

@@ -1003,27 +1003,15 @@ class TestErrors:
 class TestClients:
     """The locks of a client share connections."""
 
-    @pytest.fixture
-    def nodes(self, monkeypatch: pytest.MonkeyPatch) -> NodesManager:
+    def test_nodes_and_options_of_a_cluster_are_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(NodesManager, "initialize", lambda *_, **__: None)  # It would look for the nodes.
-        return NodesManager([ClusterNode("127.0.0.1", 7000), ClusterNode("127.0.0.1", 7001)], password="x")
-
-    def test_nodes_and_options_of_a_cluster_are_found(self, nodes: NodesManager) -> None:
+        nodes = NodesManager([ClusterNode("127.0.0.1", 7000), ClusterNode("127.0.0.1", 7001)], password="x")
         cluster: Any = SimpleNamespace(nodes_manager=nodes, user_on_connect_func=None)
-        shared, start, options = _redis_py.nodes_of(cluster)
-        assert shared is nodes
+        start, options = _redis_py.nodes_of(cluster)
         assert sorted(start) == [("127.0.0.1", 7000), ("127.0.0.1", 7001)]
         assert options["password"] == "x"
-        assert inspect.getsource(RedisCluster).count("self.nodes_manager = ") == 1, "it never gets another"
 
     def test_sentinels_of_a_pool_are_found(self) -> None:
         pool = Sentinel([("127.0.0.1", 26379), ("127.0.0.1", 26380)]).master_for("mymaster").connection_pool
         ports = [sentinel.connection_pool.connection_kwargs["port"] for sentinel in _redis_py.sentinels_of(pool)]
         assert ports == [26379, 26380]
-
-    def test_attribute_lasts_for_as_long_as_the_pool(self, nodes: NodesManager) -> None:
-        """Otherwise connections are closed that locks still use."""
-        for shared in (ConnectionPool(), nodes):
-            _redis_py.attributes_of(shared)["_ours"] = ours = object()
-            shared.reset()
-            assert getattr(shared, "_ours") is ours  # noqa: B009 - they do not know it

@@ -79,7 +79,6 @@ def test_heartbeat_is_never_left_locked(interrupt: Callable[[Callable[[], object
         assert another.submit(watchdog.mutex.acquire, timeout=10).result()
         another.submit(watchdog.mutex.release).result()
     beating.stop(kept)
-    beating.close()
 
 
 def test_interrupted_packing_of_a_command_does_not_crash_the_process() -> None:

@@ -16,6 +16,12 @@ from redis.sentinel import SentinelConnectionPool
 #: The versions that were read for this.
 LOOKED_AT = {"redis": ("5.0.0", "8.1.0")}
 
+#: Options that refer to the pool of redis-py (since redis-py 8): they would keep it alive, and so its client, and have
+#: nothing to do with our connections.
+OF_A_POOL = frozenset(
+    {"maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"}
+)
+
 #: redis-py before 6 knows these in its cluster client only.
 _OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
     "ASK": AskError,
@@ -52,9 +58,8 @@ def error_of(text: str) -> Exception:
     return found
 
 
-def nodes_of(client: RedisCluster) -> tuple[NodesManager, Sequence[tuple[str, int]], Mapping[str, Any]]:
-    """What a cluster's client has for as long as it lives, the nodes that it begins with, and its connections' options,
-    none of which refers to the client.
+def nodes_of(client: RedisCluster) -> tuple[Sequence[tuple[str, int]], Mapping[str, Any]]:
+    """The nodes that a cluster's client begins with, and its connections' options, none of which refers to the client.
 
     Promise: the locks of a client share connections, which go with the client.
     Touches: redis.cluster.RedisCluster.nodes_manager, redis.cluster.RedisCluster.user_on_connect_func,
@@ -69,7 +74,9 @@ def nodes_of(client: RedisCluster) -> tuple[NodesManager, Sequence[tuple[str, in
             after_login(connection)
 
     start = [(node.host, node.port) for node in nodes.startup_nodes.values()]
-    return nodes, start, {**nodes.connection_kwargs, "redis_connect_func": connected}
+    left_out = {"host", "port", *OF_A_POOL}
+    given = {name: value for name, value in nodes.connection_kwargs.items() if name not in left_out}
+    return start, {**given, "redis_connect_func": connected}
 
 
 def sentinels_of(pool: SentinelConnectionPool) -> Sequence[Redis]:
@@ -80,15 +87,6 @@ def sentinels_of(pool: SentinelConnectionPool) -> Sequence[Redis]:
     """
     sentinels: Sequence[Redis] = cast("Any", pool).sentinel_manager.sentinels
     return sentinels
-
-
-def attributes_of(shared: object) -> dict[str, Any]:
-    """The attributes of a client's pool, or of what a cluster's client has, to which ours can be added.
-
-    Promise: as for `nodes_of`, whatever the clients are.
-    Touches: redis.connection.ConnectionPool.__dict__, redis.cluster.NodesManager.__dict__
-    """
-    return vars(shared)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -23,7 +24,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import FOREIGN
-from celery_singleton_lock.stores.redis._redis_py import names_of_library
+from celery_singleton_lock.stores.redis._redis_py import OF_A_POOL, names_of_library
 from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced
 from celery_singleton_lock.stores.redis.script import Call, Command
 
@@ -37,12 +38,6 @@ _FIXED_OPTIONS: Mapping[str, Any] = {
     "health_check_interval": 0,
     "retry_on_error": [],
 }
-
-#: Options that refer to the pool of redis-py (since redis-py 8): they would keep it alive, and so its client, and have
-#: nothing to do with our connections.
-OF_A_POOL = frozenset(
-    {"maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"}
-)
 
 #: Options with which a connection names its library.
 _NAMES_OF_LIBRARY = frozenset({"driver_info", "lib_name", "lib_version"})
@@ -87,6 +82,13 @@ class Endpoint(Protocol):
     def connection(self) -> AbstractContextManager[Connection]: ...
 
 
+def _options_of(pool: ConnectionPool) -> Mapping[str, Any]:
+    """The options of our connections to where a pool connects to."""
+    given = {name: value for name, value in list(pool.connection_kwargs.items()) if name not in OF_A_POOL}
+    named = {} if _NAMES_OF_LIBRARY & given.keys() else names_of_library()
+    return {**named, **given, **_FIXED_OPTIONS}
+
+
 class Server:
     """One server, as redis-py's `pool` would connect to it; the connections are our own.
 
@@ -97,10 +99,9 @@ class Server:
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = weakref.ref(pool)  # The connections of a client's locks go with the client.
         self._class: type[RedisPyConnection] = pool.connection_class
-        given = {name: value for name, value in pool.connection_kwargs.items() if name not in OF_A_POOL}
-        named = {} if _NAMES_OF_LIBRARY & given.keys() else names_of_library()
-        self._options: Mapping[str, Any] = {**named, **given, **_FIXED_OPTIONS}
+        self._options = _options_of(pool)
         self.step = min(STEP_TIMEOUT, self._options.get("socket_timeout") or STEP_TIMEOUT)
         self._free: deque[Connection] = deque()
         self._pid = os.getpid()
@@ -177,6 +178,8 @@ class Server:
 
     def undialed(self, **options: Any) -> RedisPyConnection:
         """A connection of redis-py that retries nothing, not connected yet."""
+        if (pool := self._pool()) is not None:  # They may have been changed in place: another password, say.
+            self._options = _options_of(pool)
         return self._class(**{**self._options, **options, "retry": Retry(NoBackoff(), 0)})
 
     def close(self) -> None:

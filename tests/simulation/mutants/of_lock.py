@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     _lock(
         "giving back a lost lock raises an error",
-        old="if freed != Freeing.NOW and not (held.was_held and (again or freed)):",
+        old="if not freed or (freed == Freeing.UNCLEAR and not was_held):",
         new="if False:",
     ),
     _lock(

@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     _trust(
         "each step of a renewal is bounded",
-        old="return min(MAX_STEP, min(ttls) * STEP_SHARE)",
+        old="return min(MAX_STEP, ttl * STEP_SHARE)",
         new="return 1000.0",
         kind="locks",
     ),
@@ -68,9 +68,9 @@ MUTANTS = (
     ),
     _heartbeat(
         "silence extends no trust",
-        old="                watched.try_again_or_give_up(lease, failed)\n",
+        old="                watched.try_again_or_give_up(lease, failed, now)\n",
         new="                lease.extend(clock.now(), lease.ttl)\n"
-        "                watched.try_again_or_give_up(lease, failed)\n",
+        "                watched.try_again_or_give_up(lease, failed, now)\n",
     ),
     _heartbeat(
         "a holder is told that its lease is lost",
