@@ -35,11 +35,6 @@ MUTANTS = (
         new="if index in answers and index not in votes.unasked]",
     ),
     _redlock(
-        "each attempt that may be carried out has an owner of its own",
-        old="                request.give_up(request.another())\n",
-        new="                request.late = False\n",
-    ),
-    _redlock(
         "most nodes of a Redlock have its token",
         old="if fences.count(fence) >= quorum:",
         new="if fences:",
