@@ -617,6 +617,46 @@ class TestGivenUp:
                 node_told(store, number, call)
         assert store.renew([lease], timeout=1.0) == [True]
 
+    def test_next_attempt_has_another_owner(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The caller is told before it is asked, and the request names the owner that was given up."""
+        ask, owners = inside.step("ask"), [new_owner()]
+
+        def ask_in_vain(it: Any, call: Any, *args: Any, **options: Any) -> dict[int, Any]:
+            return {} if len(owners) == 1 else ask(it, call, *args, **options)
+
+        def another() -> str:
+            owners.append(new_owner())
+            return owners[-1]
+
+        inside.set_step(monkeypatch, "ask", ask_in_vain)
+        request = LockRequest(KEY, owners[0], ttl=TTL, holder=ME, another=another)
+        lease = store.acquire(request)
+        assert isinstance(lease, Lease)
+        assert owners == [*request.given_up, lease.owner]
+        assert request.owner == lease.owner
+
+    def test_owner_that_others_know_asks_once(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[object] = []
+
+        def ask_in_vain(_: Any, call: Any, *args: object, **options: object) -> dict[int, Any]:
+            asked.append(call)
+            return {}
+
+        with monkeypatch.context() as patch:
+            inside.set_step(patch, "ask", ask_in_vain)
+            request = LockRequest(KEY, owner := new_owner(), ttl=TTL, holder=ME, another=None)
+            with pytest.raises(LockUnavailable):
+                store.acquire(request)
+        assert len(asked) == 1
+        assert not isinstance(acquire_by(store, owner), Lease), "it was given up"
+
+    def test_refused_request_keeps_its_owner(self, nodes: Nodes, store: Store) -> None:
+        """Nothing is left of it: whoever waits and asks again and again leaves nothing either."""
+        taken_on_all(nodes, store)
+        request = LockRequest(KEY, owner := new_owner(), ttl=TTL, holder=Holder("another"))
+        assert [isinstance(store.acquire(request), Held) for _ in range(3)] == [True] * 3
+        assert (request.owner, request.given_up) == (owner, ())
+
     def test_late_attempt_does_not_shorten_a_hold(self, nodes: Nodes, store: Store) -> None:
         """The lock of a message lasts for a day once it is confirmed, and nobody renews it."""
         lease = taken_on_all(nodes, store)

@@ -22,7 +22,7 @@ from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, is_free, raises
-from tests.inside import at_question, children, finish_aside, silence
+from tests.inside import at_question, children, finish_aside, first_try_fails, silence
 from tests.patience import until
 
 LOST = [WorkerLostError("killed"), Terminated("TERM"), SystemExit(1)]
@@ -63,6 +63,15 @@ class TestLoss:
         request = bench.lose(bench.send(task))
         assert not is_free(task)
         gone(request, error)
+        assert is_free(task)
+
+    def test_frees_the_lock_of_a_second_try(self, bench: Bench) -> None:
+        """It has another owner on a Redlock."""
+        task = bench.task(bench.die)
+        with first_try_fails(bench.app):
+            request = bench.lose(bench.send(task))
+        assert not is_free(task)
+        gone(request)
         assert is_free(task)
 
     def test_frees_the_lock_before_the_message_goes_back(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ MUTANTS = (
     ),
     _redlock(
         "a failed attempt is undone where it was not answered, too",
-        old="if index not in not_granted]",
-        new="if index in answers and index not in not_granted]",
+        old="if index not in votes.unasked]",
+        new="if index in answers and index not in votes.unasked]",
     ),
     _redlock(
         "most nodes of a Redlock have its token",
