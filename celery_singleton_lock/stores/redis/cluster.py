@@ -100,10 +100,6 @@ class Cluster:
         """All masters as single servers, which do not follow moved keys."""
         return [self._server(address) for address in self._masters()]
 
-    def master_of(self, key: str) -> Server:
-        """The master that has the key, as far as is known."""
-        return self._server(self._address_of(key))
-
     def answers(self, address: Address, commands: Sequence[Command]) -> list[Any]:
         """The answers of a master to some commands, or of the master that has the key now, if it has moved."""
         try:
