@@ -11,17 +11,17 @@ _cluster = partial(Mutant, file="stores/redis/cluster.py")
 MUTANTS = (
     _cluster(
         "what is answered ASK is sent to the other node with ASKING",
-        old="(moving.host or address[0], moving.port), True",
-        new="(moving.host or address[0], moving.port), False",
+        old="_target(moved, address), not isinstance(moved, MovedError)",
+        new="_target(moved, address), False",
     ),
     _cluster(
         "a moved slot is followed",
-        old="                address, asking = self._learn(moved, address), False\n",
-        new="                raise\n",
+        old="            except AskError as moved:  # Or a MovedError, which is one.\n",
+        new="            except ZeroDivisionError as moved:\n",
     ),
     _cluster(
         "a renewal goes to where the slot is by then",
-        old="            if isinstance(answers[index], AskError):  # Or a MovedError",
-        new="            if False:  # Or a MovedError",
+        old="        if isinstance(answer, AskError):  # Or a MovedError",
+        new="        if False:  # Or a MovedError",
     ),
 )
