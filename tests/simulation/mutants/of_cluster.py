@@ -16,12 +16,16 @@ MUTANTS = (
     ),
     _cluster(
         "a moved slot is followed",
-        old="            except AskError as moved:  # Or a MovedError, which is one.\n",
-        new="            except ZeroDivisionError as moved:\n",
+        old="    return (moved.host or asked[0]), moved.port",
+        new="    return asked",
     ),
     _cluster(
         "a renewal goes to where the slot is by then",
-        old="        if isinstance(answer, AskError):  # Or a MovedError",
-        new="        if False:  # Or a MovedError",
+        old="            self.learn(given, address)\n"
+        "            answers.update(zip(indexes, given, strict=True))\n"
+        "        return redirected([answers[index] for index in range(len(calls))], calls, "
+        "partial(self.run, step=step))",
+        new="            answers.update(zip(indexes, given, strict=True))\n"
+        "        return [answers[index] for index in range(len(calls))]",
     ),
 )
