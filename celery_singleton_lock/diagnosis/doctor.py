@@ -30,6 +30,9 @@ from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.publisher import Publisher
 
+#: In the error of a lock whose user lacks rights: a server's own, and those of a script on Redis 6 and 7.
+_LACKS_RIGHTS = "NoPermissionError", "needs the right", "can't run this command", "ACL failure"
+
 
 @dataclass(slots=True)
 class Diagnosis:
@@ -103,13 +106,17 @@ def _tried_out(store: Store, settings: Settings) -> list[Finding]:
         kept = isinstance(lease, Lease) and store.renew([lease], timeout=1.0) == [True] and bool(store.free(lease))
     except LockUnavailable as error:
         refusal = str(error)
+    remedy = "read the findings about the servers; nodes of a Redlock that are new or came back empty need one lock_ttl"
+    if any(words in refusal for words in _LACKS_RIGHTS):
+        # Without the user's name: in a URL without a colon, the text that was meant as the password is the user.
+        remedy = f"ACL SETUSER <its user> ~{settings.prefix}:* +@read +@write +@scripting +time"
     return judged(
         settings.backend.masked,
         (
             refusal,
             "problem",
             f"no lock can be taken: {refusal}",
-            "read the findings about the servers; nodes of a Redlock that are new or came back empty need one lock_ttl",
+            remedy,
         ),
         (
             not (kept or refusal),

@@ -87,19 +87,12 @@ def unusable(name: str, error: str, *, is_one_of_many: bool = False) -> Finding:
 
 
 def _of_server(it: Probe, settings: Settings) -> list[Finding]:
-    info, cluster, prefix, kind = it.info or {}, it.cluster or {}, settings.prefix, settings.backend.kind
+    info, cluster, kind = it.info or {}, it.cluster or {}, settings.backend.kind
     state, slots = cluster.get("cluster_state"), cluster.get("cluster_slots_ok")
     votes_at_once = kind is Kind.REDLOCK and settings.transport_options.get("restart_delay") is False
     ahead = it.ahead or 0.0
     return judged(
         it.name,
-        # Without the user's name: in a URL without a colon, the text that was meant as the password is the user.
-        (
-            it.refused,
-            "problem",
-            f"its user may not run {', '.join(it.refused)} on {prefix}:*",
-            f"ACL SETUSER <its user> ~{prefix}:* +@read +@write +@scripting +time",
-        ),
         (
             it.info is None or it.ahead is None,
             "note",

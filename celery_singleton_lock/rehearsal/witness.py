@@ -15,7 +15,6 @@ import json
 import math
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.signals import lock_conflict
-from celery_singleton_lock.stores.redis import _redis_py, connection
+from celery_singleton_lock.stores.redis.connection import Connection, Late
 
 #: The environment variable with the orders, as JSON.
 VARIABLE = "SINGLETON_LOCK_REHEARSAL"
@@ -94,31 +93,22 @@ def overlaps(lines: Iterable[Line], limit: int) -> int:
     return found
 
 
-class Silenced:
-    """A connection's socket on which no answer comes as long as a file exists; what is sent arrives."""
-
-    def __init__(self, opened: socket.socket, silence: Path) -> None:
-        self._opened, self._silence = opened, silence
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._opened, name)
-
-    def recv(self, most: int) -> bytes:
-        until = clock.now() + (self._opened.gettimeout() or 0.0)
-        while self._silence.exists():
-            clock.sleep(LOOK_EVERY)
-            if clock.now() >= until:
-                raise TimeoutError
-        return self._opened.recv(most)
-
-
 def silence_by(silence: Path) -> None:
-    """Have this process hear nothing on new connections to the lock server as long as that file exists."""
+    """Have this process hear no answer of the lock server as long as that file exists; what is sent arrives."""
 
-    def silenced(dialed: Any) -> Silenced:
-        return Silenced(_redis_py.socket_of(dialed), silence)
+    def silenced(hear: Callable[[Connection], Any]) -> Callable[[Connection], Any]:
+        def heard(connection: Connection) -> Any:
+            until = clock.now() + (connection.step or 0.0)
+            while silence.exists():
+                clock.sleep(LOOK_EVERY)
+                if clock.now() >= until:
+                    raise Late
+            return hear(connection)
 
-    connection.__dict__["socket_of"] = silenced
+        return heard
+
+    for name in ("read", "received"):
+        setattr(Connection, name, silenced(getattr(Connection, name)))
 
 
 class Witness:

@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_singleton_lock.rehearsal.faults import FAULTS
 from celery_singleton_lock.rehearsal.witness import silence_by
-from celery_singleton_lock.stores.redis import connection
+from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.server import Server
 from tests.integration.conftest import Shop, is_alive, until
 from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, locks, of_shop, program
@@ -179,7 +179,8 @@ class TestBeforeAnythingRuns:
 def test_server_whose_answers_are_not_heard(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "socket_of", None)  # To be set back.
+    monkeypatch.setattr(Connection, "read", Connection.read)  # To be set back.
+    monkeypatch.setattr(Connection, "received", Connection.received)
     silence = tmp_path / "silence"
     silence_by(silence)
     with closing(Server(ConnectionPool.from_url(redis_server.url_of(2), socket_timeout=0.2))) as server:

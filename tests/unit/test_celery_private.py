@@ -63,6 +63,7 @@ from celery_singleton_lock import _celery
 from celery_singleton_lock._celery import WorkerRequest, reported
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.stores.redis import _redis_py
+from celery_singleton_lock.stores.redis.connection import Parser
 from celery_singleton_lock.worker import remote_control
 from tests.unit import private_parts
 
@@ -132,6 +133,7 @@ IMPORTED = (
     "redis.cluster.RedisCluster",
     "redis.connection.Connection",
     "redis.connection.ConnectionPool",
+    "redis.connection.DefaultParser",
     "redis.connection.parse_url",
     "redis.crc.key_slot",
     "redis.exceptions",
@@ -989,13 +991,13 @@ class TestErrors:
         ],
     )
     def test_error_is_known_by_its_code(self, text: str, kind: type[Exception], said: str) -> None:
-        error = _redis_py.error_of(text)
+        error = Parser.parse_error(text)
         assert type(error) is kind
         assert said in str(error)
 
     @pytest.mark.parametrize(("code", "kind"), [("MOVED", MovedError), ("ASK", AskError)])
     def test_redirection_says_where_to(self, code: str, kind: type[Exception]) -> None:
-        error: Any = _redis_py.error_of(f"{code} 866 127.0.0.1:7002")
+        error: Any = Parser.parse_error(f"{code} 866 127.0.0.1:7002")
         assert isinstance(error, kind)
         assert (error.slot_id, error.host, error.port) == (866, "127.0.0.1", 7002)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, cast
 
 from redis import Redis
 from redis.cluster import NodesManager, RedisCluster
-from redis.connection import Connection, DefaultParser
-from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+from redis.connection import Connection
 from redis.sentinel import SentinelConnectionPool
 
 #: The versions that were read for this.
@@ -22,40 +20,15 @@ OF_A_POOL = frozenset(
     {"maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"}
 )
 
-#: redis-py before 6 knows these in its cluster client only.
-_OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
-    "ASK": AskError,
-    "MOVED": MovedError,
-    "TRYAGAIN": TryAgainError,
-    "CLUSTERDOWN": ClusterDownError,
-}
-
 
 def socket_of(connection: Connection) -> socket.socket:
-    """The socket of a connection that is open.
+    """The socket of a connection that is open. redis-py shows neither its descriptor nor its options.
 
-    Promise: no silent server delays a renewal on the others: answers of several servers are read as they come.
+    Promise: one thread waits for several servers at once; what was given up is not sent when the network is back.
     Touches: redis.connection.Connection._sock
     """
     opened: socket.socket = cast("Any", connection)._sock
     return opened
-
-
-def error_of(text: str) -> Exception:
-    """The exception for a server's error, as redis-py's clients raise it: for a digest that it does not know, say, or a
-    key that has moved.
-
-    Promise: a server that refuses a command is told from one that does not answer, and is asked in another way.
-    Touches: redis.connection.DefaultParser, redis.connection.DefaultParser.parse_error
-    """
-    code, _, rest = text.partition(" ")
-    try:
-        found: Exception = (
-            _OF_CLUSTER[code](rest) if code in _OF_CLUSTER else cast("Any", DefaultParser).parse_error(text)
-        )
-    except ValueError:  # MOVED, without saying where to.
-        found = ResponseError(text)
-    return found
 
 
 def nodes_of(client: RedisCluster) -> tuple[Sequence[tuple[str, int]], Mapping[str, Any]]:
@@ -87,18 +60,3 @@ def sentinels_of(pool: SentinelConnectionPool) -> Sequence[Redis]:
     """
     sentinels: Sequence[Redis] = cast("Any", pool).sentinel_manager.sentinels
     return sentinels
-
-
-@cache
-def names_of_library() -> Mapping[str, Any]:
-    """The option with which a connection names its library; none before redis-py 7.2.
-
-    Promise: a new connection costs no more than dialing. Without the option redis-py reads the metadata of its own
-    package for each connection, which takes longer.
-    Touches: redis.driver_info.DriverInfo
-    """
-    try:
-        from redis.driver_info import DriverInfo
-    except ImportError:
-        return {}
-    return {"driver_info": DriverInfo()}

@@ -6,18 +6,20 @@ when it is first needed, and again after a node failed or a slot had moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
+
+T = TypeVar("T")
 
 Address = tuple[str, int]
 
@@ -25,7 +27,7 @@ Address = tuple[str, int]
 REDIRECTIONS = 5
 
 #: Errors after which another node may be the master of a slot by now.
-_REPLACED = (*NO_ANSWER, ClusterDownError)
+_REPLACED = (*NO_ANSWER, ClusterDownError, ReadOnlyError)
 
 
 class Cluster:
@@ -40,8 +42,6 @@ class Cluster:
         self._start = tuple(start)
         #: The nodes of the map, to be asked for it in this order, before those it was made with.
         self._known: tuple[Address, ...] = ()
-        #: The node that has shown the map, if it is known.
-        self._shown_by: Address | None = None
         self._pool_of = pool_of
         self._servers: dict[Address, Server] = {}
         #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
@@ -51,7 +51,7 @@ class Cluster:
         self.step = self._server(self._start[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
-        return self._followed(
+        return self.followed(
             self._address_of(call.keys[0]), lambda server, asking: server.run(call, step=step, asking=asking)
         )
 
@@ -65,20 +65,13 @@ class Cluster:
                 answers[index] = alone(error)
         for address, indexes in by_address.items():
             try:
-                given = self._server(address).run_each([calls[index] for index in indexes], step=step)
+                with self.watching(address) as server:
+                    given = server.run_each([calls[index] for index in indexes], step=step)
             except (RedisError, OSError) as error:
-                self._forget(address)
                 given = [alone(error)] * len(indexes)
-            if any(isinstance(answer, _REPLACED) for answer in given):
-                self._forget(address)
+            self.learn(given, address)
             answers.update(zip(indexes, given, strict=True))
-        for index, call in enumerate(calls):
-            if isinstance(answers[index], AskError):  # Or a MovedError, which is one.
-                try:
-                    answers[index] = self.run(call, step=step)
-                except (RedisError, OSError) as error:
-                    answers[index] = alone(error)
-        return [answers[index] for index in range(len(calls))]
+        return redirected([answers[index] for index in range(len(calls))], calls, partial(self.run, step=step))
 
     def server_of(self, key: str) -> ClusterPart:
         return ClusterPart(self, self._address_of(key))
@@ -89,85 +82,60 @@ class Cluster:
 
     def place_of(self, key: str) -> Address | None:
         """The master that has the key, or had it when the map was last known; None if it never was."""
-        return self._last_slots.get(key_slot(key.encode()))
+        return self._last_slots.get(self.slot_of(key))
 
     def servers(self) -> Sequence[ClusterPart]:
         """All masters, as they are now."""
-        self._forget()
+        self._slots = {}
         return [ClusterPart(self, address) for address in self._masters()]
 
     def masters(self) -> Sequence[Server]:
         """All masters as single servers, which do not follow moved keys."""
         return [self._server(address) for address in self._masters()]
 
-    def master_of(self, key: str) -> Server:
-        """The master that has the key, as far as is known."""
-        return self._server(self._address_of(key))
-
-    def answers(self, address: Address, commands: Sequence[Command]) -> list[Any]:
-        """The answers of a master to some commands, or of the master that has the key now, if it has moved."""
-        try:
-            answers = self._server(address).command_each(commands)
-        except NO_ANSWER:
-            self._forget(address)
-            raise
-        if any(isinstance(answer, ClusterDownError) for answer in answers):
-            self._forget(address)
-        for index, command in enumerate(commands):
-            if isinstance(answers[index], AskError):
-                try:
-                    answers[index] = self._followed(address, partial(_ask, command))
-                except ResponseError as error:
-                    answers[index] = error
-        return answers
-
-    @contextmanager
-    def connection_to(self, address: Address) -> Iterator[Connection]:
-        """A connection to a master, for one thread; an error on it says where the key is now."""
-        try:
-            with self._server(address).connection() as connection:
-                yield connection
-        except MovedError as moved:
-            self._learn(moved, address)
-            raise
-        except _REPLACED:
-            self._forget(address)
-            raise
-
     def close(self) -> None:
         for server in [*self._servers.values()]:  # Other threads add some meanwhile.
             server.close()
 
-    def _followed(self, address: Address, ask: Callable[[Server, bool], Any]) -> Any:
+    def followed(self, address: Address, ask: Callable[[Server, bool], T]) -> T:
         """What `ask` gets, from this server or from the one that the keys have moved to, or are about to move to."""
         asking = False
         for _ in range(REDIRECTIONS):
             try:
-                return ask(self._server(address), asking)
-            except MovedError as moved:  # Before AskError, of which it is a subclass in redis-py.
-                address, asking = self._learn(moved, address), False
-            except AskError as moving:
-                address, asking = (moving.host or address[0], moving.port), True
-            except _REPLACED:
-                self._forget(address)
-                raise
+                with self.watching(address) as server:
+                    return ask(server, asking)
+            except AskError as moved:  # Or a MovedError, which is one.
+                address, asking = _target(moved, address), not isinstance(moved, MovedError)
         raise ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")
 
-    def _learn(self, moved: MovedError, asked: Address) -> Address:
-        address = (moved.host or asked[0], moved.port)
-        if slots := self._slots:  # Or it is read anew.
-            self._slots = self._last_slots = {**slots, moved.slot_id: address}
-        return address
+    @contextmanager
+    def watching(self, address: Address) -> Iterator[Server]:
+        """A master whose error says that others may know better where the slots are."""
+        try:
+            yield self._server(address)
+        except (MovedError, *_REPLACED) as error:
+            self.learn([error], address)
+            raise
+
+    def learn(self, answers: Sequence[Any], address: Address) -> None:
+        """Learn from the errors of a master where the slots are."""
+        for answer in answers:
+            if isinstance(answer, MovedError) and self._slots:  # Or the map is read anew.
+                self._slots = self._last_slots = {**self._slots, answer.slot_id: _target(answer, address)}
+            elif isinstance(answer, _REPLACED):
+                # Before the next call, and from this node at last.
+                self._slots = {}
+                self._put_last(address)
 
     def _masters(self) -> Sequence[Address]:
         return sorted(set(self._map().values()))
 
     def _address_of(self, key: str) -> Address:
-        slot, slots = key_slot(key.encode()), self._map()
+        slot, slots = self.slot_of(key), self._map()
         try:
             return slots[slot]
         except KeyError:
-            self._forget()
+            self._slots = {}
             raise ConnectionError(f"no node of the cluster has slot {slot}") from None
 
     def _server(self, address: Address) -> Server:
@@ -181,38 +149,31 @@ class Cluster:
             slots = self._slots = self._last_slots = self._read_map()
         return slots  # Another thread may have forgotten it meanwhile.
 
-    def _forget(self, *doubted: Address) -> None:
-        """Read the map anew before the next call, last from these nodes and the one that has shown it: they may have
-        lost the others, which may have replaced them by now.
-        """
-        self._put_last({*doubted, self._shown_by})
-        self._shown_by, self._slots = None, {}
-
-    def _put_last(self, last: Collection[Address | None]) -> None:
-        self._known = tuple(sorted(self._known, key=lambda each: each in last))
+    def _put_last(self, last: Address) -> None:
+        self._known = tuple(sorted(self._known, key=lambda each: each == last))
 
     def _read_map(self) -> dict[int, Address]:
-        error: Exception | None = None
+        error: Exception = ConnectionError("the cluster has no nodes")
         for address in dict.fromkeys((*self._known, *self._start)):
             try:
                 ranges = self._server(address).command("CLUSTER", "SLOTS")
             except (RedisError, OSError) as failed:
-                error = failed
+                error = alone(failed)
             else:
                 if ranges:
                     return self._shown(ranges, address)
                 error = ConnectionError("the node has left the cluster")
-            self._put_last({address})
+            self._put_last(address)
         try:
-            raise error or ConnectionError("the cluster has no nodes")
+            raise error
         finally:
             del error  # It refers to this frame from now on; see `Connection.read`.
 
     def _shown(self, ranges: Sequence[Any], asked: Address) -> dict[int, Address]:
-        """The map, as this node has shown it."""
+        """The map, as this node has shown it; others are asked first for the next one: it may have lost them."""
         there = dict.fromkeys(_named(node, asked) for _, _, *nodes in ranges for node in nodes)
         self._known = tuple(dict.fromkeys((*(each for each in self._known if each in there), *there)))
-        self._shown_by = asked
+        self._put_last(asked)
         return {slot: _named(master, asked) for first, last, master, *_ in ranges for slot in range(first, last + 1)}
 
 
@@ -232,23 +193,37 @@ class ClusterPart:
         return self._cluster.run(call)
 
     def command(self, *command: object) -> Any:
-        (answer,) = self.command_each([command])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return self._cluster.followed(self._address, lambda server, asking: server.command(*command, asking=asking))
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
-        return self._cluster.answers(self._address, commands)
+        with self._cluster.watching(self._address) as server:
+            answers = server.command_each(commands)
+        self._cluster.learn(answers, self._address)
+        return redirected(answers, commands, lambda command: self.command(*command))
 
-    def connection(self) -> AbstractContextManager[Connection]:
-        return self._cluster.connection_to(self._address)
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        with self._cluster.watching(self._address) as server, server.connection() as connection:
+            yield connection
 
 
-def _ask(command: Command, server: Server, asking: bool) -> Any:
-    return server.command(*command, asking=asking)
+def redirected(answers: list[Any], asked: Sequence[T], again: Callable[[T], Any]) -> list[Any]:
+    """The answers; what was answered that a key is elsewhere is asked `again`."""
+    for index, answer in enumerate(answers):
+        if isinstance(answer, AskError):  # Or a MovedError, which is one.
+            try:
+                answers[index] = again(asked[index])
+            except (RedisError, OSError) as error:
+                answers[index] = alone(error)
+    return answers
+
+
+def _target(moved: AskError, asked: Address) -> Address:
+    """Where a key is, or is about to move to; a node that does not know its own name leaves it out."""
+    return (moved.host or asked[0]), moved.port
 
 
 def _named(node: Sequence[Any], asked: Address) -> Address:
-    """The address of a node in the map; a node that does not know its own name leaves it out."""
+    """The address of a node in the map, as `_target`."""
     host, port, *_ = node
     return (host.decode() if host else asked[0]), port

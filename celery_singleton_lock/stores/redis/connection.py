@@ -1,8 +1,7 @@
 """One connection to a Redis server, on which commands are answered in the order in which they were sent.
 
-redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master). After that this package
-uses its socket with hiredis: commands can be sent behind others that were not answered yet, and none of them pays for
-the client's retries and callbacks.
+redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master), sends and reads; its
+client's pool and retries are not used. Commands can be sent behind others that were not answered yet.
 """
 
 from __future__ import annotations
@@ -14,32 +13,40 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import hiredis
 from redis.connection import Connection as RedisPyConnection
+from redis.connection import DefaultParser
 from redis.exceptions import (
+    AskError,
+    ClusterDownError,
     ConnectionError,
     InvalidResponse,
     MasterDownError,
+    MovedError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError,
+    TryAgainError,
 )
 
-from celery_singleton_lock.stores.redis._redis_py import error_of, socket_of
+from celery_singleton_lock.stores.redis._redis_py import socket_of
 from celery_singleton_lock.stores.redis.script import Call, Command
 
 #: Errors in place of an answer: the server may carry the command out, or have done so.
 NO_ANSWER = (ConnectionError, TimeoutError, OSError)
 
+#: No answer in time; it can still be read.
+Late = TimeoutError
+
 Failure = TypeVar("Failure", bound=Exception)
 
-_NOTHING = object()
-
 _ASKING: Sequence[Command] = (("ASKING",),)
+
+_NOTHING = object()
 
 _READ = 65_536
 
@@ -47,6 +54,30 @@ _READ = 65_536
 _AT_ONCE = struct.pack("ii", 1, 0)
 
 _WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
+
+
+class Parser(DefaultParser):  # type: ignore[misc,valid-type]
+    """Knows the errors of a cluster, as redis-py's parser does since version 6, and tells an error of a command in a
+    script (Redis 6) as the command's own.
+    """
+
+    EXCEPTION_CLASSES = {  # noqa: RUF012 - as in redis-py
+        **cast("Any", DefaultParser).EXCEPTION_CLASSES,
+        "ASK": AskError,
+        "CLUSTERDOWN": ClusterDownError,
+        "MOVED": MovedError,
+        "TRYAGAIN": TryAgainError,
+    }
+
+    @classmethod
+    def parse_error(cls, response: str) -> Exception:
+        within = _WITHIN_SCRIPT.search(response)
+        text = within.group(1) if within else response
+        try:
+            error: Exception = super().parse_error(text)
+        except ValueError:  # MOVED, without saying where to.
+            error = ResponseError(text)
+        return error
 
 
 def packed(command: Command) -> bytes:
@@ -98,8 +129,8 @@ class Connection:
         self._dialed = undialed
         self._pid = os.getpid()
         self._socket = socket_of(undialed)
-        self._step: float | None = None
-        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
+        #: Seconds that a step may take; None before the first.
+        self.step: float | None = None
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
         #: Digests of scripts that were run here by their text, as their user has noted.
@@ -108,6 +139,9 @@ class Connection:
         self._is_understood = True
         #: Whether an answer has shown that another server may be the master by now.
         self.is_doubtful = False
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=Parser.parse_error, notEnoughData=_NOTHING
+        )
         #: Pushed bytes that the socket has not taken yet.
         self._unsent = bytearray()
 
@@ -120,31 +154,7 @@ class Connection:
         # Before it is sent: an interruption may come between any two lines, and the next user must not take the answer
         # to this for an answer to something else.
         self.unanswered += len(commands)
-        try:
-            self._socket.sendall(wire)
-        except OSError as error:
-            raise _as_redis_py_says(error, "sending") from error
-
-    def push(self, command: bytes) -> None:
-        """Have a command sent by `flush`, in non-blocking mode."""
-        self.unanswered += 1
-        self._unsent += command
-
-    def flush(self) -> None:
-        """Send as much of what was pushed as the socket takes."""
-        while self._unsent:
-            try:
-                sent = self._socket.send(self._unsent)
-            except OSError as error:
-                said = _as_redis_py_says(error, "sending")
-                if isinstance(said, TimeoutError):
-                    return
-                raise said from error
-            del self._unsent[:sent]
-
-    @property
-    def unsent(self) -> int:
-        return len(self._unsent)
+        self._dialed.send_packed_command([wire], check_health=False)  # type: ignore[no-untyped-call]
 
     def read(self) -> Any:
         """The next answer.
@@ -154,32 +164,28 @@ class Connection:
             TimeoutError: it is not there yet; it can be read later.
             ConnectionError: it will not come; the connection must not be used again.
         """
-        reader = self._reader
-        while (answer := reader.gets()) is _NOTHING:
-            reader.feed(self._received())
+        try:
+            answer = self._dialed.read_response(disconnect_on_error=False)
+        except ResponseError as error:
+            self.unanswered -= 1
+            # Frames that refer to it, as redis-py's do before version 6, and so to the leases of its callers, must not
+            # live on in a cycle: the heartbeat renews what somebody refers to.
+            raise error.with_traceback(None) from None
         self.unanswered -= 1
-        if isinstance(answer, Exception):
-            try:
-                raise answer
-            finally:
-                # It refers to this frame from now on, and so to the leases of its callers, which must not live on in a
-                # cycle: the heartbeat renews what somebody refers to.
-                del answer
         return answer
 
-    def ask(self, command: Command, *behind: Command, asking: bool = False) -> Any:
-        """The answer to a command; the answers to the commands behind it are still to be read.
+    def ask(self, command: Command, *, asking: bool = False) -> Any:
+        """The answer to a command.
 
         Args:
             command: what to ask.
-            behind: commands to send with it.
             asking: whether the server is about to get the keys of the command.
         """
         if asking:
-            self.send(*_ASKING, command, *behind)
+            self.send(*_ASKING, command)
             self.read()
         else:
-            self.send(command, *behind)
+            self.send(command)
         return self.read()
 
     def answers(self, commands: Sequence[Command]) -> list[Any]:
@@ -197,9 +203,9 @@ class Connection:
             asking: see `ask`.
         """
         try:
-            return self._run(call, call.by_digest, asking)
+            return call.understood(self.ask(call.by_digest, asking=asking))
         except NoScriptError:
-            return self._run(call, call.by_text, asking)
+            return call.understood(self.ask(call.by_text, asking=asking))
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
         """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
@@ -223,48 +229,30 @@ class Connection:
             self._is_understood = False
             return error.with_traceback(None)
 
-    def _run(self, call: Call, command: Command, asking: bool) -> Any:
-        return call.understood(self.ask(command, asking=asking))
-
     def _answer(self) -> Any:
         try:
             return self.read()
         except ResponseError as error:
             return error.with_traceback(None)
 
-    def arrived(self) -> Iterator[Any]:
-        """The answers that are there, errors among them, without waiting for more; in non-blocking mode.
-
-        Raises:
-            ConnectionError: after the last of them.
-        """
-        received = False
-        while True:
-            while (answer := self._reader.gets()) is not _NOTHING:
-                self.unanswered -= 1
-                yield answer
-            if received and not self.unanswered:
-                return
-            try:
-                # Even if nothing is to come: the server may have closed the connection.
-                self._reader.feed(self._received())
-            except TimeoutError:
-                return
-            received = True
-
     def wait_at_most(self, seconds: float) -> None:
-        """How long a step of sending or reading may take from now on; 0: no step waits."""
-        if seconds != self._step:
-            self._step = seconds
+        """How long a step of sending or reading may take from now on; 0: no step of `flush` or `arrived` waits."""
+        if seconds != self.step:
+            self.step = seconds
             self._socket.settimeout(seconds)
 
     @property
     def is_between(self) -> bool:
-        """Whether it can be used for something else: all that was sent is answered, by a master as far as is known, and
-        nothing has come that was not asked for.
-        """
-        is_settled = not self.unanswered and not self._reader.has_data()
-        return is_settled and self._is_understood and not self.is_doubtful
+        """Whether all that was sent is answered, by a master as far as is known."""
+        return not self.unanswered and self._is_understood and not self.is_doubtful
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is still open, and nothing has come that was not asked for."""
+        try:
+            return not self._dialed.can_read()
+        except (RedisError, OSError):
+            return False
 
     def close(self) -> None:
         """End it, whatever is still under way; in the child of a fork, only here."""
@@ -281,8 +269,50 @@ class Connection:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.close()
 
-    def _received(self) -> bytes:
-        """What has come, or comes in time."""
+    # For a Redlock, whose nodes one thread asks at once: redis-py has nothing that does not wait.
+
+    def push(self, command: bytes) -> None:
+        """Have a command sent by `flush`, in non-blocking mode."""
+        self.unanswered += 1
+        self._unsent += command
+
+    def flush(self) -> None:
+        """Send as much of what was pushed as the socket takes."""
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except OSError as error:
+                said = _as_redis_py_says(error, "sending")
+                if isinstance(said, TimeoutError):
+                    return
+                raise said from error
+            del self._unsent[:sent]
+
+    @property
+    def unsent(self) -> int:
+        return len(self._unsent)
+
+    def arrived(self) -> Iterator[Any]:
+        """The answers that are there, errors among them, without waiting for more; in non-blocking mode.
+
+        Raises:
+            ConnectionError: after the last of them.
+        """
+        received = False
+        while True:
+            while (answer := self._reader.gets()) is not _NOTHING:
+                self.unanswered -= 1
+                yield answer
+            if received and not self.unanswered:
+                return
+            try:
+                # Even if nothing is to come: the server may have closed the connection.
+                self._reader.feed(self.received())
+            except TimeoutError:
+                return
+            received = True
+
+    def received(self) -> bytes:
         try:
             received = self._socket.recv(_READ)
         except OSError as error:
@@ -290,13 +320,6 @@ class Connection:
         if not received:
             raise ConnectionError("the server closed the connection")
         return received
-
-
-def _error(text: str) -> Exception:
-    """A server's error as redis-py's exception; an error of a command in a script (Redis 6) as the command's own."""
-    within = _WITHIN_SCRIPT.search(text)
-    text = within.group(1) if within else text
-    return error_of(text)
 
 
 def _as_redis_py_says(error: OSError, doing: str) -> Exception:

@@ -1,18 +1,16 @@
 """Facts that the lock servers report about themselves, as far as their user may ask; nothing here judges them.
 
-Everything here uses separate connections, and nothing blocks a server. All that is written is one key, which lives for
-a few seconds.
+Everything here uses separate connections, and nothing blocks a server or writes to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from redis.exceptions import ConnectionError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.backend import Kind
@@ -22,7 +20,6 @@ from celery_singleton_lock.stores.redis import address, inspect
 from celery_singleton_lock.stores.redis._redis_py import sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.lock_answers import parse_held
-from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import OF_A_CLUSTER, Server, words_of
 
 #: The most keys that are looked at on one server.
@@ -30,12 +27,6 @@ MAX_KEYS = 100_000
 
 #: What is raised if a server does not answer, or answers with an error.
 NO_ANSWER = (RedisError, OSError)
-
-#: Keys that are tried until one is in a slot of a given server.
-_TRIAL_KEYS = 10_000
-
-#: Milliseconds that the trial key lives.
-_TRIAL_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,6 @@ class Probe:
         info: what INFO says.
         ahead: seconds by which its clock is ahead of this host's.
         uncertain: seconds by which `ahead` may be wrong: half of a round trip.
-        refused: commands that the locks need, and that its user may not run on their keys.
         cluster: what CLUSTER INFO says, for a node of a cluster.
     """
 
@@ -57,7 +47,6 @@ class Probe:
     info: Mapping[str, str] | None = None
     ahead: float | None = None
     uncertain: float = 0.0
-    refused: Sequence[str] = ()
     cluster: Mapping[str, str] | None = None
 
     @property
@@ -153,81 +142,16 @@ class Servers:
         try:
             if self._cluster is None and server.is_of_a_cluster:
                 return Probe(name, error=f"HELLO: {OF_A_CLUSTER}")
-            refused = _refused(server, self._trial_key(server))
             ahead, uncertain = _clock(server)
             return Probe(
                 name,
                 info=_fields_of(server, "INFO"),
                 ahead=ahead,
                 uncertain=uncertain,
-                refused=refused,
                 cluster=_fields_of(server, "CLUSTER", "INFO") if self._cluster else None,
             )
         except (RedisError, OSError) as error:
             return Probe(name, error=words_of(error))
-
-    def _trial_key(self, server: Server) -> str:
-        """A key that is on this server."""
-        for number in range(_TRIAL_KEYS):
-            key = f"{self._prefix}:{{doctor:{number}}}:trial"
-            with suppress(ConnectionError):  # No node has its slot.
-                if self._cluster is None or self._cluster.master_of(key) is server:
-                    return key
-        raise ConnectionError("it has hardly any slots of the cluster")
-
-
-def _refused(server: Server, key: str) -> list[str]:
-    """The commands that the locks and their scripts use, and that the user may not run on such a key.
-
-    The key holds a text for a moment: commands for lists and hashes fail on that and write nothing.
-    """
-    return _refused_of(server, [("SET", key, 0, "PX", _TRIAL_MS)]) or _refused_of(server, _commands_on(key))
-
-
-def _commands_on(key: str) -> list[Command]:
-    return [
-        ("GET", key),
-        ("GETRANGE", key, 0, 0),
-        ("PTTL", key),
-        ("PEXPIRE", key, _TRIAL_MS),
-        ("EXISTS", key),
-        ("RPUSH", key, 1),
-        ("LREM", key, 0, 0),
-        ("LTRIM", key, 0, 1),
-        ("BLPOP", key, "0.01"),  # Waits if the key could not be written.
-        ("HSET", key, "a", 1),
-        ("HGET", key, "a"),
-        ("HGETALL", key),
-        ("HVALS", key),
-        ("HINCRBY", key, "a", 1),
-        ("HLEN", key),
-        ("HSCAN", key, 0),
-        ("HDEL", key, "a"),
-        ("ZADD", key, 0, "a"),
-        ("ZCARD", key),
-        ("ZCOUNT", key, 0, 0),
-        ("ZRANGE", key, 0, 0),
-        ("ZRANGEBYSCORE", key, 0, 0),
-        ("ZSCORE", key, "a"),
-        ("ZREM", key, "a"),
-        ("ZREMRANGEBYRANK", key, 0, 0),
-        ("ZREMRANGEBYSCORE", key, 0, 0),
-        ("TYPE", key),
-        ("XADD", key, "*", "a", 1),
-        ("XRANGE", key, "-", "+"),
-        ("SCAN", 0, "COUNT", 1),
-        ("EVAL", "return 1", 1, key),
-        ("EVALSHA", "0" * 40, 1, key),
-        ("SCRIPT", "LOAD", "return 1"),
-        ("TIME",),
-        ("DEL", key),
-    ]
-
-
-def _refused_of(server: Server, commands: Sequence[Command]) -> list[str]:
-    """The commands that the user may not run. Any other error is not about permissions, and shows in a real lock."""
-    answers = server.command_each(commands)
-    return [each[0] for each, answer in zip(commands, answers, strict=True) if isinstance(answer, NoPermissionError)]
 
 
 def _fields_of(server: Server, *command: str) -> Mapping[str, str] | None:

@@ -67,17 +67,6 @@ class Script:
     def load(self) -> Command:
         return "SCRIPT", "LOAD", self.text
 
-    def understood(self, answer: Any, parts: int | None = None) -> Any:
-        """See `Call.understood`.
-
-        Args:
-            answer: the server's.
-            parts: how many it must have; None if that is the same for each call.
-        """
-        if not self.answers(answer) or (parts is not None and len(answer) != parts):
-            raise InvalidResponse(f"{cleaned.value_shown(answer)} is not an answer to {self.name}")
-        return answer
-
 
 class Call(NamedTuple):
     """A script with its keys and arguments; `keys[0]` says which slot of a cluster it is for.
@@ -108,8 +97,10 @@ class Call(NamedTuple):
         """
         if isinstance(answer, Exception):
             return answer
-        each = self.script.each
-        return self.script.understood(answer, None if each is None else each(self))
+        script = self.script
+        if not script.answers(answer) or (script.each is not None and len(answer) != script.each(self)):
+            raise InvalidResponse(f"{cleaned.value_shown(answer)} is not an answer to {script.name}")
+        return answer
 
     @property
     def by_digest(self) -> Command:

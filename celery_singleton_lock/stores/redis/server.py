@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from types import TracebackType
 from typing import Any, Protocol
 
 from redis.backoff import NoBackoff
@@ -24,8 +25,8 @@ from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import FOREIGN
-from celery_singleton_lock.stores.redis._redis_py import OF_A_POOL, names_of_library
-from celery_singleton_lock.stores.redis.connection import Connection, may_be_replaced
+from celery_singleton_lock.stores.redis._redis_py import OF_A_POOL
+from celery_singleton_lock.stores.redis.connection import Connection, Parser, may_be_replaced
 from celery_singleton_lock.stores.redis.script import Call, Command
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
@@ -34,13 +35,11 @@ STEP_TIMEOUT = 1.0
 #: What our parsing and our own retries depend on, whatever the URL or the client says.
 _FIXED_OPTIONS: Mapping[str, Any] = {
     "protocol": 2,
+    "parser_class": Parser,
     "decode_responses": False,
     "health_check_interval": 0,
     "retry_on_error": [],
 }
-
-#: Options with which a connection names its library.
-_NAMES_OF_LIBRARY = frozenset({"driver_info", "lib_name", "lib_version"})
 
 
 #: Of a node of a cluster that is taken for a single server: what is wrong, and what to do.
@@ -85,8 +84,7 @@ class Endpoint(Protocol):
 def _options_of(pool: ConnectionPool) -> Mapping[str, Any]:
     """The options of our connections to where a pool connects to."""
     given = {name: value for name, value in list(pool.connection_kwargs.items()) if name not in OF_A_POOL}
-    named = {} if _NAMES_OF_LIBRARY & given.keys() else names_of_library()
-    return {**named, **given, **_FIXED_OPTIONS}
+    return {**given, **_FIXED_OPTIONS}
 
 
 class Server:
@@ -157,16 +155,9 @@ class Server:
         with self.connection() as connection:
             return connection.answers(commands)
 
-    @contextmanager
-    def connection(self, step: float | None = None) -> Iterator[Connection]:
+    def connection(self, step: float | None = None) -> AbstractContextManager[Connection]:
         """A connection for this thread, given back afterwards unless the conversation broke off."""
-        connection = self._take(step or self.step)
-        try:
-            yield connection
-        except BaseException as error:
-            self._give_back_after(error, connection)
-            raise
-        self._give_back(connection)
+        return _Loan(self, step or self.step)
 
     def open(self, step: float | None = None) -> Connection:
         """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds."""
@@ -188,34 +179,45 @@ class Server:
             while True:
                 self._free.pop().close()
 
-    def _take(self, step: float) -> Connection:
+    def take(self, step: float) -> Connection:
         if self._pid != (pid := os.getpid()):
             # Forked: these sockets are the parent's. Dropped unclosed, since closing would shut down its TLS.
             self._free, self._pid = deque(), pid
-        try:
-            connection = self._free.pop()
-        except IndexError:
-            return self.open(step)
-        connection.wait_at_most(step)
-        return connection
+        while self._free:
+            try:
+                connection = self._free.pop()
+            except IndexError:  # Another thread took it.
+                break
+            if connection.is_quiet:
+                connection.wait_at_most(step)
+                return connection
+            connection.close()
+        return self.open(step)
 
-    def _give_back_after(self, error: BaseException, connection: Connection) -> None:
-        if isinstance(error, ResponseError) and not may_be_replaced(error):
-            self._give_back(connection)
-        else:
-            # It is broken; or a failover is under way (its replicas may have left it), and the next connection may find
-            # the new master.
-            connection.drop()
-            # So are those that nobody uses, if this was a restart, a failover, or a firewall that forgets connections:
-            # one after the other, they would use up all tries of a call.
-            if isinstance(error, (RedisError, OSError)):  # Not if this was interrupted.
-                self.close()
-
-    def _give_back(self, connection: Connection) -> None:
-        # Half a conversation, whose answer must not be read as that to the next command, ends here.
-        if connection.is_between:
+    def give_back(self, connection: Connection, error: BaseException | None) -> None:
+        is_answer = error is None or (isinstance(error, ResponseError) and not may_be_replaced(error))
+        if is_answer and connection.is_between:
             self._free.append(connection)
             return
+        # Half a conversation, whose answer must not be read as that to the next command, ends here. Or a failover is
+        # under way (its replicas may have left it), and the next connection may find the new master.
         connection.drop()
-        if connection.is_doubtful:
-            self.close()  # As after an error.
+        # So are those that nobody uses, if this was a restart, a failover, or a firewall that forgets connections: one
+        # after the other, they would use up all tries of a call. Not if this was interrupted.
+        if connection.is_doubtful or isinstance(error, (RedisError, OSError)):
+            self.close()
+
+
+class _Loan:
+    """A connection in use by one thread."""
+
+    def __init__(self, server: Server, step: float) -> None:
+        self._server = server
+        self._step = step
+
+    def __enter__(self) -> Connection:
+        self._connection = self._server.take(self._step)
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._server.give_back(self._connection, error)

@@ -148,7 +148,7 @@ class RedisWakeUp:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         connection, self._connection = self._connection, None
         with suppress(RedisError, OSError), self._exits:
-            if self._behind is None and connection is not None and connection.unanswered and _answered(connection):
+            if self._behind is None and connection is not None and connection.unanswered and not connection.is_quiet:
                 self.pass_on()  # Woken while it left: somebody else may need the wake-up.
 
     @property
@@ -245,8 +245,3 @@ def _is_elsewhere(error: Exception) -> bool:
     return isinstance(error, (AskError, ClusterDownError, MovedError, TryAgainError)) or str(error).startswith(
         "UNBLOCKED"
     )
-
-
-def _answered(connection: Connection) -> bool:
-    connection.wait_at_most(0.0)
-    return any(True for _ in connection.arrived())

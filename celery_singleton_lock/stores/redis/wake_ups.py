@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError, ResponseError, TimeoutError
+from redis.exceptions import RedisError, ResponseError
 
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
@@ -276,10 +276,9 @@ class _Line:
     def has_heard(self) -> bool:
         """Whether the answer is there, which may have come together with others."""
         connection = self._connection
-        if self._answer is None and connection is not None and connection.unanswered:
-            connection.wait_at_most(0.0)
-            with suppress(TimeoutError):
-                self._answer = _read(connection)
+        if self._answer is None and connection is not None and connection.unanswered and not connection.is_quiet:
+            connection.wait_at_most(self._servers.step)
+            self._answer = _read(connection)
         return self._answer is not None
 
     def heard(self) -> list[Freed]:

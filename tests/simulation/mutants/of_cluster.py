@@ -11,17 +11,21 @@ _cluster = partial(Mutant, file="stores/redis/cluster.py")
 MUTANTS = (
     _cluster(
         "what is answered ASK is sent to the other node with ASKING",
-        old="(moving.host or address[0], moving.port), True",
-        new="(moving.host or address[0], moving.port), False",
+        old="_target(moved, address), not isinstance(moved, MovedError)",
+        new="_target(moved, address), False",
     ),
     _cluster(
         "a moved slot is followed",
-        old="                address, asking = self._learn(moved, address), False\n",
-        new="                raise\n",
+        old="    return (moved.host or asked[0]), moved.port",
+        new="    return asked",
     ),
     _cluster(
         "a renewal goes to where the slot is by then",
-        old="            if isinstance(answers[index], AskError):  # Or a MovedError",
-        new="            if False:  # Or a MovedError",
+        old="            self.learn(given, address)\n"
+        "            answers.update(zip(indexes, given, strict=True))\n"
+        "        return redirected([answers[index] for index in range(len(calls))], calls, "
+        "partial(self.run, step=step))",
+        new="            answers.update(zip(indexes, given, strict=True))\n"
+        "        return [answers[index] for index in range(len(calls))]",
     ),
 )
