@@ -7,6 +7,7 @@ fork nothing waits: the parent sends it.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Sequence
@@ -105,13 +106,16 @@ class Batches(ABC, Generic[Item]):
             self._waiting[name] = Waiting(name, item, clock.now() + seconds)
         self._later.want()
 
-    def send_all(self) -> float | None:
+    def send_all(self, until: float = math.inf) -> float | None:
         """Send all, once to each place that does not answer; None, or the seconds until the next try.
 
         A thread may be about to do that: then some are sent twice.
+
+        Args:
+            until: when it is too late to ask others, if one has not answered.
         """
         failed = set[Hashable]()
-        while places := self._by_place(failed):
+        while (not failed or clock.now() < until) and (places := self._by_place(failed)):
             place = min(places, key=self._silent.__contains__)
             self._silent.add(place)  # Until it has answered: the others come first next time.
             if self._send_those(places[place]):

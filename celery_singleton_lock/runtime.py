@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.in_bulk import Confirmations, Records
@@ -18,6 +19,9 @@ from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
+
+#: Seconds for which a process that ends asks servers that may not answer, one after the other.
+ENDING = 3.0
 
 #: Reentrant: a signal handler may send a task while the first task is being sent.
 _opening = Mutex(threading.RLock)
@@ -46,7 +50,8 @@ class Runtime:
 
     def write(self) -> bool:
         """Write what is left of all records, then of the journal; False if something was not answered."""
-        is_silent = self.confirmations.send_all() or self.records.send_all()
+        until = clock.now() + ENDING
+        is_silent = self.confirmations.send_all(until) or self.records.send_all(until)
         return not is_silent and self.journal.write()
 
 

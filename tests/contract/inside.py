@@ -37,6 +37,7 @@ def named(path: str) -> Any:
 SECONDS = {
     "between two tries": "stores.redis.store.PAUSE",
     "until a dead process is removed from a line": "stores.redis.inspect.LONG_GONE",
+    "for which a question is repeated": "stores.redis.store.PATIENCE",
     "of one wait of a waiter": "stores.redis.waiter.SLICE",
     "for which a node may be mute": "stores.redis.redlock.conversation.MUTE_FOR",
     "that the nodes have to answer": "stores.redis.redlock.store.MAX_ANSWER",

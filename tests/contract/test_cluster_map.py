@@ -9,15 +9,18 @@ import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from typing import Any, NoReturn
 
 import pytest
 from redis.crc import key_slot
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.store import Store
 from tests.contract import inside
 from tests.contract.conftest import blocked
@@ -259,3 +262,22 @@ def is_taken(store: Store) -> bool:
     with suppress(LockUnavailable):
         return bool(store.free(taken(store)))
     return False
+
+
+def test_call_that_has_taken_long_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all nodes are silent, one try asks each of them for the map; a worker took half a minute to end."""
+    now = [0.0]
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+
+    class Silent:
+        step, tries = 1.0, 0
+
+        def run(self, _: object) -> NoReturn:
+            self.tries += 1
+            now[0] += inside.seconds("for which a question is repeated")
+            raise TimeoutError
+
+    silent: Any = Silent()
+    with pytest.raises(LockUnavailable):
+        RedisStore(silent, "silent").recorded(KEY, ME.message)
+    assert silent.tries == 1

@@ -39,6 +39,13 @@ def test_servers_that_were_silent_come_last() -> None:
     assert letters.sent[2] == "c1"
 
 
+def test_process_that_ends_does_not_wait_for_one_silent_server_after_the_other() -> None:
+    letters = Letters("c", "d")
+    letters.add("a1", "b1", "c1", "d1")
+    assert letters.send_all(until=0.0) is not None
+    assert letters.sent == ["a1", "b1", "c1"]
+
+
 def test_what_comes_meanwhile_for_others_is_sent_before_the_next_silent_server() -> None:
     class Busy(Letters):
         def send(self, items: Sequence[str]) -> Sequence[bool]:

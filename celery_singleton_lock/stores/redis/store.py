@@ -63,8 +63,8 @@ TRIES = 3
 #: Seconds between two tries, roughly: at first, doubled each time, and at most.
 PAUSE, MAX_PAUSE = 0.02, 0.5
 
-#: Seconds for which a waiter goes on asking while it is cut off, as by a restart: what an acquire costs at most on a
-#: server that hangs.
+#: Seconds after which a call is not tried again: what it costs on a server that hangs. A try on a cluster may ask each
+#: node where the lock is. A waiter that is cut off, as by a restart, goes on asking for as long.
 PATIENCE = TRIES * STEP_TIMEOUT
 
 #: Seconds for which a call is repeated while a cluster moves the slot or replaces a master: it refuses scripts with
@@ -414,4 +414,4 @@ def _is_worth_another_try(error: Exception, failures: int, seconds: float, patie
         return False  # A wrong password is not a matter of patience.
     if isinstance(error, _RESHAPING):
         return seconds < RESHAPING
-    return isinstance(error, _TRANSIENT) and (failures < TRIES or seconds < patience)
+    return isinstance(error, _TRANSIENT) and seconds < (PATIENCE if failures < TRIES else patience)
