@@ -81,10 +81,9 @@ class Report(NamedTuple):
         named = texts and is_owner(report.owner) and is_owner(report.asks_as)
         return report if named and TTL.allows(report.ttl) and is_whole(report.limit, 1, MAX_LIMIT) else None
 
-    def hold(self, *, is_taken: bool) -> Hold:
-        """What the execution holds, if it got the lock; `is_taken`: it is known that it did."""
-        slot = 0 if is_taken and self.limit == 1 else None
-        return Hold(self.key, self.asks_as, ttl=self.ttl, limit=self.limit, slot=slot)
+    def hold(self) -> Hold:
+        """What the execution holds, if it got the lock."""
+        return Hold(self.key, self.asks_as, ttl=self.ttl, limit=self.limit)
 
 
 class End(NamedTuple):

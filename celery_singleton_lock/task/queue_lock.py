@@ -101,20 +101,15 @@ class QueueLock:
 
     def confirmed(self) -> Hold:
         """The hold to renew, once."""
-        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot)
+        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit)
 
     def confirmed_again(self) -> Hold:
         """The same for a copy of the message, which may come late: its next attempt may need the lock for longer."""
-        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=self._slot, only_longer=True)
+        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, only_longer=True)
 
     def lease(self, *, ttl: float, sent_at: float) -> Lease:
         """The hold to renew for as long as its message is carried out."""
-        return Lease(self.key, self.owner, ttl=ttl, fence=0, sent_at=sent_at, limit=self.limit, slot=self._slot)
-
-    @property
-    def _slot(self) -> int | None:
-        # If its place is known, a node of a Redlock that lacks it gets it again.
-        return 0 if self.limit == 1 else None
+        return Lease(self.key, self.owner, ttl=ttl, fence=0, sent_at=sent_at, limit=self.limit)
 
     def part(self, task: str) -> list[Any]:
         """What the header of its message, for a task of this name, says of it."""

@@ -150,7 +150,7 @@ class _Child:
     def _note(self, delivery: Delivery | None) -> None:
         """Remember the hold of a delivery, which may ask again under another owner, and has a place once taken."""
         hold, known = delivery.hold() if delivery is not None else None, self._hold
-        if hold is not None and (known is None or (known.owner, known.slot) != (hold.owner, hold.slot)):
+        if hold is not None and (known is None or known.owner != hold.owner):
             self._hold = hold
 
     def _running(self) -> Delivery | None:

@@ -148,9 +148,7 @@ class SingletonRequest(WorkerRequest):
             ttl=report.ttl,
             label=cleaned.text(report.label),
         )
-        # It reports when it gives its lease up as soon as it has one.
-        hold = report.hold(is_taken=self._reported.give_up_at is not None)
-        return RunHold(hold, holder, self.task.name)
+        return RunHold(report.hold(), holder, self.task.name)
 
     @property
     def is_stopped_when_lost(self) -> bool:

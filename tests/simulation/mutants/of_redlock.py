@@ -46,8 +46,8 @@ MUTANTS = (
     ),
     _redlock(
         "a node gets a hold back only while a majority has it",
-        old="if not ours and renewed.get(hold) and hold.slot is not None",
-        new="if not ours and hold.slot is not None",
+        old="if not ours and renewed.get(hold)]",
+        new="if not ours]",
     ),
     _redlock(
         "no refusal is recorded beside a Redlock that is granted meanwhile",

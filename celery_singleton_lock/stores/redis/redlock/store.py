@@ -442,7 +442,7 @@ def _lost(batch: Sequence[Hold], answer: Any, renewed: Mapping[Hold, bool]) -> l
     if not isinstance(answer, list):
         return []
     each = zip(batch, lock_commands.renewed(batch, answer), strict=True)
-    return [hold for hold, ours in each if not ours and renewed.get(hold) and hold.slot is not None]
+    return [hold for hold, ours in each if not ours and renewed.get(hold)]
 
 
 def _with_holders(holds: Sequence[Hold], answers: Answers) -> dict[Hold, bytes]:
