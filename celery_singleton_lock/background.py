@@ -21,6 +21,10 @@ logger = get_logger(__name__)
 #: Seconds until a call that failed is tried again.
 RETRY_AFTER = 1.0
 
+#: Seconds for which a thread stays when nothing is left. Starting one takes longer than most callers take for their own
+#: part.
+LINGER = 1.0
+
 
 class Later:
     """Calls `work` in a separate thread.
@@ -29,15 +33,12 @@ class Later:
         name: the name of the thread.
         work: does all work; returns None when nothing is left, otherwise the seconds until the next call.
         after: seconds that work waits for more work.
-        linger: seconds for which the thread stays when nothing is left. Starting a thread takes longer than most
-            callers take for their own part.
     """
 
-    def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0, linger: float = 0.0) -> None:
+    def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0) -> None:
         self._name = name
         self._work = work
         self._after = after
-        self._linger = linger
         self.start_anew()
         forks.start_anew_in_child(self)
 
@@ -80,8 +81,8 @@ class Later:
                 logger.exception("%s: unexpected error; going on", self._name)
                 pause = RETRY_AFTER
             with self._mutex:
-                if self._linger > 0 and pause is None and not self._is_wanted:
-                    self._changed.wait(self._linger)
+                if pause is None and not self._is_wanted:
+                    self._changed.wait(LINGER)
                 if pause is None and self._is_wanted:
                     pause = self._after
                 if pause is None:
@@ -94,11 +95,11 @@ MAX_WAITING = 10_000
 
 
 class Aside:
-    """Does one piece of work after another, in a thread of this name, which stays for `linger` seconds after that."""
+    """Does one piece of work after another, in a thread of this name."""
 
-    def __init__(self, name: str, *, linger: float = 0.0) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._later = Later(name, self._do_all, linger=linger)
+        self._later = Later(name, self._do_all)
         self.start_anew()
         forks.start_anew_in_child(self)
 

@@ -61,12 +61,11 @@ class Batches(ABC, Generic[Item]):
     Args:
         what: the items, for messages.
         after: seconds in which more may come, to be sent together.
-        linger: seconds for which the thread stays, so that a series of items does not start a thread for each.
     """
 
-    def __init__(self, what: str, *, after: float, linger: float = 0.0) -> None:
+    def __init__(self, what: str, *, after: float) -> None:
         self._what = what
-        self._later = Later("singleton-lock-batches", self.send_all, after=after, linger=linger)
+        self._later = Later("singleton-lock-batches", self.send_all, after=after)
         self._mutex: AbstractContextManager[bool]
         self._waiting: dict[Hashable, Waiting[Item]]
         self._silent: set[Hashable]

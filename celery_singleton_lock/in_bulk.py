@@ -23,8 +23,8 @@ from celery_singleton_lock.stores.store import Store
 #: Seconds for which the lock of a message lasts before it is confirmed: longer than sending takes.
 UNCONFIRMED_TTL = 30.0
 
-#: Seconds in which more messages may come, to be confirmed together; and for which the thread stays.
-CONFIRM_AFTER, LINGER = 0.02, 5.0
+#: Seconds in which more messages may come, to be confirmed together.
+CONFIRM_AFTER = 0.02
 
 #: The seconds that a server has for each step of a confirmation.
 TIMEOUT = 2.0
@@ -38,7 +38,7 @@ class Confirmations(Batches[Hold]):
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        super().__init__("confirmations of sent messages", after=CONFIRM_AFTER, linger=LINGER)
+        super().__init__("confirmations of sent messages", after=CONFIRM_AFTER)
 
     def add(self, hold: Hold) -> None:
         """Make `hold` last for its ttl from about now, if it still exists then."""

@@ -62,7 +62,7 @@ logger = get_logger(__name__)
 PATIENCE = 1.0
 
 #: Asks the result backend. Its thread stays for a while: a backend has its connections for each thread.
-_aside = Aside("singleton-lock-ended", linger=5.0)
+_aside = Aside("singleton-lock-ended")
 
 #: Seconds that are added to how long a message may wait.
 MARGIN = 60.0

@@ -63,14 +63,15 @@ def _make_exclusive(url: str) -> None:
     from celery import Celery
     from redis import Redis
 
-    from celery_singleton_lock import SingletonTask, heartbeat, in_bulk
+    from celery_singleton_lock import SingletonTask, background, heartbeat, in_bulk
     from celery_singleton_lock.options.app import Settings
 
     global _forget
     _forget = Redis.from_url(url).flushdb
     Celery.task_cls = SingletonTask
     # Each of hundreds of tests waits for our threads to end: ending them sooner changes nothing else.
-    heartbeat.MAX_SLEEP, in_bulk.REWRITE_AFTER = 0.05, 0.02
+    heartbeat.MAX_SLEEP = background.LINGER = 0.05
+    in_bulk.REWRITE_AFTER = 0.02
     from_app = Settings.from_app
 
     def on_the_server(app: Any, **_: Any) -> Settings:

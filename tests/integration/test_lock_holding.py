@@ -428,6 +428,7 @@ def test_hold_ends_with_its_object(make: Callable[..., Lock], thread_local: bool
     try:
         del lock
         assert lease() is None
+        assert watched == {}, "its threads may end"
     finally:
         gc.enable()
 

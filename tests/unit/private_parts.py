@@ -217,12 +217,8 @@ PARTS: Mapping[str, Part] = {
         "`celery worker -B` ends its beat so that what it has sent is recorded", ("celery.beat.Service.scheduler",)
     ),
     "socket_of": Part(
-        "no silent server delays a renewal on the others: answers of several servers are read as they come",
+        "one thread waits for several servers at once; what was given up is not sent when the network is back",
         ("redis.connection.Connection._sock",),
-    ),
-    "error_of": Part(
-        "a server that refuses a command is told from one that does not answer, and is asked in another way",
-        ("redis.connection.DefaultParser", "redis.connection.DefaultParser.parse_error"),
     ),
     "nodes_of": Part(
         "the locks of a client share connections, which go with the client",
@@ -236,10 +232,6 @@ PARTS: Mapping[str, Part] = {
     "sentinels_of": Part(
         "the doctor asks each Sentinel which server is the master; no Redlock has the same master twice",
         ("redis.sentinel.SentinelConnectionPool.sentinel_manager", "redis.sentinel.Sentinel.sentinels"),
-    ),
-    "attributes_of": Part(
-        "the locks of a client share connections, which go with the client",
-        ("redis.connection.ConnectionPool.__dict__", "redis.cluster.NodesManager.__dict__"),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The private part of redis-py that this package touches; see also `celery_singleton_lock/_celery.py` for Celery's."""
+"""The private parts of redis-py that this package touches; `tests/unit/private_parts.py` lists and tests them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from redis.cluster import NodesManager, RedisCluster
 from redis.connection import Connection
 from redis.sentinel import SentinelConnectionPool
 
-#: The versions that were read for this.
-LOOKED_AT = {"redis": ("5.0.0", "8.1.0")}
-
 #: Options that refer to the pool of redis-py (since redis-py 8): they would keep it alive, and so its client, and have
 #: nothing to do with our connections.
 OF_A_POOL = frozenset(
@@ -22,22 +19,13 @@ OF_A_POOL = frozenset(
 
 
 def socket_of(connection: Connection) -> socket.socket:
-    """The socket of a connection that is open. redis-py shows neither its descriptor nor its options.
-
-    Promise: one thread waits for several servers at once; what was given up is not sent when the network is back.
-    Touches: redis.connection.Connection._sock
-    """
+    """The socket of a connection that is open. redis-py shows neither its descriptor nor its options."""
     opened: socket.socket = cast("Any", connection)._sock
     return opened
 
 
 def nodes_of(client: RedisCluster) -> tuple[Sequence[tuple[str, int]], Mapping[str, Any]]:
-    """The nodes that a cluster's client begins with, and its connections' options, none of which refers to the client.
-
-    Promise: the locks of a client share connections, which go with the client.
-    Touches: redis.cluster.RedisCluster.nodes_manager, redis.cluster.RedisCluster.user_on_connect_func,
-    redis.cluster.NodesManager.startup_nodes, redis.cluster.NodesManager.connection_kwargs
-    """
+    """The nodes that a cluster's client begins with, and its connections' options; none of them refers to the client."""
     nodes: NodesManager = client.nodes_manager
     after_login: Callable[[Any], object] | None = cast("Any", client).user_on_connect_func
 
@@ -53,10 +41,6 @@ def nodes_of(client: RedisCluster) -> tuple[Sequence[tuple[str, int]], Mapping[s
 
 
 def sentinels_of(pool: SentinelConnectionPool) -> Sequence[Redis]:
-    """The clients of the Sentinels that a pool asks for the master; their order changes.
-
-    Promise: the doctor asks each Sentinel which server is the master; no Redlock has the same master twice.
-    Touches: redis.sentinel.SentinelConnectionPool.sentinel_manager, redis.sentinel.Sentinel.sentinels
-    """
+    """The clients of the Sentinels that a pool asks for the master; their order changes."""
     sentinels: Sequence[Redis] = cast("Any", pool).sentinel_manager.sentinels
     return sentinels
