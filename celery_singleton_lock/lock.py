@@ -437,7 +437,7 @@ class Lock:
             raise NotOwned(self.name, held.lease.reason or _GONE)
 
     def _holds(self) -> list[Held]:
-        return _translated(lambda: self._shared.store.held(self._key, limit=self._limit))
+        return _translated(lambda: self._shared.store.held(self._key))
 
     def _say_lost(self, lease: Lease) -> None:
         logger.error("lock %s was lost while it was held: %s", self.name, lease.reason)

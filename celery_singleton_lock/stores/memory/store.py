@@ -36,7 +36,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._fences = itertools.count(1)
-        self._occupants: dict[str, dict[int, Occupant]] = {}
+        self._occupants: dict[str, dict[str, Occupant]] = {}
         self._records: dict[tuple[str, str], tuple[bytes, float]] = {}
         #: Owners that were given up, and until when that is remembered.
         self._over: dict[tuple[str, str], float] = {}
@@ -62,31 +62,26 @@ class MemoryStore:
                 return record
             live = self._live(key)
             arrived, newer = self._arrive(request)
-            slot = slot_of(request.owner, live)
-            if slot is None:
+            if request.owner not in live:
                 stops = request.arrival is not None and request.arrival.stops
-                if newer and stops and (kept := slot_of(holder.reserved_as, live)) is not None:
-                    del live[kept]  # It must not keep the newest waiting.
-                slot = free_slot(request, live)
+                if newer and stops:
+                    live.pop(holder.reserved_as, None)  # It must not keep the newest waiting.
                 is_its = any(it.holder.is_copy_of(holder) or it.owner == holder.reserved_as for it in live.values())
                 if newer and not is_its:
                     return self._superseded(request, newer, live)
-                if slot is None and stops and not is_its:
-                    slot = self._stop(request, live)
-                if slot is None:
+                if not has_room(request, live) and not (stops and not is_its and self._stop(request, live)):
                     if request.waiting:
                         self._refused, self._unclaimed = _recent(self._refused), _recent(self._unclaimed)
                         self._refused.setdefault(key, {})[request.owner] = sent_at
                     return replace(in_the_way(request, live).held(sent_at), arrived=arrived)
-                if (reserved := slot_of(holder.reserved_as, live)) is not None:
-                    del live[reserved]
-                taken = Occupant(request.owner, holder, next(self._fences), 0.0)
-                self._occupants.setdefault(key, {})[slot] = taken
-            occupant = self._occupants[key][slot]
+                live.pop(holder.reserved_as, None)
+                live[request.owner] = Occupant(request.owner, holder, next(self._fences), 0.0)
+                self._occupants[key] = live
+            occupant = live[request.owner]
             if occupant.holder.superseded_by is None:  # Which is not to be forgotten.
                 occupant.holder = replace(holder, ttl=request.ttl)
             occupant.ends_at = sent_at + request.ttl
-            return request.lease(fence=occupant.fence, sent_at=sent_at, slot=slot)
+            return request.lease(fence=occupant.fence, sent_at=sent_at, slot=0)
 
     def _arrive(self, request: LockRequest) -> tuple[int | None, str | None]:
         """The number of the request's message in the order of its key; the newest message, if that is another one."""
@@ -105,28 +100,29 @@ class MemoryStore:
             del order[min(order, key=order.__getitem__)]
         return number, max(order, key=order.__getitem__) if number < highest else None
 
-    def _superseded(self, request: LockRequest, newer: str, live: dict[int, Occupant]) -> Superseded:
+    def _superseded(self, request: LockRequest, newer: str, live: dict[str, Occupant]) -> Superseded:
         """The answer to its message, which does not take the lock that it was woken for, or has found free."""
         by = task_arriving_as(newer.encode())
         if not live:
             self._wake(request.key)
             return Superseded(None, "", 0.0, by=by)
         met = in_the_way(request, live).held(clock.now())
-        return Superseded(met.holder, met.owner, met.remaining, met.slot, by=by)
+        return Superseded(met.holder, met.owner, met.remaining, by=by)
 
-    def _stop(self, request: LockRequest, live: dict[int, Occupant]) -> int | None:
-        """Have the holder in the way stop, if it is of the order of which this message is the newest; its slot, if that
-        is only kept for the next attempt of an older message.
+    def _stop(self, request: LockRequest, live: dict[str, Occupant]) -> bool:
+        """Have the holder in the way stop, if it is of the order of which this message is the newest; whether it was
+        only kept for the next attempt of an older message, and is gone.
         """
         found = in_the_way(request, live)
         if request.arrival is None or found.holder.order != request.arrival.order:
-            return None
+            return False
         if found.holder.ttl == 0:
-            # As for a slot that is free: others may run beside it, under a higher limit.
-            return slot_of(found.owner, live) if len(live) <= request.limit else None
+            # As for a free place: others may run beside it, under a higher limit.
+            is_alone = len(live) <= request.limit
+            return is_alone and live.pop(found.owner) is found
         if found.holder.superseded_by is None:
             found.holder = replace(found.holder, superseded_by=request.holder.task_id)
-        return None
+        return False
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         with self._mutex.lock:
@@ -137,14 +133,13 @@ class MemoryStore:
             if record is not None:
                 self._remember(hold.key, record)
             live = self._live(hold.key)
-            slot = slot_of(hold.owner, live)
-            if slot is None:
+            if hold.owner not in live:
                 return Freeing.NOT_OURS
-            fence = self._occupants[hold.key].pop(slot).fence
+            fence = live.pop(hold.owner).fence
             if reservation is not None and not self._is_over(hold.key, reservation.holder, record):
                 holder = reservation.holder
                 reserved = Occupant(holder.reserved_as, holder, fence, clock.now() + reservation.seconds)
-                self._occupants[hold.key][slot] = reserved
+                live[reserved.owner] = reserved
             self._wake(hold.key)
             return Freeing.NOW
 
@@ -156,7 +151,7 @@ class MemoryStore:
         with self._mutex.lock:
             self._remember(key, record)
 
-    def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
+    def refuse(self, key: str, holder: Holder, record: Record) -> Held | Record | None:
         with self._mutex.lock:
             known, now = self._record(key, record.message), clock.now()
             if known is not None:
@@ -199,7 +194,7 @@ class MemoryStore:
             if not waiting:
                 self._waiting.pop(wake_up.key, None)
 
-    def held(self, key: str, *, limit: int = 1) -> list[Held]:
+    def held(self, key: str) -> list[Held]:
         with self._mutex.lock:
             return self._held_now(key)
 
@@ -250,10 +245,8 @@ class MemoryStore:
         return self._vacate(key, owner)
 
     def _vacate(self, key: str, owner: str) -> bool:
-        slot = slot_of(owner, self._live(key))
-        if slot is None:
+        if self._live(key).pop(owner, None) is None:
             return False
-        del self._occupants[key][slot]
         self._wake(key)
         return True
 
@@ -264,29 +257,25 @@ class MemoryStore:
             self._unclaimed.setdefault(key, {}).update(refused)
 
     def _renew(self, hold: Hold) -> bool:
-        live = self._live(hold.key)
-        slot = slot_of(hold.owner, live)
-        if slot is None:
+        found, sent_at = self._live(hold.key).get(hold.owner), clock.now()
+        if found is None:
             return False
-        sent_at = clock.now()
-        live[slot].ends_at = max(sent_at + hold.ttl, live[slot].ends_at if hold.only_longer else 0.0)
+        found.ends_at = max(sent_at + hold.ttl, found.ends_at if hold.only_longer else 0.0)
         if isinstance(hold, Lease):
             hold.extend(sent_at, hold.ttl)
-        hold.supersede(live[slot].holder.superseded_by)
+        hold.supersede(found.holder.superseded_by)
         return True
 
-    def _live(self, key: str) -> dict[int, Occupant]:
+    def _live(self, key: str) -> dict[str, Occupant]:
         now = clock.now()
-        live = {slot: it for slot, it in self._occupants.get(key, {}).items() if it.ends_at > now}
+        live = {owner: it for owner, it in self._occupants.pop(key, {}).items() if it.ends_at > now}
         if live:
             self._occupants[key] = live
-        else:
-            self._occupants.pop(key, None)
         return live
 
     def _held_now(self, key: str) -> list[Held]:
-        now, waiters, live = clock.now(), len(self._waiting.get(key, ())), self._live(key)
-        return [live[slot].held(now, slot, waiters) for slot in sorted(live)]
+        now, waiters = clock.now(), len(self._waiting.get(key, ()))
+        return [it.held(now, waiters) for it in sorted(self._live(key).values(), key=lambda it: it.fence)]
 
     def _is_over(self, key: str, holder: Holder, record: Record | None) -> bool:
         """Whether a message that the lock is to be reserved for has ended, other than by this record."""
@@ -342,7 +331,7 @@ class _MemoryWakeUp:
 
 @dataclass(slots=True)
 class Occupant:
-    """The holder of a slot.
+    """A holder of a lock.
 
     Attributes:
         owner, holder: as they acquired it last, or as it is reserved for them.
@@ -355,33 +344,24 @@ class Occupant:
     fence: int
     ends_at: float
 
-    def held(self, now: float, slot: int | None = None, waiters: int = 0) -> Held:
+    def held(self, now: float, waiters: int = 0) -> Held:
         """What a newcomer finds."""
-        return Held(self.holder, self.owner, self.ends_at - now, slot, waiters)
+        return Held(self.holder, self.owner, self.ends_at - now, waiters=waiters)
 
 
-#: The occupants of a key, by their slot; none of them has ended.
-Occupants = Mapping[int, Occupant]
+#: The occupants of a key, by their owners; none of them has ended.
+Occupants = Mapping[str, Occupant]
 
 
-def slot_of(owner: str, occupants: Occupants) -> int | None:
-    """The slot that this owner has."""
-    return next((slot for slot, it in occupants.items() if it.owner == owner), None)
-
-
-def free_slot(request: LockRequest, occupants: Occupants) -> int | None:
-    """The slot that is free for this request, or reserved for its message; None if it has to wait.
-
-    Taking a slot other than the reserved one frees the reserved one.
-    """
-    reserved = slot_of(request.holder.reserved_as, occupants)
-    if any(it.holder.is_copy_of(request.holder) for slot, it in occupants.items() if slot != reserved):
-        return None
-    if reserved is not None and reserved < request.limit:
-        return reserved
-    # Every hold counts, whatever limit it was taken under; a reservation beyond this limit moves to within it.
-    free = next((slot for slot in range(request.limit) if slot not in occupants), None)
-    return free if reserved is not None or len(occupants) < request.limit else None
+def has_room(request: LockRequest, occupants: Occupants) -> bool:
+    """Whether fewer hold the lock than the request's limit, and none of them is a copy of its message."""
+    others = [it for it in occupants.values() if it.owner != request.holder.reserved_as]
+    if any(it.holder.is_copy_of(request.holder) for it in others):
+        return False
+    if len(others) < len(occupants):
+        # Its next attempt begins beside what is only kept for others: they would wait for each other otherwise.
+        others = [it for it in others if it.holder.ttl]
+    return len(others) < request.limit
 
 
 def in_the_way(request: LockRequest, occupants: Occupants) -> Occupant:
@@ -392,7 +372,7 @@ def in_the_way(request: LockRequest, occupants: Occupants) -> Occupant:
 
 
 def copy_of(holder: Holder, occupants: Occupants) -> Occupant | None:
-    """The holder that carries out the same message, or has a slot reserved for it."""
+    """The holder that carries out the same message, or has it reserved."""
     for it in occupants.values():
         if it.owner == holder.reserved_as or (it.holder.is_copy_of(holder) and it.holder.attempt == holder.attempt):
             return it

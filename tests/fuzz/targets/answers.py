@@ -229,7 +229,7 @@ def _end(store: Any) -> None:
 
 def _look(store: Any) -> None:
     store.inspect(KEY)
-    store.held(KEY, limit=2)
+    store.held(KEY)
     list(store.all_held("p"))
 
 

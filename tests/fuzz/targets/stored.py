@@ -136,7 +136,7 @@ def _lock(shop: Shop, choices: Choices) -> None:
         with suppress(LockUnavailable):
             assert store.free(found, record=Record(MESSAGE, b"x", 60.0))
     for said in (
-        lambda: store.refuse(shop.key, holder, Record(MESSAGE, b"x", 60.0), limit=limit),
+        lambda: store.refuse(shop.key, holder, Record(MESSAGE, b"x", 60.0)),
         lambda: store.replace_records([(shop.key, Record(MESSAGE, b"y", 60.0))]),
         lambda: store.abandon(request.hold()),
         lambda: store.remember(shop.key, Record(MESSAGE, b"z", 60.0)),
@@ -152,7 +152,7 @@ def _is_text(shop: Shop, name: str) -> bool:
 
 
 def _looks(shop: Shop) -> None:
-    for look in (lambda: shop.store.inspect(shop.key), lambda: shop.store.held(shop.key, limit=2)):
+    for look in (lambda: shop.store.inspect(shop.key), lambda: shop.store.held(shop.key)):
         try:
             look()
         except LockUnavailable as error:
