@@ -178,9 +178,7 @@ class History:
         while self.network.late:
             self.network.deliver(self.network.late.pop(0))
         running = {it.lease.owner for it in self.deliveries if it.lease is not None}
-        until(
-            lambda: {held.owner for held in self.store.held(self.key)} == running, "only who runs has the lock"
-        )
+        until(lambda: {held.owner for held in self.store.held(self.key)} == running, "only who runs has the lock")
         self.runners_have_the_lock()
 
     def runners_have_the_lock(self) -> None:

@@ -37,10 +37,9 @@ def client(redis_server: RedisServer) -> Iterator[Redis]:
 
 
 def acquired(client: Redis, options: dict[str, bool], said: Said, owner: str = OWNER) -> Any:
-    """The answer without the fence."""
+    """The first part of the answer."""
     keys, args = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options))
-    kind, *rest = run(client, Call(lock_commands.ACQUIRE, keys, said(args)))
-    return kind
+    return run(client, Call(lock_commands.ACQUIRE, keys, said(args)))[0]
 
 
 def freed(client: Redis, record: Record | None, monkeypatch: pytest.MonkeyPatch, said: Said) -> Any:

@@ -17,7 +17,18 @@ from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
 from tests.contract import inside
-from tests.contract.inside import Held, Hold, Holder, Lease, LockRequest, Record, Reservation, Store, new_owner, open_url
+from tests.contract.inside import (
+    Held,
+    Hold,
+    Holder,
+    Lease,
+    LockRequest,
+    Record,
+    Reservation,
+    Store,
+    new_owner,
+    open_url,
+)
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer

@@ -274,8 +274,8 @@ def lock_of(key: str) -> str:
 
 
 def holds_in(key: str, value: Any) -> list[tuple[str, bytes, float]]:
-    """Each hold in the set that is at the key of a lock: a name as if it had a key of its own, its value, and the ms since
-    the epoch at which it ends.
+    """The holds in the set at the key of a lock: a name as if each had a key of its own, its value, and its end in ms
+    since the epoch.
     """
     if not any(_HOLD.match(element) for element in value):
         return []

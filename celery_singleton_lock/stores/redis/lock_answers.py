@@ -163,7 +163,8 @@ def parse_holds(found: object, pttl: int) -> list[Held]:
     """
     if not isinstance(found, list):
         return [_with_fence(found, pttl)] if isinstance(found, bytes) else []
-    ends = {value: cleaned.whole(end) or 0 for value, end in zip(found[::2], found[1::2], strict=True)}
+    pairs = zip(found[::2], found[1::2], strict=False)
+    ends = {value: cleaned.whole(end) or 0 for value, end in pairs if isinstance(value, bytes)}
     now = max(ends.values(), default=0) - pttl
     each = [_with_fence(value, -1 if pttl == -1 else end - now) for value, end in ends.items()]
     held = [replace(it, shared=True) for it in each]

@@ -8,7 +8,7 @@
 -- so a grant to a repeated one leaves the owner's tombstone. An owner that has one keeps what it has, and takes nothing.
 -- FORGOTTEN_MS: how long a waiter that was killed stays in `waiting`. Main processes are there, too, except on a Redlock, by when their first copy
 -- met its first conflict.
-local OWNER_LENGTH, SENDING, FENCE, FORGOTTEN_MS = 32, 1, 10, 86400000
+local OWNER_LENGTH, FENCE, FORGOTTEN_MS = 32, 10, 86400000
 if redis.call('EXISTS', over, attempt or over) ~= 0 then
   if attempt and redis.call('EXISTS', attempt) == 1 or redis.call('EXISTS', over) == 1 and not is_held_by(owner) then
     return {GIVEN_UP}
@@ -50,18 +50,12 @@ if order then
   place, newer, before = arrive()
 end
 
--- -> a part of a holder, which is written as JSON
-local function part_of(text, part)
-  local readable, fields = pcall(cjson.decode, text)
-  return readable and type(fields) == 'table' and fields[part]
+-- How the holder of a copy begins: up to its sending, if it has one. Of a lock with one holder, only an order needs to know whether that is a copy.
+local beginning
+if limit > 1 or #values > 1 or order then
+  local _, last = string.find(string.gsub(holder, '\\.', '..'), '^%["[^"]+",')
+  beginning = last and string.sub(holder, 1, last)
 end
-
-local function part_of_hold(value, part)
-  return part_of(string.sub(value, OWNER_LENGTH + 1), part)
-end
-
--- Of a lock with one holder, it makes no difference whether that is a copy; only an order needs to know it.
-local sending = (limit > 1 or #values > 1 or order) and part_of(holder, SENDING)
 local held, kept, copy, first, first_pttl = #values
 for i, value in ipairs(values) do
   local token, pttl = string.sub(value, 1, #owner), lasts[i]
@@ -89,7 +83,7 @@ for i, value in ipairs(values) do
     return {GRANTED, tonumber(number)}
   elseif reserved_as ~= '' and token == reserved_as then
     kept = value
-  elseif sending and sending ~= '' and part_of_hold(value, SENDING) == sending then
+  elseif beginning and begins_with(string.sub(value, OWNER_LENGTH + 1), beginning) then
     copy = {HELD, value, pttl}
   elseif not first or first_pttl < 0 or pttl >= 0 and pttl < first_pttl then
     first, first_pttl = value, pttl
@@ -106,7 +100,8 @@ if kept then
   -- Its next attempt begins beside what is only kept for others: they would wait for each other.
   in_use = 0
   for _, value in ipairs(values) do
-    if value ~= kept and part_of_hold(value, TTL) ~= 0 then
+    local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
+    if value ~= kept and not (readable and type(fields) == 'table' and fields[TTL] == 0) then
       in_use = in_use + 1
     end
   end

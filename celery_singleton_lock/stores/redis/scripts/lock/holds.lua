@@ -47,7 +47,7 @@ end
 local function keep_until_last(lock)
   local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2]
   if last then
-    redis.call('PEXPIREAT', lock, string.format('%.0f', last))
+    redis.call('PEXPIREAT', lock, string.format('%.0f', math.min(last, 2^53)))
   end
 end
 
