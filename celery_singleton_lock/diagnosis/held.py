@@ -142,4 +142,4 @@ class HeldLock:
 def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
     """The locks sorted by name, key and age; each once, though a search may find a lock twice."""
     once = {(lock.key, lock.held.owner): lock for lock in locks}
-    return sorted(once.values(), key=lambda it: (it.name, it.key, it.holder.since))
+    return sorted(once.values(), key=lambda it: (it.name, it.key, it.holder.since, it.held.owner))

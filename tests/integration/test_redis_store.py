@@ -344,7 +344,7 @@ class TestForeignValues:
         client.zadd(f"{KEY}:run", theirs)
         with pytest.raises(LockUnavailable, match="did not write"):
             acquire(store, limit=limit)
-        with pytest.raises(LockUnavailable, match="did not write"):
+        with pytest.raises(LockUnavailable, match="is not a lock"):
             store.held(KEY)
         hold = Hold(KEY, next(reversed(theirs)), ttl=TTL, limit=limit)
         assert store.renew([hold], timeout=1) == [False]

@@ -76,7 +76,7 @@ def test_value_of_a_stranger_is_shown_as_foreign() -> None:
 
 def test_each_lock_is_shown_once_and_in_order() -> None:
     first = lock()
-    second = replace(first, held=replace(first.held, owner="another"))
+    second = replace(first, held=replace(first.held, owner="the other"))
     assert in_order([second, first, second]) == [first, second]
 
 

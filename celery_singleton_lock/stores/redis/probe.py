@@ -189,6 +189,7 @@ def _commands_on(key: str) -> list[Command]:
         ("GET", key),
         ("GETRANGE", key, 0, 0),
         ("PTTL", key),
+        ("PEXPIREAT", key, 2**53),
         ("PEXPIRE", key, _TRIAL_MS),
         ("EXISTS", key),
         ("RPUSH", key, 1),
