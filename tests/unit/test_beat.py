@@ -26,10 +26,13 @@ from celery_singleton_lock.beat import ExclusiveScheduler, claiming, ticks
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.memory.ledger import MemoryLedger
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.message_identity import fixed
+from tests.books import MemoryLedger, StoreWithBooks
 from tests.patience import LIMIT
+
+#: No lock server.
+NOBODY = "redis://127.0.0.1:1/0"
 
 
 class Recorder(Scheduler):
@@ -43,17 +46,19 @@ class Recorder(Scheduler):
 
 def app_with(name: str = "unit", **conf: Any) -> Celery:
     app = Celery(name, broker="memory://", set_as_current=False)
-    app.conf.update({"singleton_lock_beat_scheduler": Recorder, "result_expires": None, **conf})
+    app.conf.update(singleton_lock_backend=NOBODY, singleton_lock_beat_scheduler=Recorder, result_expires=None)
+    app.conf.update(conf)
     return app
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
     """Schedulers that share their locks."""
-    store = MemoryStore()
+    store = StoreWithBooks()
     monkeypatch.setattr(Recorder, "sent", [])
     refusals.clear()
     monkeypatch.setattr("celery_singleton_lock.runtime.open_store", lambda settings: store)
+    monkeypatch.setattr("celery_singleton_lock.beat.scheduler.check_servers", lambda settings: None)
 
     def made(**conf: Any) -> ExclusiveScheduler:
         return ExclusiveScheduler(app_with(**conf), Producer=lambda *args, **kwargs: None, max_interval=0.01)
