@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from celery_singleton_lock import clock
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores import store as stores
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import MEMORY, Refused
 
 

@@ -569,6 +569,16 @@ def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[.
     assert sent[1][HEADER]["sent"] != sent[0][HEADER]["sent"], "copied headers are another sending"
 
 
+def test_locks_in_memory_are_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(InvalidOption, match=r"'memory://', which beats do not share; allowed here: .* redis://"):
+        ExclusiveScheduler(app_with(singleton_lock_backend="memory://"))
+
+
+def test_locks_in_memory_may_be_disabled(make: Callable[..., ExclusiveScheduler]) -> None:
+    off = {"singleton_lock_backend": "memory://", "singleton_lock_enabled": False}
+    run(make(beat_schedule=every(0.05, "a"), **off), lambda: len(Recorder.sent) >= 3)
+
+
 def test_disabled_locks_leave_only_the_wrapped_scheduler(make: Callable[..., ExclusiveScheduler]) -> None:
     first, second = (make(beat_schedule=every(0.05, "a"), singleton_lock_enabled=False) for _ in range(2))
     run(first, lambda: len(Recorder.sent) >= 2)
