@@ -427,7 +427,7 @@ class Lock:
 
     @_as_redis_py_raises
     def _holds(self) -> list[Held]:
-        return self._heartbeat.store.held(self._key, limit=self._limit)
+        return self._heartbeat.store.held(self._key)
 
     def _say_lost(self, lease: Lease) -> None:
         logger.error("lock %s was lost while it was held: %s", self.name, lease.reason)

@@ -93,7 +93,7 @@ class _Opened:
     def open(self, app: Any) -> Runtime:
         settings = Settings.from_app(app, backend=None if self.store is None else "memory://")
         store = self.store or open_store(settings)
-        keeps_journal = settings.journal and self.store is None
+        keeps_journal = settings.journal and not settings.backend.in_memory
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
         writer = JournalWriter(journal, ref(app), settings.blocked_after)
         return Runtime(settings, store, Heartbeat(store), writer, Records(store), Confirmations(store))

@@ -23,7 +23,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock._celery import forget_heap, scheduler_of
 from celery_singleton_lock.beat.claiming import RETRY_AFTER, Claiming, NotNow
-from celery_singleton_lock.beat.claims import Claims
+from celery_singleton_lock.beat.claims import Claims, OwnLedger
 from celery_singleton_lock.beat.presence import Presence
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.keys.key import key_of_beat
@@ -32,7 +32,7 @@ from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import check_servers
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.store import Ledger, Store
 
 logger = get_logger(__name__)
 
@@ -96,16 +96,22 @@ class ExclusiveScheduler(Claiming):
     def _join(self, runtime: Runtime) -> None:
         """Find the lock server, and what all beats of this schedule share."""
         settings, name, ttl = runtime.settings, self._settings.name, self._settings.ttl
+        if settings.enabled and settings.backend.in_memory:
+            raise InvalidOption(
+                "setting singleton_lock_backend is 'memory://', which beats do not share; allowed here: the URL of a "
+                "lock server, such as redis://localhost:6379/0, or singleton_lock_enabled = False"
+            )
         if settings.enabled:
             check_servers(settings)
         store: Store = runtime.store if settings.enabled else MemoryStore()
+        ledger: Ledger = store.ledger(key_of_beat(settings.prefix, name)) if settings.enabled else OwnLedger()
         begins = (
             "beat: this beat sends nothing until the lock server answers (celery locks doctor shows what to do): %s"
         )
         self._outage = Outage(store.server, begins=begins, level=logging.ERROR)
         #: The same where another beat has sent the last tick, and may well go on.
         self._outage_beside = Outage(store.server, begins="beat: the lock server does not answer this beat: %s")
-        self._claims = Claims(store.ledger(key_of_beat(settings.prefix, name)), ttl=ttl)
+        self._claims = Claims(ledger, ttl=ttl)
         self._presence = Presence(store, settings.prefix, name, ttl=ttl)
 
 

@@ -62,12 +62,11 @@ def _of_one_task(app: Any, calls: Sequence[Sequence[str]]) -> Sequence[Sequence[
 
 
 def _held(runtime: Runtime, explanation: Explanation) -> tuple[list[HeldLock], str]:
-    """The lock in each slot that is held, or why that is unknown."""
+    """The holds of the lock, or why they are unknown."""
     if runtime.settings.backend.in_memory:
         return [], command.IN_MEMORY
-    limit = next(option.value for option in explanation.options if option.option == "lock_limit")
     try:
-        return [HeldLock.of(explanation.key, held) for held in runtime.store.held(explanation.key, limit=limit)], ""
+        return [HeldLock.of(explanation.key, held) for held in runtime.store.held(explanation.key)], ""
     except LockUnavailable as error:
         return [], f"unknown: {error}"
 

@@ -88,7 +88,7 @@ def _free_those_left_behind(
             why = f"would be freed: {why}"
         elif may_be_freed:
             ttl = lock.ttl or runtime.settings.defaults["ttl"]
-            is_free = bool(runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1)))
+            is_free = bool(runtime.store.free(lock.held.hold(lock.key, ttl=ttl)))
             why = why if is_free else "it has changed hands meanwhile"
         left += not (is_free or (may_be_freed and dry_run))
         if as_json:

@@ -56,7 +56,7 @@ def _narrow(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
 
 def _cells(lock: HeldLock) -> tuple[str, ...]:
     return (
-        lock.name_and_slot,
+        lock.shown_name,
         lock.holder.label,
         _holder(lock),
         _where(lock),

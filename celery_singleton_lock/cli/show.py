@@ -52,8 +52,7 @@ def _say_all(key: str, locks: Sequence[HeldLock], state: KeyState, done: Sequenc
         _say("label", label)
     _say("key", key)
     for lock in locks:
-        slot = f", slot {lock.slot}" if lock.slot else ""
-        _say("queued" if lock.is_queued else "held by", lock.holder_in_words() + slot)
+        _say("queued" if lock.is_queued else "held by", lock.holder_in_words())
         _say("", _times(lock))
     if all(lock.is_queued for lock in locks):
         _say("held by", "nobody")

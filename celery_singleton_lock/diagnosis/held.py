@@ -64,11 +64,6 @@ class HeldLock:
         return self.held.holder or Holder()
 
     @property
-    def slot(self) -> int:
-        """The slot of a semaphore."""
-        return self.held.slot or 0
-
-    @property
     def expires_in(self) -> float | None:
         """Seconds until it expires unless it is renewed; None if never, because another program wrote it that way."""
         return None if math.isinf(self.held.remaining) else round(self.held.remaining, 3)
@@ -98,7 +93,6 @@ class HeldLock:
             "pid": self.holder.pid,
             "held_for": self.held_for,
             "expires_in": self.expires_in,
-            "slot": self.slot,
             "ttl": self.ttl,
             "waiters": self.held.waiters,
             "scope": self.scope,
@@ -108,12 +102,12 @@ class HeldLock:
         }
 
     @property
-    def name_and_slot(self) -> str:
-        """The lock's name, and the slot of a semaphore; the whole key of a value that somebody may want to delete."""
-        return (self.key if self.held.holder is None else self.name) + (f" slot {self.slot}" if self.slot else "")
+    def shown_name(self) -> str:
+        """The lock's name; the whole key of a value that somebody may want to delete."""
+        return self.key if self.held.holder is None else self.name
 
     def __str__(self) -> str:
-        return with_label(self.name_and_slot, self.holder.label)
+        return with_label(self.shown_name, self.holder.label)
 
     @property
     def who(self) -> str:
@@ -146,6 +140,6 @@ class HeldLock:
 
 
 def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
-    """The locks sorted by name, key and slot; each once, though a search may find a lock twice."""
-    once = {(lock.name, lock.key, lock.slot): lock for lock in locks}
-    return [once[place] for place in sorted(once)]
+    """The locks sorted by name, key and age; each once, though a search may find a lock twice."""
+    once = {(lock.key, lock.held.owner): lock for lock in locks}
+    return sorted(once.values(), key=lambda it: (it.name, it.key, it.holder.since, it.held.owner))

@@ -266,5 +266,5 @@ def _is_of_the_dead(it: Key, store: Store) -> bool:
     """Whether the holder's process has ended without freeing the lock."""
     if it.held is None or it.held.holder is None or not process_identity.is_over(it.held.holder.process):
         return False
-    key, _, slot = it.name.rpartition(":run")
-    return any(still.owner == it.held.owner for still in store.held(key, limit=int(slot[1:] or 0) + 1))
+    key = it.name.removesuffix(":run")
+    return any(still.owner == it.held.owner for still in store.held(key))

@@ -61,7 +61,7 @@ def judge(before: Held, now: Held | None, *, renewed: bool = False) -> Verdict |
 
     Args:
         before: the hold to judge.
-        now: the hold that is now in its place; None if the lock is free.
+        now: the hold that is now in its place; None if there is none.
         renewed: whether a renewal of the lease was seen.
     """
     if now is None or now.owner != before.owner:
@@ -141,8 +141,8 @@ class _Watch:
         self._ends_at = float("inf")
 
     def inspect(self, store: Store) -> None:
-        slot, asked_at = self.lock.slot, clock.now()
-        now = next((held for held in store.held(self.lock.key, limit=slot + 1) if held.slot == slot), None)
+        owner, asked_at = self.lock.held.owner, clock.now()
+        now = next((held for held in store.held(self.lock.key) if held.owner == owner), None)
         if now is not None and math.isinf(now.remaining):
             # Somebody removed its expiry, and a renewal would set one: treat it as last renewed before we first
             # asked.

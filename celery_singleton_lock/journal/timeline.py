@@ -70,7 +70,7 @@ def running(key: str, held: Held, now: float) -> Entry | None:
         began,
         now,
         outcome=RUNNING,
-        limit=(held.slot or 0) + 1,
+        limit=2 if held.shared else 1,
         label=holder.label,
     ).cleaned()
 

@@ -158,8 +158,8 @@ class Scene:
 
     def holders(self) -> set[int]:
         """The processes that hold a lock; without locks that are kept on purpose while no task runs."""
-        store, limit = self.play.runtime.store, self.play.options.limit
-        held = [lock for key in {run.key for run in self.seen("began")} for lock in store.held(key, limit=limit)]
+        store = self.play.runtime.store
+        held = [lock for key in {run.key for run in self.seen("began")} for lock in store.held(key)]
         return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
 
     def unended(self) -> set[str]:

@@ -72,11 +72,11 @@ class LockRequest:
             the queue ends the owner; without this, an answer that is not a lease does, if a try was not answered.
         once: check first whether the holder's message has been carried out.
         limit: how many may hold the key at once, but never two for one sending. Whatever is held counts, also what was
-            taken under a higher limit.
+            taken under another limit.
         given_up: owners that have asked for this before and are not to have it: what they hold is free, and their late
             requests take nothing.
         in_line: it may have been woken for this (see `wake_ups.py`): if its message has been carried out, or is being
-            carried out in another slot, another waiter is woken.
+            carried out beside it, another waiter is woken.
         arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
             None if the order does not matter.
         another: gives the owner of the next try, and notes it for the caller. None if others know the owner already,
@@ -120,23 +120,23 @@ class Held:
         owner: the hold's owner.
         remaining: seconds until the lease ends unless it is renewed; infinite for a key without an expiry: a
             stranger's, or one from which somebody removed it (PERSIST).
-        slot: its slot in a semaphore; None if that is not known.
         waiters: how many wait for the lock, as far as a store reports that: an `Inspector` does, an acquire does not.
         fence: its fencing token, as far as a store reports that.
         arrived: the number of the request's message in the order of its key (see `Arrival`), if it is the newest.
+        shared: whether others may hold it, too, as far as a store reports that.
     """
 
     holder: Holder | None
     owner: str
     remaining: float
-    slot: int | None = None
     waiters: int = 0
     fence: int | None = None
     arrived: int | None = None
+    shared: bool = False
 
     def hold(self, key: str, *, ttl: float, limit: int = 1) -> Hold:
         """The hold to free in the holder's stead."""
-        return Hold(key, self.owner, ttl=ttl, limit=limit, slot=self.slot)
+        return Hold(key, self.owner, ttl=ttl, limit=limit)
 
     def conflict(self, key: str) -> LockConflict:
         """The error that names it."""

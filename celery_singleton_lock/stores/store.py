@@ -22,7 +22,7 @@ class KeyState:
     """All that a store has of one key.
 
     Attributes:
-        held: its holders, in the order of the slots.
+        held: its holders, the first to take it first.
         fence: the last fencing token that was given out; None if there was none, or it is forgotten.
         waiters: how many wait for it.
         records: the records of messages that are over, the latest first; at most `MOST_RECORDS`, and only the
@@ -41,8 +41,8 @@ class Inspector(Protocol):
     All methods raise `LockUnavailable` if there is no answer, or an error.
     """
 
-    def held(self, key: str, *, limit: int = 1) -> list[Held]:
-        """The holders of the key now, also beyond the limit."""
+    def held(self, key: str) -> list[Held]:
+        """The holders of the key now."""
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
         """The locks that are held, with their keys: those whose key begins with `prefix` and a colon."""
@@ -226,7 +226,7 @@ class Store(Inspector, Protocol):
     """Keeps locks, shows them, and keeps what beat and the journal write. Safe to share between threads, and to use on
     both sides of a fork.
 
-    One of several servers keeps neither slots nor an order: there, a request's limit is 1, and its arrival None.
+    One of several servers has no semaphores and no order: there, a request's limit is 1, and its arrival None.
     """
 
     @property
@@ -291,7 +291,7 @@ class Store(Inspector, Protocol):
         repeated in the background, as for `free`.
         """
 
-    def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
+    def refuse(self, key: str, holder: Holder, record: Record) -> Held | Record | None:
         """Remember that a message is not carried out, unless it is being, or was, carried out.
 
         Of two copies one ends the message: from then on the others find its record. A repeated call whose record is
@@ -301,7 +301,6 @@ class Store(Inspector, Protocol):
             key: the lock.
             holder: whose message it is.
             record: of the message.
-            limit: see `LockRequest`.
 
         Returns:
             None when it was recorded; `Held` when another copy of the message has the lock, or it is reserved for one;

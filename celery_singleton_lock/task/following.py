@@ -301,4 +301,4 @@ class Following:
         return is_by_time(held) or self._lock.scope == UNTIL_EXPIRED
 
     def _held(self, key: str) -> list[Held]:
-        return self._store.held(key, limit=self._lock.limit)
+        return self._store.held(key)

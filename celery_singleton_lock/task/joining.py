@@ -209,7 +209,7 @@ class Joining:
         if stored is not None:
             return stored if isinstance(stored, NotYet) else as_end(stored)
         began_at = self._began_at()
-        held = it.runtime.store.held(self._key, limit=it.options.limit)
+        held = it.runtime.store.held(self._key)
         holds = [holder.since for each in held if (holder := each.holder) and self.joined.has_begun_as(holder)]
         self.joined = self.joined._replace(since=max(holds, default=began_at))
         if began_at and not holds:

@@ -226,10 +226,10 @@ def _record_at_store(acquisition: Acquisition, ended: Outcome | None) -> Held | 
     record = it.record(ended)
     if ended is None or record is None:
         return None
-    copy = store.refuse(it.key, it.holder, record, limit=it.options.limit)
+    copy = store.refuse(it.key, it.holder, record)
     if isinstance(copy, Held) and acquisition.is_own(copy):
         store.abandon(it.hold_of(copy))
-        copy = store.refuse(it.key, it.holder, record, limit=it.options.limit)
+        copy = store.refuse(it.key, it.holder, record)
         if isinstance(copy, Held) and acquisition.is_own(copy):
             raise LockUnavailable(store.server, "the hold of a message that ends could not be freed")
     if copy is None:

@@ -161,7 +161,7 @@ class Run:
             before = replace(it.holder, retries=it.holder.retries - 1)
             record = Outcome(states.RETRY).record_of(before, it.runtime.settings.done_ttl)
             with suppress(LockUnavailable):
-                it.runtime.store.refuse(it.key, before, record, limit=it.options.limit)
+                it.runtime.store.refuse(it.key, before, record)
             self._record_begin()
 
     def _record_begin(self) -> None:
@@ -180,7 +180,7 @@ class Run:
         it, reason = self._execution, self._lease.reason or ""
         if reason == GONE:
             with suppress(LockUnavailable):
-                for held in it.runtime.store.held(it.key, limit=it.options.limit):
+                for held in it.runtime.store.held(it.key):
                     if held.holder and held.holder.is_nobody and it.is_copy_of(held):
                         return "an operator has released it (celery control release_lock)"
         return reason

@@ -35,18 +35,15 @@ class Wanted:
 
     Attributes:
         key: the key of the lock.
-        slot: the slot of a semaphore.
         mark: the mark of the hold that was on the page, see `mark_of`.
     """
 
     key: str
-    slot: int
     mark: str
 
     @classmethod
     def of(cls, form: Mapping[str, str]) -> Wanted:
-        slot = form.get("slot", "")
-        return cls(form.get("key", ""), int(slot) if slot.isdecimal() and len(slot) < 5 else -1, form.get("mark", ""))
+        return cls(form.get("key", ""), form.get("mark", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +99,10 @@ def can_be_stopped(lock: HeldLock) -> bool:
 
 def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
     """The hold that the operator has seen; None if it has ended."""
-    if wanted.slot < 0 or not wanted.key.startswith(f"{runtime.settings.prefix}:"):
+    if not wanted.key.startswith(f"{runtime.settings.prefix}:"):
         return None
-    locks = [HeldLock.of(wanted.key, held) for held in runtime.store.held(wanted.key, limit=wanted.slot + 1)]
-    return next((it for it in locks if it.slot == wanted.slot and mark_of(it) == wanted.mark), None)
+    locks = [HeldLock.of(wanted.key, held) for held in runtime.store.held(wanted.key)]
+    return next((it for it in locks if mark_of(it) == wanted.mark), None)
 
 
 def _release(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
@@ -128,7 +125,7 @@ def _release(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
     if verdict not in TO_FREE:
         return Outcome(False, f"Not released: {holder}: {verdict.fact}.")
     ttl = lock.ttl or runtime.settings.defaults["ttl"]
-    if not runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1)):
+    if not runtime.store.free(lock.held.hold(lock.key, ttl=ttl)):
         return _CHANGED
     return Outcome(True, f"Released: {holder}: {verdict.fact}.")
 

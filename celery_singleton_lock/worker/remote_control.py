@@ -136,7 +136,7 @@ def _running() -> Iterator[tuple[SingletonRequest, RunHold]]:
 
 def _take_away(store: Store, hold: RunHold, node: str) -> Hold | None:
     """Reserve a lock for nobody; the hold that keeps it then, None if the task did not have the lock."""
-    found = [held.holder for held in store.held(hold.key, limit=hold.limit) if held.owner == hold.owner]
+    found = [held.holder for held in store.held(hold.key) if held.owner == hold.owner]
     if not found or found[0] is None:
         return None
     nobody = found[0].taken_away(node)

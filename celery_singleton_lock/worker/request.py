@@ -450,7 +450,7 @@ class SingletonRequest(WorkerRequest):
         if seconds := runtime.settings.done_ttl:
             record = Outcome(states.REVOKED, settled=True).record_of(holder, seconds)
             with suppress(LockUnavailable):  # Waiting callers ask the result backend as well.
-                runtime.store.refuse(hold.key, holder, record, limit=hold.limit)
+                runtime.store.refuse(hold.key, holder, record)
 
     def _outcome(self, error: BaseException) -> Outcome | None:
         """The end of the message; None if it will be delivered again, or is retried."""

@@ -8,6 +8,7 @@ import pytest
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
+from tests.books import StoreWithBooks
 from tests.redis_server import RedisServer
 
 
@@ -24,6 +25,16 @@ def opened(server: RedisServer, databases: int) -> Iterator[Store]:
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
+        return
+    with opened(request.getfixturevalue("redis_server"), 5 if request.param == "redlock" else 1) as store:
+        yield store
+
+
+@pytest.fixture(params=["memory", "redis", "redlock"])
+def store_with_books(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store that keeps what beat has sent, and the journal; the one in memory is a fake for other tests."""
+    if request.param == "memory":
+        yield StoreWithBooks()
         return
     with opened(request.getfixturevalue("redis_server"), 5 if request.param == "redlock" else 1) as store:
         yield store

@@ -76,9 +76,9 @@ def set_seconds(monkeypatch: pytest.MonkeyPatch, what: str, value: float) -> Non
     monkeypatch.setattr(f"celery_singleton_lock.{SECONDS[what]}", value)
 
 
-def lock_key(key: str, slot: int = 0) -> str:
-    """Where the hold of a lock is, or of a slot of a semaphore."""
-    return str(named("stores.redis.keyspace.run_key")(key, slot))
+def lock_key(key: str) -> str:
+    """Where the holds of a lock are."""
+    return str(named("stores.redis.keyspace.run_key")(key))
 
 
 def wake_list(key: str) -> str:
@@ -99,11 +99,6 @@ def line_hash(key: str) -> str:
 def record_key(key: str, message: str) -> str:
     """Where the record of a message is."""
     return str(named("stores.redis.keyspace.done_key")(key, message))
-
-
-def slots_number(key: str) -> str:
-    """Where the number of a semaphore's slots is."""
-    return str(named("stores.redis.keyspace.slots_key")(key))
 
 
 def of_queue(key: str) -> str:
@@ -139,14 +134,12 @@ def beats_keys(key: str, entry: str) -> list[str]:
 def end_hold(where: Redis | Store, key: str, owner: str) -> bool:
     """End a hold as its ttl does: nobody is told. Whether there was one."""
     if not isinstance(where, Redis):
-        slots: dict[int, Any] = where._occupants[key]  # type: ignore[attr-defined]
-        mine = [slot for slot, hold in slots.items() if hold.owner == owner]
-        for slot in mine:
-            del slots[slot]
-        return bool(mine)
-    values = {name: where.get(name) for name in where.scan_iter(f"{key}*", _type="string")}
-    names = [name for name, value in values.items() if str(value).startswith(owner)]
-    return bool(names) and bool(where.delete(*names))
+        return where._occupants[key].pop(owner, None) is not None  # type: ignore[attr-defined]
+    lock = lock_key(key)
+    if where.type(lock) == "zset":
+        mine = [value for value in where.zrange(lock, 0, -1) if str(value).startswith(owner)]
+        return bool(mine) and bool(where.zrem(lock, *mine))
+    return str(where.get(lock)).startswith(owner) and bool(where.delete(lock))
 
 
 class Kept:

@@ -17,6 +17,11 @@ NOW = 1000.0
 
 
 @pytest.fixture
+def store(store_with_books: Store) -> Store:
+    return store_with_books
+
+
+@pytest.fixture
 def journal(store: Store) -> Journal:
     return store.journal("contract", size=5000)
 

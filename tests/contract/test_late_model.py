@@ -167,7 +167,7 @@ class History:
     def refuse(self, it: Delivery) -> None:
         if it.lease is not None:
             record = Record(it.holder.message, b"refused", 60.0)
-            assert self.store.refuse(self.key, it.holder, record, limit=self.limit) is not None, "it runs"
+            assert self.store.refuse(self.key, it.holder, record) is not None, "it runs"
 
     def arrive_late(self, _: Delivery) -> None:
         if self.network.late:
@@ -178,9 +178,7 @@ class History:
         while self.network.late:
             self.network.deliver(self.network.late.pop(0))
         running = {it.lease.owner for it in self.deliveries if it.lease is not None}
-        until(
-            lambda: {held.owner for held in self.store.held(self.key, limit=2)} == running, "only who runs has the lock"
-        )
+        until(lambda: {held.owner for held in self.store.held(self.key)} == running, "only who runs has the lock")
         self.runners_have_the_lock()
 
     def runners_have_the_lock(self) -> None:

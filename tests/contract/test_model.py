@@ -65,7 +65,7 @@ class Histories(RuleBasedStateMachine):
     def begin(self, limit: int) -> None:
         self.store, self.limit = self.open_store(), min(limit, self.most)
         self.clients = [Client(number) for number in range(5)]
-        #: The owner of each slot that is taken by a client, or kept for the next attempt of a message.
+        #: The owner of each hold that is taken by a client, or kept for the next attempt of a message.
         self.taken: dict[str, Holder] = {}
         self.done: set[str] = set()
         self.fence = 0
@@ -161,7 +161,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def holders_are_those_of_the_model(self) -> None:
         if hasattr(self, "store"):
-            held = {seen.holder for seen in self.store.held(KEY, limit=self.limit)}
+            held = {seen.holder for seen in self.store.held(KEY)}
             assert held == set(self.taken.values())
             assert len(self.taken) <= self.limit
 

@@ -120,6 +120,6 @@ def test_lock_that_is_handed_over_belongs_to_the_new_message_of_the_same_id(stor
     assert isinstance(store.acquire(LockRequest(KEY, new.reserved_as, ttl=30.0, holder=new, limit=limit)), Lease)
     store.abandon(old.hold())
     assert store.renew([hold], timeout=LIMIT) == [True]
-    assert len(store.held(KEY, limit=limit)) == 1
+    assert len(store.held(KEY)) == 1
     assert store.free(hold)
-    assert store.held(KEY, limit=limit) == []
+    assert store.held(KEY) == []

@@ -51,7 +51,7 @@ def test_extension_does_not_shorten_a_hold(store: Store, limit: int) -> None:
 
     def extend(seconds: float) -> float:
         assert store.renew([Hold(KEY, owner, ttl=seconds, limit=limit, only_longer=True)], timeout=LIMIT) == [True]
-        (held,) = store.held(KEY, limit=limit)
+        (held,) = store.held(KEY)
         return held.remaining
 
     assert isinstance(store.acquire(LockRequest(KEY, owner, ttl=60.0, holder=Holder("id"), limit=limit)), Lease)

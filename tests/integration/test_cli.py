@@ -40,7 +40,7 @@ class TestList:
         (line,) = listed(shop)
         assert line["task_id"] == result.id
         assert (line["name"], line["label"]) == ("job", "job='report'"), "its lock_name"
-        assert (line["node"], line["pid"], line["slot"]) == (worker.name, run.pid, 0)
+        assert (line["node"], line["pid"]) == (worker.name, run.pid)
         assert 0 <= line["held_for"] < 60
         assert 0 < line["expires_in"] <= line["ttl"] == 2.0
         assert (line["waiters"], line["scope"], line["left_behind"]) == (0, "while_executing", False)

@@ -37,10 +37,9 @@ def client(redis_server: RedisServer) -> Iterator[Redis]:
 
 
 def acquired(client: Redis, options: dict[str, bool], said: Said, owner: str = OWNER) -> Any:
-    """The answer without the fence."""
+    """The first part of the answer."""
     keys, args = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options))
-    kind, *rest = run(client, Call(lock_commands.ACQUIRE, keys, said(args)))
-    return [kind, rest[-1] if kind == 1 else None]
+    return run(client, Call(lock_commands.ACQUIRE, keys, said(args)))[0]
 
 
 def freed(client: Redis, record: Record | None, monkeypatch: pytest.MonkeyPatch, said: Said) -> Any:
@@ -71,13 +70,12 @@ STATES: dict[str, Callable[[Redis], object]] = {
     "held": lambda client: acquired(client, {}, lock_commands.without_defaults, OTHER),
     "waited for": lambda client: client.zadd(f"{KEY}:waiting", {OTHER: 5}),
     "waited for by itself": lambda client: client.zadd(f"{KEY}:waiting", {OWNER: 5}),
-    "of several slots": lambda client: client.set(f"{KEY}:slots", 3),
     "given up": lambda client: client.set(f"{KEY}:over:{OWNER}", 1),
     "recorded": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[1])),
 }
 
 #: States in which an acquire gets nothing; and those for an acquire that also looks for a record.
-NONE = {"held", "of several slots", "given up"}
+NONE = {"held", "given up"}
 NONE_ONCE = {*NONE, "recorded"}
 
 
@@ -91,7 +89,7 @@ def test_acquire(client: Redis, options: dict[str, bool], state: str) -> None:
         answer = acquired(client, options, said)
         outcomes.append((answer, left(client)))
     assert outcomes[0] == outcomes[1]
-    assert (answer == [1, 0]) == (state not in (NONE_ONCE if options["once"] else NONE))
+    assert (answer == 1) == (state not in (NONE_ONCE if options["once"] else NONE))
 
 
 @pytest.mark.parametrize("state", ["free", "held", "waited for"])

@@ -272,7 +272,7 @@ class TestSemaphore:
             assert not Semaphore(client, NAME, 2).acquire(blocking=False)
 
     def test_lower_limit_counts_present_holders(self, client: Redis) -> None:
-        """During a rolling deploy: holders that came under the higher limit count, whichever slots they have."""
+        """During a rolling deploy: holders that came under the higher limit count."""
         made = [Semaphore(client, NAME, 5, timeout=30) for _ in range(5)]
         assert all(one.acquire(blocking=False) for one in made)
         late = Semaphore(client, NAME, 2, timeout=30)

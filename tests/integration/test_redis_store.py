@@ -17,7 +17,18 @@ from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
 from tests.contract import inside
-from tests.contract.inside import Held, Holder, Lease, LockRequest, Record, Reservation, Store, new_owner, open_url
+from tests.contract.inside import (
+    Held,
+    Hold,
+    Holder,
+    Lease,
+    LockRequest,
+    Record,
+    Reservation,
+    Store,
+    new_owner,
+    open_url,
+)
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
@@ -51,12 +62,12 @@ def lossy(own_redis: RedisServer) -> Iterator[tuple[Store, LossyProxy]]:
         store.close()
 
 
-def acquire(store: Store, *, ttl: float = TTL) -> Lease | Held:
-    return store.acquire(LockRequest(KEY, new_owner(), ttl=ttl, holder=ME))
+def acquire(store: Store, *, ttl: float = TTL, limit: int = 1, holder: Holder = ME) -> Lease | Held:
+    return store.acquire(LockRequest(KEY, new_owner(), ttl=ttl, holder=holder, limit=limit))
 
 
-def taken(store: Store, *, ttl: float = TTL) -> Lease:
-    lease = acquire(store, ttl=ttl)
+def taken(store: Store, *, ttl: float = TTL, limit: int = 1, holder: Holder = ME) -> Lease:
+    lease = acquire(store, ttl=ttl, limit=limit, holder=holder)
     assert isinstance(lease, Lease)
     return lease
 
@@ -238,8 +249,11 @@ class TestServer:
             assert isinstance(behind.wait(0.05), Held)
             assert isinstance(before.wait(5), Lease)
 
-    def test_full_memory_refuses_an_acquire_and_lets_others_finish(self, store: Store, client: Redis) -> None:
-        lease = taken(store)
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_full_memory_refuses_an_acquire_and_lets_others_finish(
+        self, store: Store, client: Redis, limit: int
+    ) -> None:
+        lease = taken(store, limit=limit)
         waiting = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True))
         assert isinstance(waiting, Held)
         client.config_set("maxmemory", 1)
@@ -324,12 +338,42 @@ class TestForeignValues:
         assert isinstance(lease, Lease)
         assert store.free(lease, record=Record(ME.message, b"record", 60))
 
-    def test_number_of_slots_that_nobody_can_have(self, store: Store, client: Redis) -> None:
-        client.set(inside.slots_number(KEY), 99_999)
-        with pytest.raises(LockUnavailable, match="slots"):
-            acquire(store)
-        with pytest.raises(LockUnavailable, match="slots"):
-            store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
+    @pytest.mark.parametrize("limit", [1, 3])
+    def test_set_of_somebody_else_is_a_clear_error(self, store: Store, client: Redis, limit: int) -> None:
+        theirs = {"a": 1.0, new_owner(): 2.0}
+        client.zadd(f"{KEY}:run", theirs)
+        with pytest.raises(LockUnavailable, match="did not write"):
+            acquire(store, limit=limit)
+        with pytest.raises(LockUnavailable, match="is not a lock"):
+            store.held(KEY)
+        hold = Hold(KEY, next(reversed(theirs)), ttl=TTL, limit=limit)
+        assert store.renew([hold], timeout=1) == [False]
+        assert not store.free(hold)
+        assert client.zrange(f"{KEY}:run", 0, -1, withscores=True) == [*theirs.items()]
+        assert client.ttl(f"{KEY}:run") == -1
+
+    @pytest.mark.parametrize("theirs", ["hello", "0" * 32])
+    def test_nobody_comes_beside_a_value_of_somebody_else(self, store: Store, client: Redis, theirs: str) -> None:
+        client.set(f"{KEY}:run", theirs, px=60_000)
+        found = acquire(store, limit=3)
+        assert isinstance(found, Held)
+        assert found.holder is None
+        assert client.get(f"{KEY}:run") == theirs
+
+    def test_nobody_comes_beside_a_hold_that_does_not_end(self, store: Store, client: Redis) -> None:
+        taken(store)
+        client.persist(f"{KEY}:run")
+        assert isinstance(acquire(store, limit=3, holder=Holder("another")), Held)
+        assert client.ttl(f"{KEY}:run") == -1
+
+    def test_key_of_several_holds_lasts_as_long_as_the_last_of_them(self, store: Store, client: Redis) -> None:
+        ttls = {"a": 20.0, "b": 60.0, "c": 40.0}
+        leases = [taken(store, holder=Holder(name), limit=3, ttl=ttl) for name, ttl in ttls.items()]
+        for left in (60, 40, 20):
+            assert left - 5 < client.ttl(f"{KEY}:run") <= left
+            store.free(max(leases, key=lambda lease: lease.ttl))
+            leases.remove(max(leases, key=lambda lease: lease.ttl))
+        assert not client.exists(f"{KEY}:run")
 
     def test_release_finds_a_value_of_another_type(self, store: Store, client: Redis) -> None:
         lease = taken(store)

@@ -805,7 +805,7 @@ class TestForgetfulNodes:
         lock = inside.queue_lock(key, owner, LONG)
         store = open_url(nodes.url, BELIEVED)
         assert isinstance(store.acquire(lock.request(ME)), Lease)
-        run = inside.lock_key(key, 0)
+        run = inside.lock_key(key)
         until(lambda: len(nodes.holding(run)) == 5)
         nodes.servers[0].restart()
         until(lambda: nodes.holding(run) == [1, 2, 3, 4])
@@ -881,7 +881,7 @@ class TestForgetfulNodes:
         until(lambda: nodes.holding(RUN) == [], "it is free")
 
     def restart_one_by_one(self, nodes: Nodes, store: Store, lease: Lease) -> None:
-        run = inside.lock_key(KEY, lease.slot or 0)
+        run = inside.lock_key(KEY)
         until(lambda: len(nodes.holding(run)) == 5, "all nodes have it")
         for server in nodes.servers:
             server.restart()
@@ -1037,15 +1037,6 @@ class TestMarks:
         assert isinstance(acquire(store, holder=Holder("another")), Held)
         lease = taken(store, holder=following)
         assert store.free(lease)
-
-
-def test_semaphore_of_the_same_name_on_the_nodes(nodes: Nodes, store: Store) -> None:
-    for server in nodes.servers:
-        server.client().set(inside.slots_number(KEY), 3)
-    with pytest.raises(LockUnavailable, match="a semaphore of this name"):
-        acquire(store)
-    with pytest.raises(LockUnavailable):
-        store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
 
 
 class TestWaiting:

@@ -140,14 +140,14 @@ def test_lock_of_a_live_worker_is_not_released_but_its_task_is_stopped(shop: Sho
 
 
 def test_only_the_task_that_was_seen_is_stopped(shop: Shop) -> None:
-    """The same worker may hold another slot of a semaphore, or hold the lock again for the next task."""
+    """The same worker may hold a semaphore twice, or hold the lock again for the next task."""
     (worker,) = shop.start("one", concurrency=2)
     until(lambda: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
     results = {result.id: result for result in (shop.send("paired", "report", LONG) for _ in range(2))}
     shop.record.wait_for(starts=2)
     until(lambda: len(shop.app.control.inspect(timeout=LIMIT, limit=1).locks()[worker.name]) == 2)
     seen, other = (HeldLock.of(key, held) for key, held in Runtime.of(shop.app).store.all_held("singleton_lock"))
-    wanted = actions.Wanted(seen.key, seen.slot, actions.mark_of(seen))
+    wanted = actions.Wanted(seen.key, actions.mark_of(seen))
     said = actions.act(shop.app, "stop", wanted, "somebody").text
     assert said.startswith(f"The worker says: task {seen.holder.task_id} is stopped")
     with pytest.raises(LockLost):

@@ -365,8 +365,8 @@ class Answers:
         if not trouble.was_there(self.world, ended_at - inside.MAX_PAUSE, but=NO_DELAY):
             return False
         values = holds.on_most(self.world.servers)
-        held = [values[run] for run in inside.slots_of(copy.key, copy.limit) if run in values]
-        return len(held) == copy.limit and all(self._is_of_a_third(value, other) for value in held)
+        held = inside.is_held_by(values, copy.key)
+        return len(held) >= copy.limit and all(self._is_of_a_third(value, other) for value in held.values())
 
     def _is_of_a_third(self, value: bytes, other: _Other) -> bool:
         """Whether a hold is that of a third message, or of a retry that was never sent, since its sender died."""

@@ -225,9 +225,12 @@ def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
 #: The parts of keys, after the name of a lock or another thing that several keys are about. A lock outside of tasks is
 #: at its name itself.
 PARTS = frozenset(
-    {"", "run", "wake", "fence", "slots", "waiting", "line", "order", "nudge", "done", "over", "memory"}
+    {"", "run", "wake", "fence", "waiting", "line", "order", "nudge", "done", "over", "memory"}
     | {"ledger", "secret", "claim", "queue"}
 )
+
+#: The value of a hold.
+_HOLD = re.compile(rb"[0-9a-f]{32}\[")
 
 #: In the keys of the lock of a waiting message; and at the end of the keys at which waiters wait.
 OF_QUEUE, WAKE = ":queue:", b":wake"
@@ -270,9 +273,19 @@ def lock_of(key: str) -> str:
     return key.rpartition(f":{part}")[0] if part else key
 
 
-def slots_of(lock: str, limit: int) -> list[str]:
-    """The keys of the holds of a lock."""
-    return [keyspace.run_key(lock, slot) for slot in range(limit)]
+def holds_in(key: str, value: Any) -> list[tuple[str, bytes, float]]:
+    """The holds in the set at the key of a lock: a name as if each had a key of its own, its value, and its end in ms
+    since the epoch.
+    """
+    if not any(_HOLD.match(element) for element in value):
+        return []
+    lock = key.removesuffix(":run") if part_of(key) == "run" else keyspace.plain_key(key).base
+    return [(f"{lock}:run:{element[:OWNER_LENGTH].decode()}", element, end) for element, end in value.items()]
+
+
+def is_held_by(values: Mapping[str, bytes], lock: str) -> dict[str, bytes]:
+    """The holds of a lock among these."""
+    return {key: value for key, value in values.items() if part_of(key) == "run" and lock_of(key) == lock}
 
 
 def name_in(key: str) -> str:
@@ -292,9 +305,9 @@ def attempt_of(key: str) -> tuple[str, int] | None:
     return None
 
 
-def run_key(package: Any, lock: str, slot: int) -> bytes:
-    """The key of a lock, or of a slot of it, that a process with this copy of the package holds."""
-    return str(attribute(package("stores.redis.keyspace"), "run_key")(lock, slot)).encode()
+def run_key(package: Any, lock: str) -> bytes:
+    """The key of a lock that a process with this copy of the package holds."""
+    return str(attribute(package("stores.redis.keyspace"), "run_key")(lock)).encode()
 
 
 #: The parts of the keys of those that are in line.

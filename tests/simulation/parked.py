@@ -335,7 +335,7 @@ class Parked:
     def _is_held(self, key: str, limit: int) -> bool:
         """Whether nobody else could have the lock; notes changes."""
         now, values = self.run.now, holds.on_most(self.world.servers)
-        held = {run: values[run] for run in inside.slots_of(key, limit) if run in values}
+        held = inside.is_held_by(values, key)
         owners = frozenset(map(holds.owner_of, held.values()))
         last, _ = self._held.get(key, (None, 0.0))
         if last != owners:

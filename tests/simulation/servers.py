@@ -17,6 +17,7 @@ from redis.connection import Connection
 from tests.simulation import inside
 from tests.simulation.network import Network, Socket, Way
 from tests.simulation.redis import RedisModel
+from tests.simulation.redis.dataset import Scores
 from tests.simulation.scheduler import Host, Simulation, simulation
 
 #: A key, its value, and the ms since the epoch at which it ends.
@@ -40,6 +41,7 @@ class _Seen:
     def of_data(data: Any, version: int, now: int) -> _Seen:
         """The data as a client finds them in this millisecond: a key is there until the end of its last millisecond."""
         every = [(key.decode(), value, data.ends_at.get(key)) for key, value in data.values.items()]
+        every += [hold for key, value, _ in every if isinstance(value, Scores) for hold in inside.holds_in(key, value)]
         living = [it for it in every if it[2] is None or it[2] >= now]
         inside.check_keys(key for key, _, _ in every)
         values = [(key, value) for key, value, _ in living if isinstance(value, bytes)]
@@ -181,11 +183,13 @@ class Server:
     def keeps(self, key: bytes, owner: bytes) -> bool:
         """Whether the key belongs to this owner; while the server is down, its last data count."""
         data = self._data if self.model is None else self.model.dataset
-        value = data.values.get(key)
+        value, now = data.values.get(key), self.clock() * 1000
+        if isinstance(value, Scores):
+            return any(element.startswith(owner) and end > now for element, end in value.items())
         if value.__class__ is not bytes or not value.startswith(owner):
             return False
         ends_at = data.ends_at.get(key)
-        return ends_at is None or ends_at > self.clock() * 1000
+        return ends_at is None or ends_at > now
 
     def remembers(self, seconds: float) -> bool:
         """Whether it has all writes of the last seconds: otherwise it has no vote in a Redlock."""

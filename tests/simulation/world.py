@@ -446,7 +446,7 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
     left = lease.trusted_until - process.host.clock(world.run.now)
     if lease.reason is not None or left <= 0 or lease.slot is None:
         return
-    key, servers = _run_key(process.package, lease.key, lease.slot), world.servers
+    key, servers = _run_key(process.package, lease.key), world.servers
     owner = lease.owner.encode()
     others = [server for server in servers if not server.keeps(key, owner)]
     keeping, many = len(servers) - len(others), len(servers)
@@ -457,6 +457,6 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
 
 
 @lru_cache(maxsize=256)
-def _run_key(package: Any, key: str, slot: int) -> bytes:
+def _run_key(package: Any, key: str) -> bytes:
     with loading.uninterrupted():
-        return inside.run_key(package, key, slot)
+        return inside.run_key(package, key)

@@ -27,7 +27,7 @@ def _change(old: bytes, new: bytes) -> None:
 
 
 def _free_without_owner() -> None:
-    _change(b"type(value) == 'string' and string.sub(value, 1, #owner) == owner then\nours", b"value then\nours")
+    _change(b"ours, _, is_set = hold_of(lock, owner)", b"ours, _, is_set = hold_of(lock, '')")
 
 
 def _no_heartbeat() -> None:
@@ -42,7 +42,7 @@ def _nothing_remembered() -> None:
 
 
 def _take_what_is_held() -> None:
-    _change(b"if not slot then", b"slot = slot or 0\nif false then")
+    _change(b"if not takes then", b"if false then")
 
 
 def _stops_for_nobody() -> None:

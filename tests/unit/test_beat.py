@@ -26,10 +26,13 @@ from celery_singleton_lock.beat import ExclusiveScheduler, claiming, ticks
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.memory.ledger import MemoryLedger
 from celery_singleton_lock.task.header import HEADER
 from celery_singleton_lock.task.message_identity import fixed
+from tests.books import MemoryLedger, StoreWithBooks
 from tests.patience import LIMIT
+
+#: No lock server.
+NOBODY = "redis://127.0.0.1:1/0"
 
 
 class Recorder(Scheduler):
@@ -43,17 +46,19 @@ class Recorder(Scheduler):
 
 def app_with(name: str = "unit", **conf: Any) -> Celery:
     app = Celery(name, broker="memory://", set_as_current=False)
-    app.conf.update({"singleton_lock_beat_scheduler": Recorder, "result_expires": None, **conf})
+    app.conf.update(singleton_lock_backend=NOBODY, singleton_lock_beat_scheduler=Recorder, result_expires=None)
+    app.conf.update(conf)
     return app
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
     """Schedulers that share their locks."""
-    store = MemoryStore()
+    store = StoreWithBooks()
     monkeypatch.setattr(Recorder, "sent", [])
     refusals.clear()
     monkeypatch.setattr("celery_singleton_lock.runtime.open_store", lambda settings: store)
+    monkeypatch.setattr("celery_singleton_lock.beat.scheduler.check_servers", lambda settings: None)
 
     def made(**conf: Any) -> ExclusiveScheduler:
         return ExclusiveScheduler(app_with(**conf), Producer=lambda *args, **kwargs: None, max_interval=0.01)
@@ -562,6 +567,16 @@ def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[.
     assert sent[0][HEADER]["sent"] == fixed(sent[0]["id"])
     task.apply_async(headers=dict(sent[0]))
     assert sent[1][HEADER]["sent"] != sent[0][HEADER]["sent"], "copied headers are another sending"
+
+
+def test_locks_in_memory_are_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(InvalidOption, match=r"'memory://', which beats do not share; allowed here: .* redis://"):
+        ExclusiveScheduler(app_with(singleton_lock_backend="memory://"))
+
+
+def test_locks_in_memory_may_be_disabled(make: Callable[..., ExclusiveScheduler]) -> None:
+    off = {"singleton_lock_backend": "memory://", "singleton_lock_enabled": False}
+    run(make(beat_schedule=every(0.05, "a"), **off), lambda: len(Recorder.sent) >= 3)
 
 
 def test_disabled_locks_leave_only_the_wrapped_scheduler(make: Callable[..., ExclusiveScheduler]) -> None:

@@ -35,7 +35,7 @@ def key_of(name: str) -> str:
 
 def lock(name: str = "job", **changes: Any) -> HeldLock:
     holder = Holder("some-task", 0, "one@host", 42, clock.wall() - 100, ttl=30.0, label="tenant=7")
-    held = Held(replace(holder, **changes), "owner", 20.0, slot=0, waiters=2)
+    held = Held(replace(holder, **changes), "owner", 20.0, waiters=2)
     return HeldLock.of(key_of(name), held)
 
 
@@ -69,19 +69,19 @@ def test_lock_of_a_message_is_shown_as_queued() -> None:
 
 
 def test_value_of_a_stranger_is_shown_as_foreign() -> None:
-    foreign = HeldLock.of("unit:some:thing", Held(None, "hello", float("inf"), slot=0))
+    foreign = HeldLock.of("unit:some:thing", Held(None, "hello", float("inf")))
     assert shown(foreign) == ["unit:some:thing", "foreign", "-", "-", "0"]
     assert (foreign.expires_in, foreign.ttl, foreign.scope) == (None, None, None)
 
 
 def test_each_lock_is_shown_once_and_in_order() -> None:
     first = lock()
-    second = replace(first, held=replace(first.held, slot=1))
+    second = replace(first, held=replace(first.held, owner="the other"))
     assert in_order([second, first, second]) == [first, second]
 
 
 def test_columns_are_as_wide_as_necessary() -> None:
-    foreign = HeldLock.of("unit:some:\nthing", Held(None, "hello", float("inf"), slot=0))
+    foreign = HeldLock.of("unit:some:\nthing", Held(None, "hello", float("inf")))
     assert locks_table([foreign]).splitlines() == [
         "TASK               LABEL  HOLDER   WORKER  FOR  WAITING",
         "unit:some:\\nthing         foreign  -       -    0",
@@ -90,12 +90,11 @@ def test_columns_are_as_wide_as_necessary() -> None:
 
 def test_each_lock_has_a_line_with_its_task_first() -> None:
     third = lock("shop.render")
-    third = replace(third, held=replace(third.held, slot=2))
     beat = lock("beat:shop", task_id=None, label="")
     each = [shown(it) for it in (lock(), lock(pid=0), third, beat)]
     assert each[0] == ["job", "tenant=7", "some-tas", "one@host", "100 s", "2"]
     assert each[1][3] == "(kept) one@host"
-    assert each[2][0] == "shop.render slot 2"
+    assert each[2][0] == "shop.render"
     assert each[3][:3] == ["beat:shop", "beat", "one@host"]
 
 

@@ -22,7 +22,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from tests.patience import in_this_thread
 
 TTL = 30.0
-HELD = Held(Holder("id", 0, "one@host", 42, 1.0, ttl=TTL), "owner", 25.0, slot=0)
+HELD = Held(Holder("id", 0, "one@host", 42, 1.0, ttl=TTL), "owner", 25.0)
 
 
 def over() -> str:
@@ -151,8 +151,8 @@ class Endless(MemoryStore):
         self.renewed = True
         return super().renew(leases, timeout=timeout)
 
-    def held(self, key: str, *, limit: int = 1) -> list[Held]:
-        return [self._endless(held) for held in super().held(key, limit=limit)]
+    def held(self, key: str) -> list[Held]:
+        return [self._endless(held) for held in super().held(key)]
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
         for key, held in super().all_held(prefix):

@@ -25,7 +25,7 @@ def socket_of(connection: Connection) -> socket.socket:
 
 
 def nodes_of(client: RedisCluster) -> tuple[Sequence[tuple[str, int]], Mapping[str, Any]]:
-    """The nodes that a cluster's client begins with, and its connections' options; none of them refers to the client."""
+    """A cluster client's first nodes, and its connections' options, none of which refers to the client."""
     nodes: NodesManager = client.nodes_manager
     after_login: Callable[[Any], object] | None = cast("Any", client).user_on_connect_func
 

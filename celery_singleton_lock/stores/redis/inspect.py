@@ -7,10 +7,10 @@ is no answer, or an error, each function raises `RedisError` or `OSError`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
@@ -21,6 +21,9 @@ from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
 from celery_singleton_lock.stores.redis.script import Command, ms
 from celery_singleton_lock.stores.redis.server import Endpoint
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
+
+#: The name of a key.
+Name = TypeVar("Name", str, bytes)
 
 #: Seconds after which a process that has written nothing is surely gone.
 LONG_GONE = 10 * WAITING_TTL
@@ -75,42 +78,39 @@ def _read(line: object) -> tuple[int, int, int]:
 #: Keys, or entries, that the server looks at in one step.
 _STEP = 500
 
+#: The end of the key of a lock.
+_RUN = ":run"
 
-def held(server: Endpoint, key: str, limit: int) -> list[Held]:
-    """The holders of the key, also in slots beyond the limit."""
-    (in_use,) = server.command_each([("GET", keyspace.slots_key(key))])
-    slots = max(limit, min(cleaned.whole(in_use) or 0, lock_answers.MAX_SLOTS))
-    return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
+
+def held(server: Endpoint, key: str) -> list[Held]:
+    """The holders of the key."""
+    (found,) = _looked_up(server, [key])
+    return found
 
 
 def all_held(server: Endpoint, prefix: str) -> Iterator[tuple[str, Held]]:
     """The locks whose key begins with `prefix` and a colon."""
-    for names in _named(server, f"{prefix}:*:run*"):
-        places = [place for name in names if (place := _Place.of(name)) is not None]
-        for place, held in zip(places, _looked_up(server, places, others=True), strict=True):
-            if held is not None:
-                yield place.key, held
+    for names in _named(server, f"{prefix}:*{_RUN}"):
+        keys = [name.removesuffix(_RUN) for name in names]
+        for key, found in zip(keys, _looked_up(server, keys, others=True), strict=True):
+            yield from ((key, held) for held in found)
 
 
 def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeyState:
     """All that there is of one key; `everywhere` is searched for its records."""
     done = keyspace.done_key(key, "")
-    places: set[_Place] = set()
     remaining: dict[str, int] = {}
-    for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in everywhere):
-        places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
-        messages = [name for name in names if name.startswith(done)]
+    for messages in chain.from_iterable(_named(each, f"{_literally(done)}*") for each in everywhere):
         remaining.update(
-            zip(messages, _numbers(server.command_each([("PTTL", name) for name in messages])), strict=True)
+            zip(messages, unless_refused(server.command_each([("PTTL", name) for name in messages])), strict=True)
         )
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
-    held = _looked_up(server, sorted(places, key=lambda place: place.slot))
-    shown = tuple(it for it in held if it is not None)
+    shown = held(server, key)
     about: list[Command] = [("GET", keyspace.fence_key(key)), *asking(key)]
     # A record may hold a return value of some KiB.
     fence, recent, lines, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return KeyState(
-        shown,
+        tuple(shown),
         max((it for it in (cleaned.whole(fence), *(each.fence for each in shown)) if it is not None), default=None),
         counted(recent, lines),
         tuple(
@@ -138,55 +138,58 @@ def scanned(server: Endpoint, *command: object, match: str = "*") -> Iterator[li
             return
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a lock may be."""
-
-    key: str
-    slot: int
-
-    @classmethod
-    def of(cls, name: str) -> _Place | None:
-        """The place of this name; None if no lock of this package can be there."""
-        key, found, slot = name.rpartition(":run")
-        if not found or (slot and not re.fullmatch(":[1-9][0-9]{0,3}", slot, re.ASCII)):
-            return None
-        return cls(key, int(slot[1:] or 0))
-
-
 def _named(server: Endpoint, pattern: str) -> Iterator[list[str]]:
     for names in scanned(server, "SCAN", match=pattern):
         yield [name.decode(errors="replace") for name in names]
 
 
-def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
-    """The holder of each of the places, None if there is none.
+def _looked_up(server: Endpoint, keys: Sequence[str], *, others: bool = False) -> list[list[Held]]:
+    """The holders of each of the locks, in the order in which they took it.
 
     Args:
         server: where they are.
-        places: where to look.
-        others: whether values of another type may be there, which are nobody's lock; if not, they are an error.
+        keys: the locks.
+        others: whether values of others may be there, which are nobody's lock; if not, they are an error.
     """
-    ways = [(place, keyspace.run_key(place.key, place.slot)) for place in places]
-    asked: list[Sequence[Command]] = [(("GET", name), ("PTTL", name), *asking(it.key)) for it, name in ways]
+    names = [keyspace.run_key(key) for key in keys]
+    each = zip(keys, names, strict=True)
+    asked: list[Sequence[Command]] = [(("GET", name), ("PTTL", name), *asking(key)) for key, name in each]
     answers = server.command_each([*chain.from_iterable(asked)])
-    by_question = (answers[question::4] for question in range(4))
-    found: list[Held | None] = []
-    for (place, name), value, pttl, recent, lines in zip(ways, *by_question, strict=True):
-        if isinstance(value, Exception) and not others:
-            if str(value).startswith("WRONGTYPE"):
-                raise ResponseError(f"the value at {name} is not a lock: {value}")
-            raise value
-        if not isinstance(value, bytes):
-            found.append(None)  # It is gone by now, or of another type.
-            continue
-        (remaining,) = _numbers([pttl])
-        held, fence = lock_answers.parse_held(value, remaining), lock_answers.fence_of(value)
-        found.append(replace(held, slot=place.slot, waiters=counted(recent, lines), fence=fence))
+    by_question = [answers[question::4] for question in range(4)]
+    sets = sets_among(server, dict(zip(names, by_question[0], strict=True)))
+    found = []
+    for name, only, its_pttl, recent, lines in zip(names, *by_question, strict=True):
+        value, pttl = sets.get(name, (only, its_pttl))
+        (remaining,) = unless_refused([pttl])
+        try:
+            (value,) = unless_refused([value])
+            holds = lock_answers.parse_holds(value, remaining)
+        except ResponseError as error:
+            holds = []
+            if not others:
+                raise _no_lock(name, error) from error
+        found.append([replace(held, waiters=counted(recent, lines)) for held in holds])
     return found
 
 
-def _numbers(answers: Iterable[Any]) -> list[int]:
+def _no_lock(name: str, error: ResponseError) -> ResponseError:
+    return ResponseError(f"the value at {name} is not a lock: {error}") if _is_strange(error) else error
+
+
+def sets_among(server: Endpoint, values: Mapping[Name, object]) -> dict[Name, tuple[Any, Any]]:
+    """What is in those keys that are sets, by their values or errors; with their remaining milliseconds."""
+    asked = [name for name, value in values.items() if _is_strange(value)]
+    commands: list[Sequence[Command]] = [(("ZRANGE", name, 0, -1, "WITHSCORES"), ("PTTL", name)) for name in asked]
+    answers = server.command_each([*chain.from_iterable(commands)]) if asked else []
+    return dict(zip(asked, zip(answers[::2], answers[1::2], strict=True), strict=True))
+
+
+def _is_strange(value: object) -> bool:
+    """Whether a value is of another type than was expected."""
+    return isinstance(value, Exception) and str(value).startswith("WRONGTYPE")
+
+
+def unless_refused(answers: Iterable[Any]) -> list[Any]:
     """The answers; an error among them, such as a missing permission, is raised."""
     found = [*answers]
     for answer in found:

@@ -11,13 +11,9 @@ from itertools import count
 
 from redis.crc import key_slot
 
-from celery_singleton_lock.lease import Hold
 
-
-def run_key(key: str, slot: int = 0) -> str:
-    """The key of a lock, or of a slot of a semaphore: a semaphore with one slot is a plain lock."""
-    if slot:
-        return _beside(key, f"run:{slot}")
+def run_key(key: str) -> str:
+    """Where a lock is held: a string; or a sorted set, if several may hold it."""
     return key if isinstance(key, PlainKey) else _beside(key, "run")
 
 
@@ -29,11 +25,6 @@ def wake_key(key: str) -> str:
 def fence_key(key: str) -> str:
     """The highest fencing token that was given out."""
     return _beside(key, "fence")
-
-
-def slots_key(key: str) -> str:
-    """How many slots are in use, if that is more than one."""
-    return _beside(key, "slots")
 
 
 def waiting_key(key: str) -> str:
@@ -85,12 +76,6 @@ def claim_keys(key: str, entries: Iterable[str]) -> list[str]:
 def gone_keys(key: str, entries: Iterable[str]) -> list[str]:
     """The last runs of entries that were just removed."""
     return [_beside(key, f"gone:{entry}:") for entry in entries]
-
-
-def places_of(hold: Hold) -> list[str]:
-    """The keys where a hold may be: in its slot, or in any slot if that is not known."""
-    slots = range(hold.limit) if hold.slot is None else (hold.slot,)
-    return [run_key(hold.key, slot) for slot in slots]
 
 
 def over_key(key: str, name: str) -> str:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
-from redis.exceptions import RedisError, TimeoutError
+from redis.exceptions import RedisError, ResponseError
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder, task_arriving_as
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
-
-#: The most slots of one key that are looked at.
-MAX_SLOTS = 10_000
-
-#: How often a question is repeated at once because more slots are in use than were named.
-WIDER = 5
-
-T = TypeVar("T")
 
 
 class Answer(IntEnum):
@@ -31,21 +23,19 @@ class Answer(IntEnum):
     RECORD = 2
     NO_VOTE = 3
     GIVEN_UP = 4
-    MORE_SLOTS = 5
-    NEWEST = 6
-    SUPERSEDED = 7
+    NEWEST = 5
+    SUPERSEDED = 6
 
 
 #: The parts of each answer, including this one.
 _PARTS: Mapping[int, list[type]] = {
-    Answer.HELD: [int, bytes, int, int],
-    Answer.GRANTED: [int, int, int],
+    Answer.HELD: [int, bytes, int],
+    Answer.GRANTED: [int, int],
     Answer.RECORD: [int, bytes, int],
     Answer.NO_VOTE: [int, int],
     Answer.GIVEN_UP: [int],
-    Answer.MORE_SLOTS: [int, int],
-    Answer.NEWEST: [int, bytes, int, int, int],
-    Answer.SUPERSEDED: [int, bytes, int, int, bytes],
+    Answer.NEWEST: [int, bytes, int, int],
+    Answer.SUPERSEDED: [int, bytes, int, bytes],
 }
 
 
@@ -94,42 +84,15 @@ class GivenUp(RedisError):
     """The owner takes nothing any more: it was given up, or a refusal was, before the server carried this out."""
 
 
-class MoreSlots(Exception):
-    """There are holds in slots that were not named.
-
-    Attributes:
-        slots: how many to name.
-    """
-
-    def __init__(self, slots: int) -> None:
-        super().__init__(slots)
-        self.slots = min(slots, MAX_SLOTS)
-
-
-def with_all_slots(slots: int, ask: Callable[[int], T]) -> T:
-    """Ask with this many slots named, and again with all that are in use.
-
-    Raises:
-        TimeoutError: there were more each time, or there are more than can be.
-    """
-    for _ in range(WIDER):
-        try:
-            return ask(slots)
-        except MoreSlots as more:
-            slots = max(more.slots, slots)
-    raise TimeoutError("the number of slots in use changes too often")
-
-
 def parse_acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lease | Held | Record:
     """What an acquire has got.
 
     Raises:
-        GivenUp, MoreSlots: it has got nothing.
+        GivenUp: it has got nothing.
     """
     kind, *rest = answer
     if kind == Answer.GRANTED:
-        fence, slot = rest
-        return request.lease(fence=fence, sent_at=sent_at, slot=slot)
+        return request.lease(fence=rest[0], sent_at=sent_at, slot=0)
     if kind == Answer.GIVEN_UP:
         raise GivenUp("this owner was given up before the server carried out its request")
     return _in_the_way(answer, request.holder.message)
@@ -140,14 +103,14 @@ def parse_handed_over(answer: Sequence[Any], request: LockRequest) -> Lease | He
 
     A lease must be confirmed: nobody knows when it was asked for.
     """
-    return None if answer[0] in (Answer.GIVEN_UP, Answer.MORE_SLOTS) else parse_acquired(answer, request, 0.0)
+    return None if answer[0] == Answer.GIVEN_UP else parse_acquired(answer, request, 0.0)
 
 
 def parse_refusal(answer: Sequence[Any], message: str) -> Held | Record | None:
     """What a `refuse` has found; None if the message is refused.
 
     Raises:
-        GivenUp, MoreSlots: it was not even tried.
+        GivenUp: it was not even tried.
     """
     if answer[0] == Answer.GIVEN_UP:
         raise GivenUp("this refusal was given up before the server carried it out")
@@ -168,21 +131,13 @@ def _has_parts(answer: Any, allowed: Mapping[int, list[type]]) -> bool:
 
 def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
     kind, *rest = answer
-    if kind == Answer.MORE_SLOTS:
-        raise MoreSlots(*rest)
     if kind in (Answer.HELD, Answer.NEWEST, Answer.SUPERSEDED):
-        value, pttl, slot, *about = rest
-        found = replace(parse_held(value, pttl), slot=slot)
+        value, pttl, *about = rest
+        found = parse_held(value, pttl)
         if kind == Answer.SUPERSEDED:
-            return Superseded(found.holder, found.owner, found.remaining, slot, by=task_arriving_as(*about))
+            return Superseded(found.holder, found.owner, found.remaining, by=task_arriving_as(*about))
         return replace(found, arrived=about[0]) if about else found
     return record(message, *rest)
-
-
-def fence_of(value: bytes) -> int | None:
-    """The fence of a hold, which is inside the holder."""
-    fields = cleaned.array(value[OWNER_LENGTH:])
-    return cleaned.count(fields[FENCE]) or None if fields is not None and len(fields) > FENCE else None
 
 
 def record(message: str, content: bytes, pttl: int) -> Record:
@@ -191,6 +146,38 @@ def record(message: str, content: bytes, pttl: int) -> Record:
 
 
 def parse_held(value: bytes, pttl: int) -> Held:
-    """What a lock's value and its remaining milliseconds say."""
+    """What a hold's value and its remaining milliseconds say."""
     owner, holder = value[:OWNER_LENGTH].decode(errors="replace"), Holder.loads(value[OWNER_LENGTH:])
     return Held(holder, owner, float("inf") if pttl == -1 else max(pttl, 0) / 1000)
+
+
+def parse_holds(found: object, pttl: int) -> list[Held]:
+    """The holds at the key of a lock, the first to take it first.
+
+    Args:
+        found: the value; or the elements and scores of a set (see `holds.lua`).
+        pttl: the remaining milliseconds of the key, which ends with the last of them.
+
+    Raises:
+        ResponseError: the elements of the set are something else.
+    """
+    if not isinstance(found, list):
+        return [_with_fence(found, pttl)] if isinstance(found, bytes) else []
+    pairs = zip(found[::2], found[1::2], strict=False)
+    ends = {value: cleaned.whole(end) or 0 for value, end in pairs if isinstance(value, bytes)}
+    now = max(ends.values(), default=0) - pttl
+    each = [_with_fence(value, -1 if pttl == -1 else end - now) for value, end in ends.items()]
+    held = [replace(it, shared=True) for it in each]
+    if any(it.holder is None for it in held):
+        raise ResponseError("WRONGTYPE a set of other elements")
+    return sorted((it for it in held if it.remaining), key=lambda it: it.fence or 0)
+
+
+def _with_fence(value: bytes, pttl: int) -> Held:
+    return replace(parse_held(value, pttl), fence=_fence_in(value))
+
+
+def _fence_in(value: bytes) -> int | None:
+    """The fence of a hold, which is inside the holder."""
+    fields = cleaned.array(value[OWNER_LENGTH:])
+    return cleaned.count(fields[FENCE]) or None if fields is not None and len(fields) > FENCE else None

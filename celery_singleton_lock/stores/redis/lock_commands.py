@@ -38,13 +38,14 @@ FENCE_TTL = 600.0
 HAND_OVER_TTL = 1.0
 
 #: The parts of a script that takes a lock.
-TAKING = "now", "lock/grant", "lock/answers", "lock/request", "lock/places", "lock/newest"
+TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/request", "lock/places", "lock/newest"
 ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
 HAND_OVER = Script(*TAKING, "lock/hand_over", "lock/acquire", answers=answers_question)
-FREE, WAKE = Script("lock/free"), Script("lock/wake")
-REFUSE = Script("lock/answers", "lock/refuse", answers=answers_refusal)
+FREE, WAKE = Script("now", "lock/holds", "lock/free"), Script("lock/wake")
+COUNT = Script("now", "lock/count")
+REFUSE = Script("now", "lock/answers", "lock/holds", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("lock/answers", "lock/recorded", answers=answers_refusal)
-RENEW = Script("lock/renew", answers=answers_renewal, each=lambda call: len(call.keys))
+RENEW = Script("now", "lock/holds", "lock/renew", answers=answers_renewal, each=lambda call: len(call.keys))
 REPLACE = Script("lock/replace_records", answers=are_whole, each=lambda call: len(call.keys))
 
 
@@ -59,8 +60,6 @@ class AcquireArgs(NamedTuple):
     waiting_ms: int = 0
     asked_at_ms: int | str = 0
     reserved_as: str = ""
-    sending: str = ""
-    slots: int = 1
     fence_seed: int | str = ""
     memory_ms: int = 0
     limit: int = 1
@@ -100,9 +99,9 @@ def without_defaults(args: AcquireArgs | EndArgs) -> Sequence[object]:
     return args[:count]
 
 
-def acquire(request: LockRequest, *, slots: int = 0) -> Call:
-    """See `Store.acquire`; `slots` says how many to name, `limit` at least."""
-    keys, args = question(request, slots=slots)
+def acquire(request: LockRequest) -> Call:
+    """See `Store.acquire`."""
+    keys, args = question(request)
     return Call(ACQUIRE, keys, without_defaults(args))
 
 
@@ -114,18 +113,15 @@ def hand_over(request: LockRequest) -> Call:
     return Call(HAND_OVER, keys, without_defaults(args))
 
 
-def question(request: LockRequest, *, slots: int = 0) -> tuple[list[str], AcquireArgs]:
+def question(request: LockRequest) -> tuple[list[str], AcquireArgs]:
     """KEYS and ARGV of `request.lua`; see `acquire`."""
     key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
     arrival = request.arrival
-    slots = max(slots, request.limit)
-    keys = [keyspace.fence_key(key), keyspace.slots_key(key)]
-    keys += [keyspace.over_key(key, request.owner), keyspace.wake_key(key)]
+    keys = [keyspace.fence_key(key), keyspace.over_key(key, request.owner), keyspace.wake_key(key)]
     keys += [keyspace.done_key(key, holder.message)] if once else []
     keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
     keys += [keyspace.order_key(key, arrival.order)] if arrival else []
-    keys += [keyspace.run_key(key, slot) for slot in range(slots)]
-    keys += [keyspace.over_key(key, each) for each in given_up]
+    keys += [keyspace.run_key(key), *(keyspace.over_key(key, each) for each in given_up)]
     return keys, AcquireArgs(
         owner=request.owner,
         holder=holder.around_fence(request.ttl),
@@ -135,8 +131,6 @@ def question(request: LockRequest, *, slots: int = 0) -> tuple[list[str], Acquir
         waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
         asked_at_ms=ms(clock.wall()) if request.waiting else 0,
         reserved_as=_reserved_as(holder),
-        sending=_beginning_of_copies(holder) if slots > 1 or arrival else "",
-        slots=slots,
         limit=request.limit,
         given_up="".join(given_up),
         over_ms=over_ms(request.ttl) if given_up or request.late else 0,
@@ -170,7 +164,7 @@ def undo(request: LockRequest, *, wakes: bool = True) -> Call:
 
 def take_no_more(hold: Hold) -> Call:
     """Leave the owner's tombstone; it keeps what it has."""
-    return ending(hold, hold.owner, places=(), over=(hold.owner,))
+    return ending(hold, hold.owner, frees=False, over=(hold.owner,))
 
 
 def ending(
@@ -179,7 +173,7 @@ def ending(
     *,
     record: Record | None = None,
     reservation: Reservation | None = None,
-    places: Sequence[str] | None = None,
+    frees: bool = True,
     over: Sequence[str] = (),
     over_for: int | None = None,
     wakes: bool = True,
@@ -194,19 +188,20 @@ def ending(
         hold: what to end.
         value: how the value of the hold to end begins.
         record, reservation: what to leave behind.
-        places: the keys where the hold may be; None: where the hold says.
+        frees: whether the hold ends.
         over: owners that take nothing from now on.
         over_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
     """
-    key, places = hold.key, keyspace.places_of(hold) if places is None else places
+    key = hold.key
     keys = [keyspace.waiting_key(key), keyspace.wake_key(key)]
     if record is not None:
         keys.append(keyspace.done_key(key, record.message))
     if reservation is not None:
-        keys += [keyspace.slots_key(key), keyspace.done_key(key, reservation.holder.message)]
-    keys += [*places, *(keyspace.over_key(key, each) for each in over)]
+        keys.append(keyspace.done_key(key, reservation.holder.message))
+    keys += [keyspace.run_key(key)] if frees else []
+    keys += [keyspace.over_key(key, each) for each in over]
     args = without_defaults(
         EndArgs(
             value,
@@ -218,7 +213,7 @@ def ending(
             reserved_ms=ms(reservation.seconds) if reservation else 0,
             over_ms=(over_ms(hold.ttl) if over_for is None else over_for) if over else 0,
             limit=hold.limit,
-            locks=len(places),
+            locks=int(frees),
         )
     )
     if record is None and reservation is None:
@@ -234,10 +229,9 @@ def ending(
     return Call(FREE, keys, args, later=later)
 
 
-def refuse(key: str, holder: Holder, record: Record, *, slots: int) -> Call:
+def refuse(key: str, holder: Holder, record: Record) -> Call:
     """See `Store.refuse`."""
-    keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
-    keys += [keyspace.run_key(key, slot) for slot in range(slots)]
+    keys = [keyspace.done_key(key, record.message), keyspace.run_key(key)]
     copies = _reserved_as(holder), _beginning_of_copies(holder), holder.retries, holder.replaced
     return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
 
@@ -253,24 +247,19 @@ def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
 
 def renew(holds: Sequence[Hold]) -> Call:
     """Renew some holds in one call; see `renewed` for the answer."""
-    pairs = [pair for hold in holds for pair in _renewals(hold)]
-    return Call(RENEW, [place for place, _, _ in pairs], [arg for _, *pair in pairs for arg in pair])
+    keys = [keyspace.run_key(hold.key) for hold in holds]
+    return Call(RENEW, keys, [arg for hold in holds for arg in (hold.owner, _ttl_ms(hold))])
 
 
 def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
     """Which of the holds in a `renew` are still held."""
-    return [renewed_at_all(each) for each in _answers_of(holds, answer)]
-
-
-def renewed_at_all(answer: Sequence[int | bytes]) -> bool:
-    """Whether the only hold of a `renew` is still held."""
-    return any(one != 0 for one in answer)
+    return [one != 0 for _, one in zip(holds, answer, strict=True)]
 
 
 def superseded(holds: Sequence[Hold], answer: Any) -> list[str | None]:
     """The task for which each of the holds in a `renew` is to end; None if it is not to end."""
-    found = [next((one for one in each if isinstance(one, bytes)), None) for each in _answers_of(holds, answer)]
-    return [None if one is None else cleaned.text(one.decode(errors="replace")) for one in found]
+    each = zip(holds, answer, strict=True)
+    return [cleaned.text(one.decode(errors="replace")) if isinstance(one, bytes) else None for _, one in each]
 
 
 def wake(key: str, *, limit: int = 0) -> Call:
@@ -281,24 +270,19 @@ def wake(key: str, *, limit: int = 0) -> Call:
     return Call(WAKE, [keyspace.wake_key(key)], [ms(WAKE_TTL), limit])
 
 
+def count(key: str) -> Call:
+    """Ask how many hold a lock."""
+    return Call(COUNT, [keyspace.run_key(key)], [])
+
+
 def over_ms(ttl: float) -> int:
     """How long it is remembered that an owner of this ttl was given up."""
     return ms(max(ttl, OVER_TTL))
 
 
-def _renewals(hold: Hold) -> list[tuple[str, str, int | str]]:
-    """The keys to renew with a hold, each with how its value must begin (or nothing), and milliseconds."""
-    ttl_ms: int | str = f"+{ms(hold.ttl)}" if hold.only_longer else ms(hold.ttl)
-    keys = [(place, hold.owner, ttl_ms) for place in keyspace.places_of(hold)]
-    if hold.limit > 1 and hold.slot != 0:
-        keys.append((keyspace.slots_key(hold.key), "", ms(hold.ttl)))
-    return keys
-
-
-def _answers_of(holds: Sequence[Hold], answer: Any) -> list[list[int | bytes]]:
-    """What `renew.lua` says of each hold, which may be in one of several places."""
-    answers = iter(answer)
-    return [[next(answers) for _ in _renewals(hold)] for hold in holds]
+def _ttl_ms(hold: Hold) -> int | str:
+    """The ttl as `renew.lua` wants it."""
+    return f"+{ms(hold.ttl)}" if hold.only_longer else ms(hold.ttl)
 
 
 def _reserved_as(holder: Holder) -> str:

@@ -6,7 +6,7 @@ Everything here uses separate connections, and nothing blocks a server or writes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -19,7 +19,7 @@ from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.redis import address, inspect
 from celery_singleton_lock.stores.redis._redis_py import sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.lock_answers import parse_held
+from celery_singleton_lock.stores.redis.lock_answers import parse_holds
 from celery_singleton_lock.stores.redis.server import OF_A_CLUSTER, Server, words_of
 
 #: The most keys that are looked at on one server.
@@ -195,18 +195,18 @@ def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
     lives = server.command_each([("PTTL", name) for name in names])
     locks = [name for name in names if _is_lock(name)]
     values = dict(zip(locks, server.command_each([("GET", name) for name in locks]), strict=True))
+    values |= {name: elements for name, (elements, _) in inspect.sets_among(server, values).items()}
     for name, pttl in zip(names, lives, strict=True):
         value = values.get(name)
         if not isinstance(pttl, int) or pttl == -2:
             continue  # It has ended meanwhile.
-        yield Key(
-            name.decode(errors="replace"),
-            remaining=None if pttl == -1 else pttl / 1000,
-            held=parse_held(value, pttl) if isinstance(value, bytes) else None,
-            foreign_type=server.command("TYPE", name).decode() if isinstance(value, ResponseError) else None,
-        )
+        key = Key(name.decode(errors="replace"), remaining=None if pttl == -1 else pttl / 1000)
+        try:
+            (value,) = inspect.unless_refused([value])
+            yield from [replace(key, held=held) for held in parse_holds(value, pttl)] or [key]
+        except ResponseError:
+            yield replace(key, foreign_type=server.command("TYPE", name).decode())
 
 
 def _is_lock(name: bytes) -> bool:
-    before, found, slot = name.rpartition(b"}:run")
-    return bool(before and found) and (not slot or (slot[:1] == b":" and slot[1:].isdigit() and len(slot) <= 5))
+    return name.endswith(b"}:run") and name != b"}:run"

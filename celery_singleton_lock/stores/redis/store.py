@@ -160,12 +160,13 @@ class RedisStore:
         call = lock_commands.free(nobodys, record=record)
         self._end(("free", key, nobodys.owner), call, record.seconds, at_once=not self._outbox)
 
-    def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
-        def ask(slots: int) -> Held | Record | None:
-            answer = self._servers.run(lock_commands.refuse(key, holder, record, slots=slots))
-            return lock_answers.parse_refusal(answer, record.message)
+    def refuse(self, key: str, holder: Holder, record: Record) -> Held | Record | None:
+        call = lock_commands.refuse(key, holder, record)
 
-        return self._patiently(partial(self._in_order, key, partial(lock_answers.with_all_slots, limit, ask)))
+        def ask() -> Held | Record | None:
+            return lock_answers.parse_refusal(self._servers.run(call), record.message)
+
+        return self._patiently(partial(self._in_order, key, ask))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         unsaid = self._outbox.unfreed()
@@ -207,7 +208,7 @@ class RedisStore:
             lease.begin(sent_at)
             if self._outbox:  # Its message may have ended in this process, as asking will show.
                 return False
-            return lock_commands.renewed_at_all(answer) and trust.came_in_time(sent_at, request.ttl)
+            return answer != [0] and trust.came_in_time(sent_at, request.ttl)
 
         def confirm(lease: Lease) -> bool:
             def renew() -> bool:
@@ -224,23 +225,22 @@ class RedisStore:
             call = lock_commands.undo(asked) if free else lock_commands.take_no_more(asked.hold())
             self._end(("waiter", key, asked.owner), call, request.ttl, at_once=True)
 
-        # In a semaphore, it is not known beforehand what to renew.
-        renewal = lock_commands.renew([request.hold()]) if request.limit == 1 else None
+        renewal = lock_commands.renew([request.hold()])
         wake_up = self._wake_up(key, lock_commands.hand_over(request), renewal)
         # In a semaphore, or an order, more matters than who has the lock.
         looks = None if request.limit > 1 or request.arrival else look
         return PipedWaiter(wake_up, ask, leave, request=asked, confirm=confirm, look=looks)
 
     def _looked_up(self, key: str) -> Held | None:
-        """Who has a lock with one slot; None if nobody has, or only an acquire can say it."""
+        """Who has a lock that only one may hold; None if nobody has, or only an acquire can say it."""
         place = keyspace.run_key(key)
         value, pttl = self._servers.server_of(place).command_each([("GET", place), ("PTTL", place)])
         if not isinstance(value, bytes) or not isinstance(pttl, int):
             return None
-        return replace(lock_answers.parse_held(value, pttl), slot=0)
+        return lock_answers.parse_held(value, pttl)
 
-    def held(self, key: str, *, limit: int = 1) -> list[Held]:
-        return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key, limit))
+    def held(self, key: str) -> list[Held]:
+        return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key))
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
         try:
@@ -296,9 +296,9 @@ class RedisStore:
     def _try(self, request: LockRequest) -> Lease | Held | Record:
         """Ask once; may be repeated after any error."""
 
-        def ask(slots: int) -> Lease | Held | Record:
+        def ask() -> Lease | Held | Record:
             sent_at, was_late = clock.now(), request.late
-            call = lock_commands.acquire(request, slots=slots)
+            call = lock_commands.acquire(request)
             # Noted before it is sent: an interruption may come between any two lines.
             request.late = True
             answer = self._servers.run(call)
@@ -308,7 +308,7 @@ class RedisStore:
                 raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
             return found
 
-        return self._in_order(request.key, partial(lock_answers.with_all_slots, request.limit, ask))
+        return self._in_order(request.key, ask)
 
     def _wake_up(self, key: str, behind: Call | None = None, renewal: Call | None = None) -> RedisWakeUp:
         server_of = partial(self._servers.server_of, keyspace.wake_key(key))

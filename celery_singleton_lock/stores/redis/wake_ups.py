@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.stores.redis import inspect, keyspace
+from celery_singleton_lock.stores.redis import inspect, keyspace, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL, WAKE_TTL
@@ -108,9 +108,8 @@ class RedisWakeUps:
 
     def wake_if_free(self, key: str, limit: int) -> None:
         """See `WakeUps.wake_if_free`."""
-        slots = [keyspace.run_key(key, slot) for slot in range(limit)]
         with suppress(RedisError, OSError):
-            if self._servers.server_of(slots[0]).command("EXISTS", *slots) < limit:
+            if self._servers.run(lock_commands.count(key)) < limit:
                 self._push(key, 0)
 
     def leave(self) -> None:
@@ -256,7 +255,7 @@ class _Line:
         left = [key for key in self._places if key not in places]
         moved = {key: place for key, place in places.items() if is_due or place != self._places.get(key)}
         commands = [*self._registered(moved, copies), *self._left(left), *self._removals]
-        looks = [("EXISTS", *(keyspace.run_key(key, slot) for slot in range(places[key].limit))) for key in came]
+        looks = [_look(key, places[key].limit) for key in came]
         if is_due:  # Not whenever it blocks anew: there may always be another lock to block for.
             self._strange, self.due = set(), clock.now() + REFRESH
         # The earlier ones first, in their order: Redis takes the first list that has an element.
@@ -271,7 +270,7 @@ class _Line:
         gone = {line: inspect.left_behind(_read(connection)) for line in lines}
         self._removals = [("HDEL", line, *names) for line, names in gone.items() if names]
         # Nobody was notified of locks that were freed before.
-        return [Freed(key, LOOKED) for key, slots in zip(came, held, strict=True) if slots < places[key].limit]
+        return [Freed(key, LOOKED) for key, count in zip(came, held, strict=True) if count < places[key].limit]
 
     def has_heard(self) -> bool:
         """Whether the answer is there, which may have come together with others."""
@@ -380,6 +379,11 @@ class _Line:
                 ("HDEL", keyspace.line_key(key), self._name),
             )
         ]
+
+
+def _look(key: str, limit: int) -> Command:
+    """Asks how many hold a lock."""
+    return ("EXISTS", keyspace.run_key(key)) if limit == 1 else lock_commands.count(key).by_text
 
 
 def _read(connection: Connection) -> Any:

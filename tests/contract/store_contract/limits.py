@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import pytest
+
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
@@ -29,9 +31,9 @@ from tests.contract.store_contract.waiting import place
 class LimitContract:
     """All holds count, whatever limit they were taken under; a Redlock has no limits."""
 
-    def test_each_holder_has_its_own_slot(self, store: Store) -> None:
+    def test_as_many_hold_it_as_the_limit_allows(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
-        assert [lease.slot for lease in leases] == [0, 1, 2]
+        assert len({lease.fence for lease in leases}) == 3
         assert isinstance(ask(store, limit=3), Held)
         assert store.renew(leases, timeout=1) == [True] * 3
 
@@ -52,16 +54,54 @@ class LimitContract:
         assert is_of(ask(store), leases[-1])
         assert store.renew([leases[-1]], timeout=1) == [True]
         assert store.free(leases[-1])
-        assert taken(store).slot == 0
+        assert isinstance(ask(store), Lease)
 
-    def test_each_holder_of_a_semaphore_counts(self, store: Store) -> None:
-        leases = [taken(store, holder=Holder(name), limit=5) for name in "abcde"]
-        for lease in leases[:3]:
-            store.free(lease)
-        assert isinstance(ask(store, limit=2), Held), "two holds are left, in other slots"
-        store.free(leases[3])
-        assert taken(store, limit=2).slot == 0
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_deploy_that_lowers_the_limit_waits_for_those_that_are_left(self, store: Store, limit: int) -> None:
+        leases = [taken(store, holder=Holder(name), limit=5) for name in "abcd"]
+        while len(leases) >= limit:
+            assert isinstance(ask(store, limit=limit), Held), f"{len(leases)} hold it"
+            assert store.renew(leases, timeout=1) == [True] * len(leases)
+            assert store.free(leases.pop(len(leases) // 2))
+        assert isinstance(ask(store, limit=limit), Lease)
+        assert isinstance(ask(store, holder=ME, limit=limit), Held)
+        assert store.renew(leases, timeout=1) == [True] * len(leases)
+
+    def test_old_and_new_workers_of_a_deploy_count_each_other(self, store: Store) -> None:
+        """No execution begins beside more than its own limit allows, whoever began before."""
+        first = taken(store)
+        many = [taken(store, holder=Holder(name), limit=4) for name in "abc"]
+        assert isinstance(ask(store, holder=ME, limit=4), Held)
+        for lease in (first, many[1]):
+            assert isinstance(ask(store, holder=ME, limit=2), Held)
+            assert store.free(lease)
         assert isinstance(ask(store, holder=ME, limit=2), Held)
+        assert isinstance(ask(store, holder=ME), Held)
+        assert isinstance(ask(store, holder=ME, limit=3), Lease)
+        assert store.renew([many[0], many[2]], timeout=1) == [True, True]
+
+    def test_hold_that_ends_by_itself_makes_room_beside_those_that_are_renewed(self, store: Store) -> None:
+        short, long = taken(store, limit=2, ttl=0.3), taken(store, holder=ME, limit=2)
+        third = Holder("a third")
+        assert isinstance(ask(store, holder=third, limit=2), Held)
+        clock.sleep(0.4)
+        assert [held.owner for held in store.held(KEY)] == [long.owner]
+        assert store.renew([short, long], timeout=1) == [False, True]
+        assert isinstance(ask(store, holder=third, limit=2), Lease)
+
+    def test_kept_attempts_do_not_wait_for_each_other(self, store: Store) -> None:
+        """The limit was lowered between the attempts of two messages."""
+        messages = [Holder("one"), Holder("two")]
+        for lease in [taken(store, holder=message, limit=2) for message in messages]:
+            following = replace(messages.pop(0), retries=1)
+            store.free(lease, reservation=Reservation(following, TTL))
+            messages.append(following)
+        lease = taken(store, holder=messages[0])
+        assert isinstance(ask(store, holder=messages[1]), Held), "the other one runs"
+        assert isinstance(ask(store, holder=ME), Held)
+        store.free(lease)
+        assert isinstance(ask(store, holder=ME), Held), "the lock is kept"
+        assert isinstance(ask(store, holder=messages[1]), Lease)
 
     def test_message_does_not_run_beside_itself(self, store: Store) -> None:
         others = [taken(store, holder=Holder(name), limit=3) for name in "ab"]
@@ -69,7 +109,7 @@ class LimitContract:
         for other in others:
             store.free(other)
         assert is_of(ask(store, holder=replace(ME, pid=7)), mine)
-        assert is_of(ask(store, holder=replace(ME, pid=7), limit=3), mine), "also if a slot is free"
+        assert is_of(ask(store, holder=replace(ME, pid=7), limit=3), mine), "also if there is room"
 
     def test_renewed_for_longer_than_the_first_ttl(self, store: Store) -> None:
         first, second = (taken(store, holder=Holder(name), limit=2, ttl=1.5) for name in "ab")
@@ -89,7 +129,7 @@ class LimitContract:
         clock.sleep(1.6)
         assert isinstance(ask(store), Held)
 
-    def test_reservation_beyond_the_limit_moves_to_a_slot_within_it(self, store: Store) -> None:
+    def test_attempt_that_is_kept_under_a_higher_limit_waits_for_those_that_run(self, store: Store) -> None:
         first = taken(store, limit=2)
         second, following = taken(store, holder=ME, limit=2), replace(ME, retries=3)
         store.free(second, reservation=Reservation(following, TTL))
@@ -97,9 +137,8 @@ class LimitContract:
         store.free(first)
         assert isinstance(ask(store), Held), "it is reserved"
         lease = taken(store, holder=following)
-        assert lease.slot == 0
         assert store.free(lease)
-        assert is_free(store), "nothing is left in the other slot"
+        assert is_free(store), "nothing is left of the reservation"
 
     def test_waiter_gets_its_turn(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=2) for name in "ab"]
@@ -113,13 +152,12 @@ class LimitContract:
 
     def test_raised_limit_has_room_at_once(self, store: Store) -> None:
         taken(store)
-        assert taken(store, holder=ME, limit=2).slot == 1
+        assert isinstance(ask(store, holder=ME, limit=2), Lease)
 
     def test_given_up_owner_is_freed_beyond_the_limit(self, store: Store) -> None:
         first, ghost = taken(store, limit=2), taken(store, holder=ME, limit=2)
         store.free(first)
         lease = taken(store, holder=ME, given_up=[ghost.owner])
-        assert lease.slot == 0
         assert store.free(lease)
         assert is_free(store)
 
@@ -131,34 +169,33 @@ class LimitContract:
         assert store.free(met.hold(KEY, ttl=TTL, limit=1))
         assert isinstance(ask(store), Lease)
 
-    def test_slot_of_an_abandoned_owner_is_free(self, store: Store) -> None:
+    def test_place_of_an_abandoned_owner_is_free(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
         store.abandon(Hold(KEY, leases[1].owner, ttl=TTL, limit=3))
-        assert taken(store, limit=3).slot == leases[1].slot
+        assert isinstance(ask(store, limit=3), Lease)
         assert not is_free(store, 3)
 
-    def test_given_up_holds_are_freed_in_each_slot(self, store: Store) -> None:
+    def test_all_holds_that_were_given_up_are_freed(self, store: Store) -> None:
         taken(store, limit=3)
         ghosts = [taken(store, holder=Holder(name), limit=3).owner for name in "ab"]
-        lease = taken(store, holder=ME, limit=3, given_up=ghosts)
-        assert lease.slot == 1
-        assert taken(store, limit=3, holder=Holder("c")).slot == 2
+        taken(store, holder=ME, limit=3, given_up=ghosts)
+        assert isinstance(ask(store, limit=3, holder=Holder("c")), Lease)
         assert not is_free(store, 3)
 
-    def test_message_that_runs_in_a_slot_beyond_the_limit_is_not_refused(self, store: Store) -> None:
+    def test_message_that_runs_beyond_the_limit_is_not_refused(self, store: Store) -> None:
         taken(store, limit=2)
         taken(store, holder=replace(ME, pid=1), limit=2)
         assert isinstance(store.refuse(KEY, ME, REFUSED), Held)
 
-    def test_waiter_gets_the_slot_that_was_freed(self, store: Store) -> None:
+    def test_waiter_gets_the_place_that_was_freed(self, store: Store) -> None:
         pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
         with place(store, limit=2) as waiter:
             threading.Timer(0.05, store.free, [pair[1]]).start()
             found = waited_for(waiter)
         assert isinstance(found, Lease)
-        assert found.slot == pair[1].slot
+        assert store.renew([pair[0], found], timeout=1) == [True, True]
 
-    def test_each_waiter_gets_a_slot_that_was_freed_before_it_waited(self, store: Store) -> None:
+    def test_each_waiter_gets_a_place_that_was_freed_before_it_waited(self, store: Store) -> None:
         """Between being refused and waiting."""
         pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
         asked = [request(owner=new_owner(), holder=Holder(name), waiting=True, limit=2) for name in "cd"]
@@ -170,10 +207,10 @@ class LimitContract:
                 assert isinstance(waiter.wait(PATIENCE), Lease)
                 assert clock.now() - began < PATIENCE / 2
 
-    def test_message_that_runs_in_any_slot_is_not_refused(self, store: Store) -> None:
+    def test_message_that_runs_beside_others_is_not_refused(self, store: Store) -> None:
         for number in range(2):
             taken(store, holder=Holder(f"task-{number}"), limit=3)
         lease = taken(store, holder=replace(ME, pid=1), limit=3)
-        assert is_of(store.refuse(KEY, ME, REFUSED, limit=3), lease)
+        assert is_of(store.refuse(KEY, ME, REFUSED), lease)
         store.free(lease)
         assert isinstance(ask(store, holder=ME, once=True, limit=3), Lease), "nothing is left of the refusal"

@@ -72,8 +72,8 @@ MUTANTS = (
     Mutant(
         "the newest message does not wait for one that it supersedes",
         file="stores/redis/scripts/lock/acquire.lua",
-        old="is_kept and held <= limit and first_slot or nil",
-        new="nil",
+        old="takes = is_kept and held <= limit",
+        new="takes = false",
         kind="newest",
     ),
 )

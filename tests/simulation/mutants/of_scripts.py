@@ -10,19 +10,20 @@ _SCRIPTS = "stores/redis/scripts/lock"
 _renew = partial(Mutant, file=f"{_SCRIPTS}/renew.lua")
 _free = partial(Mutant, file=f"{_SCRIPTS}/free.lua")
 _acquire = partial(Mutant, file=f"{_SCRIPTS}/acquire.lua")
+_holds = partial(Mutant, file=f"{_SCRIPTS}/holds.lua")
 _grant = partial(Mutant, file=f"{_SCRIPTS}/grant.lua")
 _refuse = partial(Mutant, file=f"{_SCRIPTS}/refuse.lua")
 
 MUTANTS = (
     _renew(
         "nobody renews another's lock",
-        old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
-        new="if type(value) == 'string' then",
+        old="hold_of(lock, owner)",
+        new="hold_of(lock, '')",
     ),
     _renew(
         "a renewal never brings back a lock that has ended",
-        old="local value = redis.pcall('GET', lock)",
-        new="local value = redis.pcall('GET', lock) or redis.call('SET', lock, owner, 'PX', ttl) and owner",
+        old="  if value then",
+        new="  value = value or redis.call('SET', lock, owner, 'PX', ttl) and owner\n  if value then",
     ),
     _renew(
         "a holder learns from its renewal that its lock is gone",
@@ -36,8 +37,8 @@ MUTANTS = (
     ),
     _free(
         "nobody frees another's lock",
-        old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
-        new="if type(value) == 'string' then",
+        old="hold_of(lock, owner)",
+        new="hold_of(lock, '')",
     ),
     _free(
         "an end never changes",
@@ -57,8 +58,8 @@ MUTANTS = (
     Mutant(
         "an earlier try that comes last takes nothing",
         f"{_SCRIPTS}/request.lua",
-        "again = ARGV[21] or '', ARGV[22] == '1'",
-        "again = ARGV[21] or '', false",
+        "again = ARGV[19] or '', ARGV[20] == '1'",
+        "again = ARGV[19] or '', false",
         nodes=1,
         kind="locks",
     ),
@@ -69,19 +70,31 @@ MUTANTS = (
     ),
     _acquire(
         "a repeated acquire meets no conflict with itself",
-        old="    if token == owner then",
-        new="    if token == owner and slots < 0 then",
+        old="  if token == owner then",
+        new="  if token == owner and limit < 0 then",
         kind="locks",
     ),
     _acquire(
         "one execution at a time",
-        old="  if not value then\n    if slot < limit",
-        new="  if not value or redis.call('PTTL', lock) < ttl / 2 then\n    if slot < limit",
+        old="elseif in_use < limit then",
+        new="elseif in_use < limit or first_pttl < ttl / 2 then",
+    ),
+    _acquire(
+        "no more than its limit allows run beside an execution",
+        old="elseif in_use < limit then",
+        new="elseif in_use <= limit and limit > 1 or in_use < limit then",
+        kind="locks",
+    ),
+    _holds(
+        "the holds of several last as long as each is renewed",
+        old="  if last then",
+        new="  if false then",
+        kind="locks",
     ),
     _acquire(
         "two copies of a message never run at the same time",
-        old="if copy then\n  slot = nil",
-        new="if copy and slots == 1 then\n  slot = nil",
+        old="if copy or newer and not kept then",
+        new="if newer and not kept then",
     ),
     _acquire(
         "a lock that is kept for a retry is given to nobody else",
@@ -101,8 +114,8 @@ MUTANTS = (
     ),
     _refuse(
         "no refusal is recorded while a copy of the message runs",
-        old="    if is_copy then",
-        new="    if is_copy and retries == '?' then",
+        old="  if is_copy then",
+        new="  if is_copy and retries == '?' then",
     ),
     _refuse(
         "no refusal is recorded after the message has ended",

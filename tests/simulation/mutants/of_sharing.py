@@ -64,8 +64,8 @@ MUTANTS = (
     ),
     _acquire(
         "no older message begins after a newer one has come",
-        old="elseif newer and not kept then\n",
-        new="elseif false then\n",
+        old="if copy or newer and not kept then\n",
+        new="if copy then\n",
     ),
     _acquire(
         "a message that is not the newest any more ends",

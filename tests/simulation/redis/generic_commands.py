@@ -119,6 +119,18 @@ def pexpire(server: Any, args: list[bytes]) -> Any:
     return 1
 
 
+@command("PEXPIREAT", 3)
+def pexpireat(server: Any, args: list[bytes]) -> Any:
+    key, at = args[0], numbers.integer(args[1])
+    if server.lookup(key) is None:
+        return 0
+    if at <= server.ms:
+        server.remove(key)
+    else:
+        server.expire_at(key, at)
+    return 1
+
+
 @command("SCAN", -2, none)
 def scan(server: Any, args: list[bytes]) -> Any:
     position, matches, count = scan_options(args)

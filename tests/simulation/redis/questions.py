@@ -53,20 +53,11 @@ REQUESTS = st.builds(
     late=st.booleans(),
 )
 HOLDS = st.builds(
-    lambda owner, ttl, limit, slot: Hold(
-        LOCK, owner, ttl=ttl, limit=limit, slot=None if slot is None else slot % limit
-    ),
+    lambda owner, ttl, limit, slot: Hold(LOCK, owner, ttl=ttl, limit=limit, slot=slot),
     OWNERS,
     TTLS,
     LIMITS,
-    st.sampled_from([None, 0, 1, 2]),
-)
-TAKEN = st.builds(
-    lambda owner, ttl, limit, slot: Hold(LOCK, owner, ttl=ttl, limit=limit, slot=slot % limit),
-    OWNERS,
-    TTLS,
-    LIMITS,
-    st.integers(0, 2),
+    st.sampled_from([None, 0]),
 )
 
 
@@ -97,7 +88,7 @@ def _refusals(draw: Any) -> Call:
     holder = draw(HOLDERS)
     record = _of(holder, draw(RECORDS))
     assert record is not None
-    refuse = lock_commands.refuse(LOCK, holder, record, slots=draw(LIMITS))
+    refuse = lock_commands.refuse(LOCK, holder, record)
     return draw(st.sampled_from([refuse, vote_commands.take_back(LOCK, record)]))
 
 
@@ -111,20 +102,16 @@ ENTRIES, LAST_RUNS = ["e0", "e1", "e2:run"], [0, 5, 10, 10**15]
 LASTS = st.dictionaries(st.sampled_from(ENTRIES), st.sampled_from(LAST_RUNS), min_size=1)
 CEILINGS = st.sampled_from([7, 10**16])
 LOCK_CALLS = st.one_of(
-    st.builds(
-        lambda request, slots: lock_commands.acquire(request, slots=slots),
-        REQUESTS,
-        LIMITS,
-    ),
+    st.builds(lock_commands.acquire, REQUESTS),
+    st.just(lock_commands.count(LOCK)),
     st.builds(lock_commands.hand_over, REQUESTS),
     _endings(),
     _endings(),
     _refusals(),
     _votes(),
     st.builds(lock_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
-    st.lists(HOLDS, min_size=1, max_size=3).map(lock_commands.renew),
-    st.lists(TAKEN, min_size=1, max_size=3).map(vote_commands.values),
-    st.lists(TAKEN, min_size=1, max_size=3).map(
+    st.lists(HOLDS, min_size=1, max_size=3).map(vote_commands.values),
+    st.lists(HOLDS, min_size=1, max_size=3).map(
         lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
     ),
     st.builds(
@@ -188,11 +175,10 @@ BEAT_CALLS = st.one_of(
 #: Keys for plain commands; the package's own keys are among them, so that its scripts meet foreign values.
 FREE_KEYS = {"text": "k{1}", "list": "l{1}", "hash": "h{1}", "scores": "z{1}"}
 OWN_KEYS = [
-    *(keyspace.run_key(LOCK, slot) for slot in range(3)),
+    keyspace.run_key(LOCK),
     keyspace.fence_key(LOCK),
     keyspace.waiting_key(LOCK),
     keyspace.wake_key(LOCK),
-    keyspace.slots_key(LOCK),
     keyspace.done_key(LOCK, "t0:0.0"),
     keyspace.over_key(LOCK, f"{0:032x}"),
     keyspace.ledger_key(BEAT),
@@ -236,6 +222,7 @@ PLAIN = st.one_of(
     _words("TYPE", KEYS),
     _words("PTTL", KEYS),
     _words("PEXPIRE", KEYS, FOREVER_AND_LONG | PAST),
+    _words("PEXPIREAT", KEYS, st.sampled_from([-1, 0, 1, "x", 4_000_000_000_000])),
     _words("RPUSH", LISTS, VALUES),
     _words("RPUSH", LISTS, VALUES, VALUES),
     _words("LTRIM", LISTS, NUMBERS, NUMBERS),

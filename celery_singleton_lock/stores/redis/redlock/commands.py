@@ -79,7 +79,7 @@ def promise_of(record: Record, seconds: float) -> Record:
 
 def refuse(key: str, holder: Holder, record: Record, *, promise: Record | None = None) -> Call:
     """As `lock_commands.refuse`; with a promise, only a node that still has it takes the record in its place."""
-    call = lock_commands.refuse(key, holder, record, slots=1)
+    call = lock_commands.refuse(key, holder, record)
     return call if promise is None else call._replace(args=[*call.args, promise.content])
 
 

@@ -21,7 +21,7 @@ def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[
         if len(alike) >= quorum:
             holder = next((held.holder for held in alike if held.holder is not None), None)
             remaining, waiters = max(held.remaining for held in alike), max(held.waiters for held in alike)
-            yield key, Held(holder, owner, remaining, 0, waiters)
+            yield key, Held(holder, owner, remaining, waiters)
 
 
 def merged(states: Sequence[KeyState], quorum: int) -> KeyState:

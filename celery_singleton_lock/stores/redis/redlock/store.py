@@ -149,7 +149,7 @@ class RedlockStore:
         hold = Hold.of_nobody(key)
         self._said(hold, commands.free(hold, record=record))
 
-    def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
+    def refuse(self, key: str, holder: Holder, record: Record) -> Held | Record | None:
         sent: list[Record] = []
         try:
             return self._refuse(key, holder, record, sent)
@@ -172,9 +172,9 @@ class RedlockStore:
         wake_up = _NodesWakeUp(request.key, self._nodes.each, self.server)
         return AskingWaiter(wake_up, lambda: self.acquire(request), leave)
 
-    def held(self, key: str, *, limit: int = 1) -> list[Held]:
+    def held(self, key: str) -> list[Held]:
         quorum = self._nodes.quorum
-        each = self._nodes.read(lambda server: [(key, held) for held in inspect.held(server, key, 1)], at_least=quorum)
+        each = self._nodes.read(lambda server: [(key, held) for held in inspect.held(server, key)], at_least=quorum)
         return [held for _, held in agreed(each, quorum)]
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
@@ -479,7 +479,7 @@ def _objects(answer: Any) -> bool:
 
 def _says_nothing(answer: Any) -> bool:
     """Whether a refusal was not even tried."""
-    return bool(_kind(answer) in (Answer.GIVEN_UP, Answer.MORE_SLOTS))
+    return bool(_kind(answer) == Answer.GIVEN_UP)
 
 
 def _is_promise(found: Held | Record) -> bool:

@@ -95,7 +95,5 @@ class Votes:
             self.record = record(self.message, *rest)
         elif kind == Answer.GIVEN_UP:
             self.withheld[index], self.is_given_up = "the owner was given up", True
-        elif kind == Answer.MORE_SLOTS:
-            self.withheld[index] = "a semaphore of this name is there"
         else:
             self.withheld[index] = f"it came back without its data, and has no vote for {rest[0] / 1000:.1f} s"

@@ -1,10 +1,10 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
--- Rare keys and arguments are left out, as in request.lua.
--- KEYS waiting, wake, [record (if record ms is not 0),] [slots, record of the message that it is reserved for (both if there is a reservation),]
---      lock... (one lock, or the slots of a semaphore), over...
+-- Follows holds.lua. Rare keys and arguments are left out, as in request.lua.
+-- KEYS waiting, wake, [record (if record ms is not 0),] [record of the message that it is reserved for (if there is a reservation),]
+--      [lock (if locks is 1),] over...
 -- ARGV owner, wake ms (0: wake nobody); and the following, up to the last that differs from its default:
 --      record, record ms (0: no record), repeated (1: this was not answered before, and may have been carried out; 0),
---      value of the reservation, its ms (0: no reservation), over ms, limit (1), locks that are named (1)
+--      value of the reservation, its ms (0: no reservation), over ms, limit (1), locks (1; 0: it keeps what it has)
 -- -> 1 freed | 2 freed, and a waiter is still to be woken (wake ms 0) | 0 no longer held
 -- Deletes first: a script whose first write is refused for lack of memory does nothing at all.
 local NOT_OURS, FREED, SOMEBODY_WAITS = 0, 1, 2
@@ -14,20 +14,19 @@ local repeated, reserved, reserved_ms = ARGV[5] or '0', ARGV[6], ARGV[7] or '0'
 local over_ms, limit, locks = ARGV[8], ARGV[9] or '1', tonumber(ARGV[10] or 1)
 
 local waiting, wake, FIRST = KEYS[1], KEYS[2], 3
-local done, in_use, done_of_next
+local done, done_of_next
 if record_ms ~= '0' then
   done, FIRST = KEYS[FIRST], FIRST + 1
 end
 if reserved_ms ~= '0' then
-  in_use, done_of_next, FIRST = KEYS[FIRST], KEYS[FIRST + 1], FIRST + 2
+  done_of_next, FIRST = KEYS[FIRST], FIRST + 1
 end
 
-local ours
-for i = FIRST, FIRST + locks - 1 do
-  local value = redis.pcall('GET', KEYS[i])
-  if type(value) == 'string' and string.sub(value, 1, #owner) == owner then
-    ours = KEYS[i]
-    redis.call('DEL', ours)
+local lock, ours, _, is_set = KEYS[FIRST]
+if locks == 1 then
+  ours, _, is_set = hold_of(lock, owner)
+  if ours then
+    drop(lock, ours, is_set)
   end
 end
 local somebody_waits = ours and redis.call('EXISTS', waiting) == 1
@@ -74,11 +73,7 @@ if not ours then
 end
 -- If the message that it is reserved for has been carried out meanwhile, it does not come again.
 if reserved_ms ~= '0' and (done_of_next == done or redis.call('EXISTS', done_of_next) == 0) then
-  redis.call('SET', ours, reserved, 'PX', reserved_ms)
-  local left = redis.call('PTTL', in_use)
-  if left > 0 and left < tonumber(reserved_ms) then
-    redis.call('PEXPIRE', in_use, reserved_ms)
-  end
+  put(lock, reserved, tonumber(reserved_ms), is_set)
 end
 if somebody_waits then
   if wake_ms == '0' then

@@ -1,8 +1,7 @@
--- Gives `owner` the lock for `ttl`: the value is the owner and then the holder, with the fence inside. The request comes as arguments: a
--- function that refers to variables outside of it costs more than its call, and so does each function.
+-- The fencing token of a new holder, as digits: above all that were given before. What it needs comes as arguments: a function that refers to variables
+-- outside of it costs more than its call.
 -- Follows now.lua.
--- -> the fence
-local function grant(lock, owner, holder, ttl, fence, fence_ttl, seed)
+local function next_fence(fence, fence_ttl, seed)
   -- The time in microseconds is above every fence given before the highest one was lost (restart, flush, expiry, somebody
   -- else's value), or went back (a restart with older data, a replica that has missed the last ones).
   local number, known = seed or now(), redis.pcall('GET', fence)
@@ -16,6 +15,5 @@ local function grant(lock, owner, holder, ttl, fence, fence_ttl, seed)
   end
   local digits = string.format('%.0f', number)
   redis.call('SET', fence, digits, 'PX', string.format('%.0f', fence_ttl))
-  redis.call('SET', lock, owner .. string.gsub(holder, '\n', ',' .. digits, 1), 'PX', ttl)
-  return number
+  return digits
 end

@@ -29,7 +29,7 @@ end
 -- the holder in the lock's value, and a renewal reports it to the holder (renew.lua). A holder that is to stop already stops for the first message
 -- that asked for it.
 -- -> the value; whether nobody runs under it: the lock is kept for the next attempt of an older message
-local function stop(lock, value)
+local function stop(value, pttl)
   local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
   if not readable or type(fields) ~= 'table' or fields[ORDER] ~= stops then
     return value, false
@@ -38,8 +38,13 @@ local function stop(lock, value)
     return value, true
   end
   if not fields[NEWER] then
-    value = string.sub(value, 1, -2) .. ',' .. string.sub(arrives_as, 1, -2) .. ']]'
-    redis.call('SET', lock, value, 'KEEPTTL')
+    local old = value
+    value = string.sub(old, 1, -2) .. ',' .. string.sub(arrives_as, 1, -2) .. ']]'
+    if is_set then
+      put(lock, value, pttl, true, old)
+    else
+      redis.call('SET', lock, value, 'KEEPTTL')
+    end
   end
   return value, false
 end

@@ -1,12 +1,14 @@
--- The holders of a lock, and waking its waiters.
--- Follows request.lua.
-local function holds(slot, whose)
-  return string.sub(redis.call('GET', KEYS[FIRST + slot]) or '', 1, #whose) == whose
+-- The holders of the lock that is asked for, and waking its waiters.
+-- Follows request.lua and holds.lua.
+local values, lasts, is_set = holds_of(lock)
+
+local function begins_with(value, beginning)
+  return string.sub(value, 1, #beginning) == beginning
 end
 
 local function is_held_by(whose)
-  for slot = 0, slots - 1 do
-    if holds(slot, whose) then
+  for _, value in ipairs(values) do
+    if begins_with(value, whose) then
       return true
     end
   end
@@ -19,7 +21,7 @@ local function wake_others(places)
     for _ = 1, places do
       redis.pcall('RPUSH', wake, 1)
     end
-    redis.pcall('LTRIM', wake, -slots, -1)
+    redis.pcall('LTRIM', wake, -limit, -1)
     redis.call('PEXPIRE', wake, wake_ms)
   end
 end

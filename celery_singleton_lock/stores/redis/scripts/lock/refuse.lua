@@ -1,14 +1,13 @@
 -- Records that a message is not carried out, unless it is being, or was, carried out.
--- Follows answers.lua.
--- KEYS record, slots, lock... (one lock, or the slots of a semaphore)
+-- Follows answers.lua and holds.lua.
+-- KEYS record, lock
 -- ARGV record, record ms, owner under which the lock may be reserved for it ('': none), sending (how the holder of a copy
 --      begins, behind the 32 characters of the owner), retries, replaced, [the promise that the record takes the place of]
--- -> {GRANTED} recorded | {HELD, value, pttl, slot} another copy of the message has the lock
---  | {RECORD, record, pttl} it was carried out | {MORE_SLOTS, slots} more slots are in use: name them all
---  | {GIVEN_UP} the promise was taken back, or has expired
+-- -> {GRANTED} recorded | {HELD, value, pttl} another copy of the message has the lock
+--  | {RECORD, record, pttl} it was carried out | {GIVEN_UP} the promise was taken back, or has expired
 -- Idempotent by the record: a repeated call finds its own. '?', eight characters that name the call, and a record are a
 -- promise, on one node of a Redlock: it keeps others from recording anything, and the record that it promises replaces it.
-local done, in_use, FIRST = KEYS[1], KEYS[2], 3
+local done, lock = KEYS[1], KEYS[2]
 local OWNER_LENGTH, RETRIES, REPLACED = 32, 3, 7
 local PROMISED = '^%?........(.*)$'
 local record, record_ms, reserved_as, sending, retries, replaced, promise = unpack(ARGV)
@@ -21,23 +20,15 @@ elseif type(known) == 'string' and string.match(known, PROMISED) ~= record then
 elseif promise and known ~= promise then
   return {GIVEN_UP}
 end
-local slots = #KEYS - FIRST + 1
-local count = tonumber(redis.call('GET', in_use) or nil)
-if count and count > slots then
-  return {MORE_SLOTS, count}
-end
-for slot = 0, slots - 1 do
-  local lock = KEYS[FIRST + slot]
-  local value = redis.pcall('GET', lock)
-  if type(value) == 'string' then
-    local is_copy = reserved_as ~= '' and string.sub(value, 1, #reserved_as) == reserved_as
-    if sending ~= '' and string.sub(value, OWNER_LENGTH + 1, OWNER_LENGTH + #sending) == sending then
-      local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
-      is_copy = is_copy or readable and fields[RETRIES] == tonumber(retries) and fields[REPLACED] == tonumber(replaced)
-    end
-    if is_copy then
-      return {HELD, value, redis.call('PTTL', lock), slot}
-    end
+local is_lock, values, lasts = pcall(holds_of, lock)
+for i, value in ipairs(is_lock and values or {}) do
+  local is_copy = reserved_as ~= '' and string.sub(value, 1, #reserved_as) == reserved_as
+  if sending ~= '' and string.sub(value, OWNER_LENGTH + 1, OWNER_LENGTH + #sending) == sending then
+    local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
+    is_copy = is_copy or readable and fields[RETRIES] == tonumber(retries) and fields[REPLACED] == tonumber(replaced)
+  end
+  if is_copy then
+    return {HELD, value, lasts[i]}
   end
 end
 redis.call('SET', done, record, 'PX', record_ms)

@@ -1,14 +1,33 @@
-"""The ledger in the memory of this process."""
+"""A store in memory that keeps what beat has sent and the journal, too: for tests of what reads and writes these."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.forks import Mutex
+from celery_singleton_lock.journal_entry import REFUSALS, Entry
+from celery_singleton_lock.stores import store as stores
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import MEMORY, Refused
+
+
+class StoreWithBooks(MemoryStore):
+    """A `MemoryStore` with ledgers and journals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ledgers: dict[str, MemoryLedger] = {}
+        self._journals: dict[str, MemoryJournal] = {}
+
+    def ledger(self, key: str) -> MemoryLedger:  # type: ignore[override]
+        return self._ledgers.setdefault(key, MemoryLedger())
+
+    def journal(self, prefix: str, *, size: int) -> MemoryJournal:  # type: ignore[override]
+        return self._journals.setdefault(prefix, MemoryJournal(size))
 
 
 class MemoryLedger:
@@ -72,3 +91,43 @@ class MemoryLedger:
     def _known(self, entry: str, ceiling: int) -> int | None:
         known = self._lasts.get(entry)
         return None if known is None or known > ceiling else known
+
+
+class MemoryJournal:
+    """A `Journal`."""
+
+    def __init__(self, size: int) -> None:
+        self._counts: Counter[str] = Counter()
+        self._entries: deque[Entry] = deque(maxlen=size)
+        self._refused: Counter[str] = Counter()
+        self._mutex = Mutex()
+
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
+        with self._mutex.lock:
+            self._counts.update(counts)
+            self._entries.extend(entry.mirrored(now).mirrored(clock.wall()) for entry in entries)
+            in_a_row = [self._in_a_row(entry) for entry in entries]
+            if len(self._refused) > stores.KEYS_REMEMBERED:
+                self._refused.clear()
+            return in_a_row
+
+    def counts(self) -> dict[str, int]:
+        with self._mutex.lock:
+            return dict(self._counts)
+
+    def entries(self, *, since: float) -> Iterator[Entry]:
+        with self._mutex.lock:
+            found = [entry for entry in self._entries if entry.ended >= since]
+        yield from found
+
+    def refused(self) -> dict[str, int]:
+        with self._mutex.lock:
+            return dict(self._refused)
+
+    def _in_a_row(self, entry: Entry) -> int:
+        if entry.kind in REFUSALS:
+            self._refused[entry.key] += 1
+            return self._refused[entry.key]
+        if entry.kind == "run":
+            self._refused.pop(entry.key, None)
+        return 0
