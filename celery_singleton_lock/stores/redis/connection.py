@@ -124,15 +124,13 @@ class Connection:
         self._dialed = undialed
         self._pid = os.getpid()
         self._socket = socket_of(undialed)
-        #: Seconds that a step may take; None before the first.
+        #: Seconds that a step may take; None if that is not known.
         self.step: float | None = None
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
         #: Digests of scripts that were run here by their text, as their user has noted.
         self.ran: set[str] = set()
-        #: Whether each answer so far fitted what was asked.
-        self._is_understood = True
-        #: Whether an answer has shown that another server may be the master by now.
+        #: Whether an answer did not fit what was asked, or has shown that another server may be the master by now.
         self.is_doubtful = False
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=Parser.parse_error, notEnoughData=_NOTHING
@@ -221,14 +219,14 @@ class Connection:
         try:
             return call.understood(answer)
         except InvalidResponse as error:
-            self._is_understood = False
-            return error.with_traceback(None)
+            self.is_doubtful = True
+            return alone(error)
 
     def _answer(self) -> Any:
         try:
             return self.read()
         except ResponseError as error:
-            return error.with_traceback(None)
+            return alone(error)
 
     def wait_at_most(self, seconds: float) -> None:
         """How long a step of sending or reading may take from now on; 0: no step of `flush` or `arrived` waits."""
@@ -239,11 +237,12 @@ class Connection:
     @property
     def is_between(self) -> bool:
         """Whether all that was sent is answered, by a master as far as is known."""
-        return not self.unanswered and self._is_understood and not self.is_doubtful
+        return not (self.unanswered or self.is_doubtful)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it is still open, and nothing has come that was not asked for."""
+        """Whether it is still open, and nothing has come to read."""
+        self.step = None  # redis-py before version 8 sets the time back that a step may take.
         try:
             return not self._dialed.can_read()
         except (RedisError, OSError):
