@@ -7,12 +7,10 @@ client's pool and retries are not used. Commands can be sent behind others that 
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
-import os
 import re
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import hiredis
@@ -122,8 +120,10 @@ class Connection:
     def __init__(self, undialed: RedisPyConnection) -> None:
         undialed.connect()  # type: ignore[no-untyped-call]
         self._dialed = undialed
-        self._pid = os.getpid()
         self._socket = socket_of(undialed)
+        # Closing it, as redis-py does after some errors, resets it. Otherwise the kernel would go on trying, and
+        # what was given up would come minutes later.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         #: Seconds that a step may take; None if that is not known.
         self.step: float | None = None
         #: Commands that were sent and not answered yet.
@@ -252,18 +252,9 @@ class Connection:
         """End it, whatever is still under way; in the child of a fork, only here."""
         self._dialed.disconnect()  # type: ignore[no-untyped-call]
 
-    def drop(self) -> None:
-        """End it, and have the kernel forget what has not reached the server yet.
-
-        Otherwise the kernel would go on trying for minutes, and what was given up would be carried out when the network
-        is back. In the child of a fork it ends only here: the parent has the same socket.
-        """
-        if os.getpid() == self._pid:
-            with suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        self.close()
-
     # For a Redlock, whose nodes one thread asks at once: redis-py has nothing that does not wait.
+
+    drop = close
 
     def push(self, command: bytes) -> None:
         """Have a command sent by `flush`, in non-blocking mode."""
