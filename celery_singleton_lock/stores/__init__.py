@@ -74,7 +74,7 @@ def open_url(
 
 def _open(backend: Backend, options: Mapping[str, Any], *, prefix: str) -> RedisStore | RedlockStore:
     # Imported here: `memory://` needs no Redis client.
-    from celery_singleton_lock.stores.redis import address
+    from celery_singleton_lock.stores.redis import urls
     from celery_singleton_lock.stores.redis.cluster import Cluster
     from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
     from celery_singleton_lock.stores.redis.server import Server
@@ -82,12 +82,12 @@ def _open(backend: Backend, options: Mapping[str, Any], *, prefix: str) -> Redis
 
     others = {name: value for name, value in options.items() if name != "restart_delay"}
     if backend.kind is Kind.REDLOCK:
-        nodes = [Server(pool) for pool in address.of_each(backend, others)]
+        nodes = [Server(pool) for pool in urls.of_each(backend, others)]
         memory = f"{prefix}:memory" if options.get("restart_delay", True) else None
         return RedlockStore(nodes, backend.masked, memory=memory)
     if backend.kind is Kind.CLUSTER:
-        return RedisStore(Cluster(*address.of_cluster(backend, others)), backend.masked)
+        return RedisStore(Cluster(*urls.of_cluster(backend, others)), backend.masked)
     if backend.kind is Kind.SENTINEL:
-        return RedisStore(Server(address.of_sentinels(backend, others)), backend.masked)
-    (pool,) = address.of_each(backend, others)
+        return RedisStore(Server(urls.of_sentinels(backend, others)), backend.masked)
+    (pool,) = urls.of_each(backend, others)
     return RedisStore(Server(pool), backend.masked)

@@ -1039,7 +1039,7 @@ def test_commands_that_have_not_reached_the_server_are_dropped(own_redis: RedisS
     for _ in range(20):
         connection.send(("SET", "filler", "x" * 100_000))  # The server reads 16 kB of it at a time.
     connection.send(("SET", "ghost", 1))
-    connection.drop()
+    connection.close()
     own_redis.resume()
     with own_redis.client() as client:
         until(lambda: client.info("clients")["connected_clients"] == 1)

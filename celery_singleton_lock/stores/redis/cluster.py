@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
 
-from celery_singleton_lock.stores.redis.address import PoolOf
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
+from celery_singleton_lock.stores.redis.urls import PoolOf
 
 T = TypeVar("T")
 

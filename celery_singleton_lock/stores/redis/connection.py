@@ -7,12 +7,10 @@ client's pool and retries are not used. Commands can be sent behind others that 
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
-import os
 import re
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import hiredis
@@ -127,17 +125,17 @@ class Connection:
         except Exception as error:  # Of a program's own credential provider, say.
             raise ConnectionError(f"{type(error).__name__} while connecting: {error}") from error
         self._dialed = undialed
-        self._pid = os.getpid()
         self._socket = socket_of(undialed)
-        #: Seconds that a step may take; None before the first.
+        # Closing it, as redis-py does after some errors, resets it. Otherwise the kernel would go on trying, and
+        # what was given up would come minutes later.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        #: Seconds that a step may take; None if that is not known.
         self.step: float | None = None
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
         #: Digests of scripts that were run here by their text, as their user has noted.
         self.ran: set[str] = set()
-        #: Whether each answer so far fitted what was asked.
-        self._is_understood = True
-        #: Whether an answer has shown that another server may be the master by now.
+        #: Whether an answer did not fit what was asked, or has shown that another server may be the master by now.
         self.is_doubtful = False
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=Parser.parse_error, notEnoughData=_NOTHING
@@ -226,14 +224,14 @@ class Connection:
         try:
             return call.understood(answer)
         except InvalidResponse as error:
-            self._is_understood = False
-            return error.with_traceback(None)
+            self.is_doubtful = True
+            return alone(error)
 
     def _answer(self) -> Any:
         try:
             return self.read()
         except ResponseError as error:
-            return error.with_traceback(None)
+            return alone(error)
 
     def wait_at_most(self, seconds: float) -> None:
         """How long a step of sending or reading may take from now on; 0: no step of `flush` or `arrived` waits."""
@@ -244,11 +242,12 @@ class Connection:
     @property
     def is_between(self) -> bool:
         """Whether all that was sent is answered, by a master as far as is known."""
-        return not self.unanswered and self._is_understood and not self.is_doubtful
+        return not (self.unanswered or self.is_doubtful)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it is still open, and nothing has come that was not asked for."""
+        """Whether it is still open, and nothing has come to read."""
+        self.step = None  # redis-py before version 8 sets the time back that a step may take.
         try:
             return not self._dialed.can_read()
         except (RedisError, OSError):
@@ -258,18 +257,9 @@ class Connection:
         """End it, whatever is still under way; in the child of a fork, only here."""
         self._dialed.disconnect()  # type: ignore[no-untyped-call]
 
-    def drop(self) -> None:
-        """End it, and have the kernel forget what has not reached the server yet.
-
-        Otherwise the kernel would go on trying for minutes, and what was given up would be carried out when the network
-        is back. In the child of a fork it ends only here: the parent has the same socket.
-        """
-        if os.getpid() == self._pid:
-            with suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        self.close()
-
     # For a Redlock, whose nodes one thread asks at once: redis-py has nothing that does not wait.
+
+    drop = close
 
     def push(self, command: bytes) -> None:
         """Have a command sent by `flush`, in non-blocking mode."""

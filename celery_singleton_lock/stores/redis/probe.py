@@ -16,7 +16,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.stores.redis import address, inspect
+from celery_singleton_lock.stores.redis import inspect, urls
 from celery_singleton_lock.stores.redis._redis_py import sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.lock_answers import parse_holds
@@ -103,14 +103,14 @@ class Servers:
         options = {name: value for name, value in settings.transport_options.items() if name != "restart_delay"}
         if backend.kind is Kind.SENTINEL:
             self._master = options["master_name"]
-            pool: Any = address.of_sentinels(backend, options)
+            pool: Any = urls.of_sentinels(backend, options)
             self._sentinels = sentinels_of(pool)
             self._each = [(f"the master {self._master}", Server(pool))]
         elif backend.kind is Kind.CLUSTER:
-            self._cluster = Cluster(*address.of_cluster(backend, options))
+            self._cluster = Cluster(*urls.of_cluster(backend, options))
             self._each = [(str(server), server) for server in self._cluster.masters()]
         else:
-            servers = [Server(pool) for pool in address.of_each(backend, options)]
+            servers = [Server(pool) for pool in urls.of_each(backend, options)]
             self._each = [(str(server), server) for server in servers]
 
     def probes(self) -> list[Probe]:

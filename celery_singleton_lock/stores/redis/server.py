@@ -201,7 +201,7 @@ class Server:
             return
         # Half a conversation, whose answer must not be read as that to the next command, ends here. Or a failover is
         # under way (its replicas may have left it), and the next connection may find the new master.
-        connection.drop()
+        connection.close()
         # So are those that nobody uses, if this was a restart, a failover, or a firewall that forgets connections: one
         # after the other, they would use up all tries of a call. Not if this was interrupted.
         if connection.is_doubtful or isinstance(error, (RedisError, OSError)):

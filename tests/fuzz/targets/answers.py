@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import hiredis
+from redis.connection import Connection as RedisPyConnection
 from redis.connection import ConnectionPool
 
 from celery_singleton_lock import background, clock
@@ -24,7 +25,7 @@ from celery_singleton_lock.stores.redis import (
     ledger,
     lock_commands,
 )
-from celery_singleton_lock.stores.redis.connection import Connection
+from celery_singleton_lock.stores.redis.connection import Connection, Parser
 from celery_singleton_lock.stores.redis.outbox import Outbox
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
@@ -174,16 +175,15 @@ class Wire(socket.socket):
         super().close()
 
 
-class Dialed:
-    """A redis-py connection, as far as this package uses it."""
+class Dialed(RedisPyConnection):
+    """A redis-py connection that does not log in."""
 
     def __init__(self, player: Player) -> None:
-        self._sock = Wire.to(player)
+        super().__init__(parser_class=Parser, protocol=2, redis_connect_func=lambda it: it._parser.on_connect(it))
+        self._player = player
 
-    def connect(self) -> None: ...
-
-    def disconnect(self) -> None:
-        self._sock.close()
+    def _connect(self) -> Wire:
+        return Wire.to(self._player)
 
 
 class PlayedServer(Server):
@@ -196,8 +196,8 @@ class PlayedServer(Server):
         connection.wait_at_most(0.002)
         return connection
 
-    def _take(self, step: float) -> Connection:
-        return super()._take(0.002)
+    def take(self, step: float) -> Connection:
+        return super().take(0.002)
 
 
 def _acquire(store: Any) -> None:

@@ -1,4 +1,4 @@
-"""The addresses in a URL, and how to connect to them with redis-py. Nothing is connected to here."""
+"""The servers that URLs name, and how redis-py connects to them. Nothing is connected to here."""
 
 from __future__ import annotations
 
