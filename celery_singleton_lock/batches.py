@@ -78,6 +78,8 @@ class Batches(ABC, Generic[Item]):
         self._waiting = {}
         #: The places that did not answer in the end.
         self._silent = set()
+        #: How many were given up since that was last logged.
+        self._given_up = 0
 
     @abstractmethod
     def send(self, items: Sequence[Item]) -> Sequence[bool]:
@@ -101,7 +103,7 @@ class Batches(ABC, Generic[Item]):
             self._waiting.pop(name, None)
             if len(self._waiting) >= MOST:
                 self._waiting.pop(next(iter(self._waiting)))
-                logger.warning("more than %d %s were not answered; the oldest are given up", MOST, self._what)
+                self._given_up += 1
             self._waiting[name] = Waiting(name, item, clock.now() + seconds)
         self._later.want()
 
@@ -126,13 +128,14 @@ class Batches(ABC, Generic[Item]):
     def in_time(self) -> list[Waiting[Item]]:
         """Those that wait; what is too late is given up."""
         with self._mutex:
-            now, late = clock.now(), 0
+            now = clock.now()
             # Of a copy: a signal's handler may put one meanwhile, or find that it is too late for this one.
             for name, it in list(self._waiting.items()):
                 if now > it.until and self._waiting.pop(name, None) is not None:
-                    late += 1
-            if late:
-                logger.warning("%d %s were never answered, and are given up", late, self._what)
+                    self._given_up += 1
+            if self._given_up:
+                logger.warning("%d %s were never answered, and are given up", self._given_up, self._what)
+                self._given_up = 0
             return list(self._waiting.values())
 
     def forget(self, batch: Sequence[Waiting[Item]], answered: Sequence[bool]) -> None:

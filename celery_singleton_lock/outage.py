@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 
 from celery.utils.log import get_logger
 
@@ -37,17 +36,13 @@ class Outage:
 
     def start_anew(self) -> None:
         self._began: float | None = None
-        self._last = -math.inf
+        self._last = 0.0
         self._grants = True
 
     @property
     def is_silent(self) -> bool:
         """Whether the server has not answered lately."""
-        return clock.now() < self._last + MUTE
-
-    def mute(self) -> None:
-        """Have nobody ask for a while who need not, although nothing is logged."""
-        self._last = clock.now()
+        return self._began is not None and clock.now() < self._last + MUTE
 
     def failed(self, error: LockUnavailable, *, grants: bool = True) -> None:
         """Note that the server did not answer; `grants` is False if it was asked for a lock."""

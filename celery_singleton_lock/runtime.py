@@ -16,6 +16,7 @@ from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.in_bulk import Confirmations, Records
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.outage import MUTE
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -55,14 +56,17 @@ class Runtime:
         return not is_silent and self.journal.write()
 
 
+#: When a process that ends may ask these stores again: a worker ends, and then the interpreter.
+_mute_until: WeakKeyDictionary[Store, float] = WeakKeyDictionary()
+
+
 def write_all() -> None:
     """Write what is left because the process ends, which waits for each silent server once."""
     with _opening.lock:
         runtimes = [runtime for opened in _all_opened for runtime in opened.runtimes.values()]
     for runtime in runtimes:
-        outage = runtime.heartbeat.outage
-        if not (outage.is_silent or runtime.write()):
-            outage.mute()
+        if clock.now() >= _mute_until.get(runtime.store, 0.0) and not runtime.write():
+            _mute_until[runtime.store] = clock.now() + MUTE
 
 
 # A program may end right after it has sent.

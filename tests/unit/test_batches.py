@@ -70,6 +70,17 @@ def test_batch_that_failed_goes_to_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert letters.sent == ["a1", "a2", "a3"]
 
 
+def test_what_is_given_up_is_counted_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("celery_singleton_lock.batches.MOST", 2)
+    letters = Letters("a")
+    letters.add("a1", "a2", "a3", "a4", "a5")
+    letters.send_all()
+    assert letters.sent == ["a4", "a5"]
+    assert [it.getMessage() for it in caplog.records] == ["3 letters were never answered, and are given up"]
+
+
 def test_what_replaces_an_item_under_way_is_sent() -> None:
     class Replacing(Letters):
         def send(self, items: Sequence[str]) -> Sequence[bool]:
