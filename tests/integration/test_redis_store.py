@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -189,6 +189,13 @@ class TestServer:
         lease = taken(store)
         client.client_kill_filter(_type="normal", skipme=True)
         assert store.free(lease)
+
+    def test_killed_connection_costs_no_try(self, own_redis: RedisServer, client: Redis) -> None:
+        with closing(inside.server_at(own_redis.port)) as server:
+            server.command("PING")
+            client.client_kill_filter(_type="normal", skipme=True)
+            until(lambda: client.info("clients")["connected_clients"] == 1)
+            assert server.command("PING") == b"PONG"
 
     def test_killed_connections_do_not_use_up_all_tries(self, store: Store, client: Redis) -> None:
         """A program with many threads has more connections than a call has tries."""

@@ -240,11 +240,6 @@ class Connection:
             self._socket.settimeout(seconds)
 
     @property
-    def is_between(self) -> bool:
-        """Whether all that was sent is answered, by a master as far as is known."""
-        return not (self.unanswered or self.is_doubtful)
-
-    @property
     def is_quiet(self) -> bool:
         """Whether it is still open, and nothing has come to read."""
         self.step = None  # redis-py before version 8 sets the time back that a step may take.

@@ -196,7 +196,7 @@ class Server:
 
     def give_back(self, connection: Connection, error: BaseException | None) -> None:
         is_answer = error is None or (isinstance(error, ResponseError) and not may_be_replaced(error))
-        if is_answer and connection.is_between:
+        if is_answer and not (connection.unanswered or connection.is_doubtful):
             self._free.append(connection)
             return
         # Half a conversation, whose answer must not be read as that to the next command, ends here. Or a failover is
