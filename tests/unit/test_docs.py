@@ -122,20 +122,6 @@ def test_page_of_options_has_exactly_the_existing_options() -> None:
         with_facts(f"{page}\n### lock_hurry\n\nHurry.\n")
 
 
-def test_readme_code_runs_as_it_stands() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3  # The last one needs a server; tests/integration/test_lock.py runs it.
-    names: dict[str, object] = {}
-    for block in blocks[:2]:
-        exec(compile(block, "README.md", "exec"), names)
-    app = names["app"]
-    app.conf.broker_url = "memory://"  # type: ignore[attr-defined]
-    for task in ("rebuild_report", "sync", "clean_up"):
-        assert names[task].apply((7,)).state == "SUCCESS"  # type: ignore[attr-defined]
-    sync = names["sync"].lock_key_of  # type: ignore[attr-defined]
-    assert sync(1) == sync(1, full=True)
-
-
 def test_docs_list_every_option_and_default() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
     for name, option in OPTIONS.items():
