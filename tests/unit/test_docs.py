@@ -15,6 +15,7 @@ from celery.bin.celery import celery
 
 import celery_singleton_lock
 from celery_singleton_lock.options.rules import BEAT_SETTINGS, CALL_KEYS, LOCK_SETTINGS, MAX_TTL, MIN_TTL, OPTIONS
+from docs import generate
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(celery_singleton_lock.__file__).parent  # `make wheel` has it elsewhere.
@@ -106,20 +107,16 @@ def test_nonexistent_commands_are_found() -> None:
 
 
 def test_reference_is_made_from_the_code() -> None:
-    pytest.importorskip("sphinx", reason="the group docs is not installed")
-    generate = importlib.import_module("docs.generate")
     for page, text in generate.pages().items():
         assert (ROOT / "docs" / page).read_text() == text, "run: python -m docs.generate"
 
 
 def test_page_of_options_has_exactly_the_existing_options() -> None:
-    pytest.importorskip("sphinx", reason="the group docs is not installed")
-    with_facts = importlib.import_module("docs.generate").with_facts
     page = (ROOT / "docs" / "options.md").read_text()
     with pytest.raises(ValueError, match="one heading, a text and a list for lock_wait: there are 0"):
-        with_facts(page.replace("### lock_wait", "### Waiting"))
+        generate.with_facts(page.replace("### lock_wait", "### Waiting"))
     with pytest.raises(ValueError, match="options that do not exist: lock_hurry"):
-        with_facts(f"{page}\n### lock_hurry\n\nHurry.\n")
+        generate.with_facts(f"{page}\n### lock_hurry\n\nHurry.\n")
 
 
 def test_docs_list_every_option_and_default() -> None:
