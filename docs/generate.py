@@ -1,8 +1,7 @@
 """Writes what the code knows into the documentation: `python -m docs.generate`.
 
-It writes docs/reference/commands.md, and, in docs/options.md, which is otherwise written by hand, the tables and the
-list under each option's heading. All of this is in the repository, where people read it; `tests/unit/test_docs.py`
-fails if a page is out of date.
+In docs/options.md, which is otherwise written by hand, it writes the tables and the list under each option's heading;
+`tests/unit/test_docs.py` fails if the page is out of date. The site's page of commands is made as Sphinx reads it.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.options.rules import KEY_ATTRIBUTES
 
-HERE = Path(__file__).parent
-
-MADE = "<!-- Made from the code by `python -m docs.generate`; do not edit. -->\n"
+PAGE = Path(__file__).parent / "options.md"
 
 #: Defaults that depend on something else, in words.
 IN_WORDS = {
@@ -67,14 +64,6 @@ class Facts(NamedTuple):
         named = {"setting": self.setting, "for one call": self.of_call}
         lines = [f"- {what}: {name}" for what, name in named.items() if name]
         return "\n".join([*lines, f"- default: {self.default}", f"- allowed: {self.allowed}"]) + "\n"
-
-
-def pages() -> Mapping[str, str]:
-    """Each page's path below `docs`, and its text."""
-    return {
-        "reference/commands.md": MADE + every_command(),
-        "options.md": with_facts((HERE / "options.md").read_text()),
-    }
 
 
 def with_facts(page: str) -> str:
@@ -127,7 +116,6 @@ def every_command() -> str:
         _parameter(option) for option in sorted(app.user_options["worker"], key=lambda o: str(o.name))
     )
     return (
-        "# Commands\n\nThese come in addition to Celery's own options.\n\n"
         f"## celery worker\n\n{of_worker}\n\n"
         "## celery beat\n\n- `-S exclusive`: see [beat](../beat.md).\n\n"
         + "\n".join(_command("celery locks", cli.locks, level=2))
@@ -190,5 +178,4 @@ def _parameter(parameter: click.Parameter) -> str:
 
 
 if __name__ == "__main__":
-    for page, text in pages().items():
-        (HERE / page).write_text(text)
+    PAGE.write_text(with_facts(PAGE.read_text()))
