@@ -1,8 +1,8 @@
 """The errors of this package.
 
-All are `SingletonLockError`s, survive pickle and JSON result backends (their arguments are plain values), and have the
-details as attributes. A lock that somebody else holds (`LockConflict`), a lock that was lost (`LockLost`) and a server
-that does not answer (`LockUnavailable`) share only the base class: they call for different reactions.
+All derive from `SingletonLockError`, survive pickle and JSON result backends (their arguments are plain values), and
+have the details as attributes. A lock that somebody else holds (`LockConflict`), a lock that was lost (`LockLost`) and
+a server that does not answer (`LockUnavailable`) share only the base class: they call for different reactions.
 """
 
 from __future__ import annotations

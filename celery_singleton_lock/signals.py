@@ -18,7 +18,7 @@ lock_conflict = Signal(name="lock_conflict", providing_args=["task_id", "key", "
 #: addition to Celery's signals for a revoked task.
 lock_superseded = Signal(name="lock_superseded", providing_args=["task_id", "key", "by"])
 
-#: A call is a duplicate: another message has the lock that the task takes when it is sent. `task_id` (of the other
+#: A call is a duplicate, as another message has the lock that the task takes when it is sent. `task_id` (of the other
 #: message), `duplicate` (a `DuplicateTask`), `policy` (what the caller got; "follow" for a part of a canvas, which is
 #: sent, and ends as the other message ends). Sent in the process that made the call.
 lock_duplicate = Signal(name="lock_duplicate", providing_args=["task_id", "key", "duplicate", "policy"])

@@ -6,10 +6,16 @@ The pages are plain Markdown with plain links, which GitHub shows as they are.
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any
 
 import django.conf
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from generate import every_command
 
 # Fenced models are documented from the code, and a model needs settings.
 django.conf.settings.configure()
@@ -74,6 +80,12 @@ def _lead_to_pages(app: Any, docname: str, source: list[str]) -> None:
         source[0] = link.sub(f"]({'../' * depth}{page})", source[0])
 
 
+def _with_commands(app: Any, docname: str, source: list[str]) -> None:
+    if docname == "reference/commands":
+        source[0] = source[0].replace("<!-- made from the code -->", every_command())
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _lead_to_pages)
+    app.connect("source-read", _with_commands)

@@ -1,32 +1,28 @@
 """Writes what the code knows into the documentation: `python -m docs.generate`.
 
-It writes most pages of docs/reference, and, in docs/options.md, which is otherwise written by hand, the tables and the
-list under each option's heading. All of this is in the repository, where people read it; `tests/unit/test_docs.py`
-fails if a page is out of date.
+In docs/options.md, which is otherwise written by hand, it writes the tables and the list under each option's heading;
+`tests/unit/test_docs.py` fails if the page is out of date. The site's page of commands is made as Sphinx reads it.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 from celery import Celery
-from sphinx.pycode import ModuleAnalyzer
 
-from celery_singleton_lock import cli, errors, signals
+from celery_singleton_lock import cli
 from celery_singleton_lock.backend import MAX_NODES, MIN_NODES, SCHEMES
 from celery_singleton_lock.options import rules
 from celery_singleton_lock.options.app import BeatSettings, Settings
 from celery_singleton_lock.options.rules import KEY_ATTRIBUTES
 
-HERE = Path(__file__).parent
-
-MADE = "<!-- Made from the code by `python -m docs.generate`; do not edit. -->\n"
+PAGE = Path(__file__).parent / "options.md"
 
 #: Defaults that depend on something else, in words.
 IN_WORDS = {
@@ -67,13 +63,6 @@ class Facts(NamedTuple):
         named = {"setting": self.setting, "for one call": self.of_call}
         lines = [f"- {what}: {name}" for what, name in named.items() if name]
         return "\n".join([*lines, f"- default: {self.default}", f"- allowed: {self.allowed}"]) + "\n"
-
-
-def pages() -> Mapping[str, str]:
-    """Each page's path below `docs`, and its text."""
-    makers: tuple[Callable[[], str], ...] = (every_signal, every_error, every_command)
-    made = {f"reference/{maker.__name__.removeprefix('every_')}s.md": MADE + maker() for maker in makers}
-    return {**made, "options.md": with_facts((HERE / "options.md").read_text())}
 
 
 def with_facts(page: str) -> str:
@@ -120,32 +109,12 @@ def _rows_of_apps(settings: Mapping[str, Facts]) -> Iterator[str]:
         yield f"| [`{name}`](#{name}) | {facts.default} |"
 
 
-def every_signal() -> str:
-    analyzer = _analyzed("celery_singleton_lock.signals")
-    told = "\n".join(
-        f"## {name}\n\n{_comment(analyzer, '', name)}\n"
-        for name in vars(signals)
-        if not name.startswith("_") and ("", name) in analyzer.attr_docs
-    )
-    return f"# Signals\n\n{_prose(signals)}\n\n`from celery_singleton_lock import lock_acquired`, and so on.\n\n{told}"
-
-
-def every_error() -> str:
-    told = "\n".join(
-        f"## {name}\n\n{_bases(error)}{_prose(error)}\n"
-        for name, error in vars(errors).items()
-        if isinstance(error, type) and error.__module__ == errors.__name__
-    )
-    return f"# Errors\n\n{_prose(errors)}\n\n{told}"
-
-
 def every_command() -> str:
     app = Celery()
     of_worker = "\n".join(
         _parameter(option) for option in sorted(app.user_options["worker"], key=lambda o: str(o.name))
     )
     return (
-        "# Commands\n\nThese come in addition to Celery's own options.\n\n"
         f"## celery worker\n\n{of_worker}\n\n"
         "## celery beat\n\n- `-S exclusive`: see [beat](../beat.md).\n\n"
         + "\n".join(_command("celery locks", cli.locks, level=2))
@@ -207,29 +176,5 @@ def _parameter(parameter: click.Parameter) -> str:
     return f"- `{parameter.human_readable_name}`" + ("" if parameter.required else " (may be left out)")
 
 
-def _bases(error: type) -> str:
-    bases = [base.__name__ for base in error.__bases__ if base.__name__ != "Exception"]
-    return f"Bases: {', '.join(f'`{base}`' for base in bases)}.\n\n" if bases else ""
-
-
-def _analyzed(module: str) -> ModuleAnalyzer:
-    analyzer = ModuleAnalyzer.for_module(module)
-    analyzer.analyze()
-    return analyzer
-
-
-def _comment(analyzer: ModuleAnalyzer, scope: str, name: str) -> str:
-    """The text of a name's `#:` comment."""
-    return " ".join(" ".join(analyzer.attr_docs.get((scope, name), [])).split())
-
-
-def _prose(of: object) -> str:
-    """A docstring as Markdown: its attributes become a list."""
-    text, _, attributes = inspect.cleandoc(of.__doc__ or "").partition("Attributes:\n")
-    listed = re.sub(r"^    (\w+): ", r"- `\1`: ", attributes, flags=re.MULTILINE)
-    return re.sub(r"\n    +", "\n  ", f"{text.rstrip()}\n\n{listed}".rstrip())
-
-
 if __name__ == "__main__":
-    for page, text in pages().items():
-        (HERE / page).write_text(text)
+    PAGE.write_text(with_facts(PAGE.read_text()))

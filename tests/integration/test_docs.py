@@ -17,10 +17,9 @@ SLOW = ("tutorial.md",)
 #: Pages that other tests run, on databases, with Django and with Flask: see tests/contrib and tests/beside.
 ELSEWHERE = ("fencing.md", "testing.md", "flask.md")
 
-#: The blocks of README are run by tests/unit/test_docs.py and tests/integration/test_lock.py.
 PAGES = [
     page
-    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if "_build" not in page.parts and page.name not in ELSEWHERE and any(blocks(page.read_text()))
 ]
 

@@ -15,6 +15,7 @@ from celery.bin.celery import celery
 
 import celery_singleton_lock
 from celery_singleton_lock.options.rules import BEAT_SETTINGS, CALL_KEYS, LOCK_SETTINGS, MAX_TTL, MIN_TTL, OPTIONS
+from docs import generate
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(celery_singleton_lock.__file__).parent  # `make wheel` has it elsewhere.
@@ -105,35 +106,17 @@ def test_nonexistent_commands_are_found() -> None:
     assert unknown_words(["-A", "shop", "lokcs"]) == ["no command"]
 
 
-def test_reference_is_made_from_the_code() -> None:
-    pytest.importorskip("sphinx", reason="the group docs is not installed")
-    generate = importlib.import_module("docs.generate")
-    for page, text in generate.pages().items():
-        assert (ROOT / "docs" / page).read_text() == text, "run: python -m docs.generate"
+def test_options_are_those_of_the_code() -> None:
+    page = generate.PAGE.read_text()
+    assert generate.with_facts(page) == page, "run: python -m docs.generate"
 
 
 def test_page_of_options_has_exactly_the_existing_options() -> None:
-    pytest.importorskip("sphinx", reason="the group docs is not installed")
-    with_facts = importlib.import_module("docs.generate").with_facts
     page = (ROOT / "docs" / "options.md").read_text()
     with pytest.raises(ValueError, match="one heading, a text and a list for lock_wait: there are 0"):
-        with_facts(page.replace("### lock_wait", "### Waiting"))
+        generate.with_facts(page.replace("### lock_wait", "### Waiting"))
     with pytest.raises(ValueError, match="options that do not exist: lock_hurry"):
-        with_facts(f"{page}\n### lock_hurry\n\nHurry.\n")
-
-
-def test_readme_code_runs_as_it_stands() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3  # The last one needs a server; tests/integration/test_lock.py runs it.
-    names: dict[str, object] = {}
-    for block in blocks[:2]:
-        exec(compile(block, "README.md", "exec"), names)
-    app = names["app"]
-    app.conf.broker_url = "memory://"  # type: ignore[attr-defined]
-    for task in ("rebuild_report", "sync", "clean_up"):
-        assert names[task].apply((7,)).state == "SUCCESS"  # type: ignore[attr-defined]
-    sync = names["sync"].lock_key_of  # type: ignore[attr-defined]
-    assert sync(1) == sync(1, full=True)
+        generate.with_facts(f"{page}\n### lock_hurry\n\nHurry.\n")
 
 
 def test_docs_list_every_option_and_default() -> None:
