@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ class MemoryLedger:
         self._lasts: dict[str, int] = {}
         self._gone: dict[str, tuple[int, float]] = {}
         self._claims: dict[str, tuple[str, float]] = {}
-        self._secret = secrets.token_hex(16)
         self._mutex = Mutex(threading.RLock)  # A signal's handler that closes beat may have interrupted its close.
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
@@ -53,7 +51,7 @@ class MemoryLedger:
         with self._mutex.lock:
             return dict(self._lasts)
 
-    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | str:
+    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | None:
         with self._mutex.lock:
             now = clock.now()
             gone, until = self._gone.get(entry, (0, 0.0))
@@ -64,7 +62,7 @@ class MemoryLedger:
             if claimer != owner and until > now:
                 return Refused(None, until - now, claimer)
             self._claims[entry] = owner, now + ttl
-            return self._secret
+            return None
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
         with self._mutex.lock:

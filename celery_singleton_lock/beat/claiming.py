@@ -44,6 +44,7 @@ class Claiming(PunctualScheduler):
     #: Of the exclusive scheduler, which is there before anything ticks.
     _claims: Claims
     _settings: BeatSettings
+    _key: str
 
     #: In how many seconds to look again at the entry that was sent just now; None: when Celery says so.
     _again_in: float | None = None
@@ -138,7 +139,7 @@ class Claiming(PunctualScheduler):
     def _send(self, entry: ScheduleEntry, tick: Tick, producer: Any) -> bool:
         """Send a tick; whether the broker took it."""
         options, self._was_taken = entry.options, True
-        task_id = tick.id_for(self._settings.name, self._claims.secret)
+        task_id = tick.id_for(self._key)
         headers = options.get("headers")
         carried = header.Made(id=task_id, sent=fixed(task_id), due=tick.due_at, entry=entry.name)
         if (call := header.written(headers)) is not None:

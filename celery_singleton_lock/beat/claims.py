@@ -41,8 +41,6 @@ class Claims:
         self._until = 0.0
         self._unrecorded: dict[str, int] = {}
         self._unrecorded_since = 0.0
-        #: The secret from which the ids of ticks are made; known once a tick was claimed.
-        self.secret = ""
         #: Whether another beat had claimed or sent the last tick that this beat asked for.
         self.is_beaten = False
 
@@ -119,7 +117,7 @@ class Claims:
         self.is_beaten = isinstance(answer, Refused)
         if isinstance(answer, Refused):
             return self._outlived(tick, answer)
-        self.secret, self._granted, self._until = answer, tick, trust.end_of(asked_at, self._ttl)
+        self._granted, self._until = tick, trust.end_of(asked_at, self._ttl)
         return None
 
     def sent(self, tick: Tick, last: int | None = None) -> None:
@@ -181,7 +179,6 @@ class OwnLedger:
 
     def __init__(self) -> None:
         self._lasts: dict[str, int] = {}
-        self._secret = new_owner()
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         return {entry: self._lasts.get(entry, last) for entry, last in lasts.items()}
@@ -189,8 +186,8 @@ class OwnLedger:
     def lasts(self) -> dict[str, int]:
         return dict(self._lasts)
 
-    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> str:
-        return self._secret
+    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> None:
+        """Each claim is granted."""
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
         self._lasts |= {entry: last for entry, last in lasts.items() if last}

@@ -104,7 +104,8 @@ class ExclusiveScheduler(Claiming):
         if settings.enabled:
             check_servers(settings)
         store: Store = runtime.store if settings.enabled else MemoryStore()
-        ledger: Ledger = store.ledger(key_of_beat(settings.prefix, name)) if settings.enabled else OwnLedger()
+        self._key = key_of_beat(settings.prefix, name)
+        ledger: Ledger = store.ledger(self._key) if settings.enabled else OwnLedger()
         begins = (
             "beat: this beat sends nothing until the lock server answers (celery locks doctor shows what to do): %s"
         )

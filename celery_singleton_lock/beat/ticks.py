@@ -42,13 +42,9 @@ class Tick:
     sets: int
     following: int | None
 
-    def id_for(self, schedule: str, secret: str) -> str:
-        """The id of the task that is sent for this tick.
-
-        It depends on the schedule's secret, see `Ledger.secret`: anybody who knew the id in advance could send a
-        message under it, and the tick would be taken for a copy of that message.
-        """
-        return str(uuid.uuid5(_NAMESPACE, f"{schedule}\n{self.entry}\n{self.due}\n{secret}"))
+    def id_for(self, key: str) -> str:
+        """The id of the task that is sent for this tick by any beat of the schedule with this key."""
+        return str(uuid.uuid5(_NAMESPACE, f"{key}\n{self.entry}\n{self.due}"))
 
     @property
     def due_at(self) -> str:

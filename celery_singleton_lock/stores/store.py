@@ -121,7 +121,7 @@ class Ledger(Protocol):
     def lasts(self) -> dict[str, int]:
         """The last run of each known entry; for people, and changes nothing."""
 
-    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | str:
+    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | None:
         """Ask to send the tick of an entry that follows its last run.
 
         Args:
@@ -132,10 +132,7 @@ class Ledger(Protocol):
             ceiling: see above.
 
         Returns:
-            Why it is refused; or a secret, a text that is known only with access to the lock server, and made with the
-            first claim. It is the same for all claims, until the server loses it; then that of the next to claim
-            becomes the secret, if there is any left. Two that claim at the same time on a Redlock, while it is being
-            made, may get different ones, and get the same when they claim again.
+            Why it is refused; None if it is not.
         """
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:

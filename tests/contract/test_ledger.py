@@ -26,7 +26,6 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.store import Ledger, Refused, Store
 from tests.books import StoreWithBooks
 from tests.contract import inside
-from tests.patience import until
 from tests.redis_server import RedisServer
 
 KEY = "contract:{beat:1}"
@@ -46,16 +45,7 @@ def ledger(store: Store) -> Ledger:
 
 
 def claim(ledger: Ledger, entry: str, last: int, owner: str = "a", *, ttl: float = TTL) -> Refused | None:
-    answer = ledger.claim(entry, last, owner, ttl=ttl, ceiling=CEILING)
-    return answer if isinstance(answer, Refused) else None
-
-
-def secret_of(ledger: Ledger, owner: str = "a") -> str:
-    """The secret, by a claim that is given up at once."""
-    answer = ledger.claim("asks", 1, owner, ttl=TTL, ceiling=CEILING)
-    assert isinstance(answer, str)
-    ledger.record({"asks": 0}, owner, ceiling=CEILING)
-    return answer
+    return ledger.claim(entry, last, owner, ttl=ttl, ceiling=CEILING)
 
 
 def record(ledger: Ledger, entry: str, last: int, owner: str = "a") -> None:
@@ -175,59 +165,6 @@ def test_claim_that_arrives_after_its_withdrawal_does_not_count(store: Store, le
     ledger.unclaim(["x"], "a")
     assert claim(ledger, "x", 10, "a") is not None
     assert claim(ledger, "x", 10, "b") is None
-
-
-def test_secret_is_the_same_for_all(store: Store, ledger: Ledger) -> None:
-    secret = secret_of(ledger)
-    assert len(secret) == 32
-    assert {secret_of(store.ledger(KEY)) for _ in range(3)} == {secret}
-    assert secret_of(store.ledger("contract:{beat:2}")) != secret
-
-
-def test_first_secret_is_the_same_for_all_that_ask_at_once(store: Store) -> None:
-    start, before, after = threading.Barrier(8), [], []
-
-    def ask(entry: str) -> None:
-        ledger = store.ledger(KEY)
-        for answers in (before, after):
-            start.wait()
-            answers.append(ledger.claim(entry, 1, entry, ttl=TTL, ceiling=CEILING))
-
-    threads = [threading.Thread(target=ask, args=(f"entry {number}",)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(after)) == 1
-    assert after[0] in before
-
-
-def test_secret_outlives_a_minority_of_the_nodes(redis_server: RedisServer) -> None:
-    store = open_url(";".join(redis_server.url_of(number) for number in range(5)), {"restart_delay": False})
-    ledger = store.ledger(KEY)
-    secret = secret_of(ledger)
-    for lost in ((0, 1), (2, 3), (4, 0)):
-        clients = [redis_server.client(number) for number in range(5)]
-        until(lambda: all(client.exists(f"{KEY}:secret") for client in clients), "those that lost it have it again")  # noqa: B023
-        for number in lost:
-            clients[number].flushdb()
-        assert secret_of(store.ledger(KEY)) == secret
-        assert secret_of(ledger) == secret
-    store.close()
-    redis_server.flush()
-
-
-def test_lost_secret_is_replaced_unless_somebody_knows_it(redis_server: RedisServer, store: Store) -> None:
-    if isinstance(store, StoreWithBooks):
-        pytest.skip("nothing is lost there")
-    ledger = store.ledger(KEY)
-    secret = secret_of(ledger)
-    redis_server.flush()
-    assert secret_of(ledger) == secret
-    redis_server.flush()
-    new = secret_of(store.ledger(KEY))
-    assert new != secret
-    assert secret_of(ledger) == secret_of(store.ledger(KEY))
 
 
 def test_sent_tick_is_refused_with_its_last_run(ledger: Ledger) -> None:

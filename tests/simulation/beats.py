@@ -191,7 +191,7 @@ class BeatsChecker:
 
     @trouble.excuse
     def _is_forgotten(self, sent_at: float) -> bool:
-        """Whether a node may have lost what was known then (the secret, the last run), and others have missed it or are
+        """Whether a node may have lost what was known then (the last run), and others have missed it or are
         away.
         """
         is_lost = any(fault.kind == "server restarted empty" and fault.at >= sent_at for fault in self.plan.faults)

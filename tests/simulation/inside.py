@@ -226,7 +226,7 @@ def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
 #: at its name itself.
 PARTS = frozenset(
     {"", "run", "wake", "fence", "waiting", "line", "order", "nudge", "done", "over", "memory"}
-    | {"ledger", "secret", "claim", "queue"}
+    | {"ledger", "claim", "queue"}
 )
 
 #: The value of a hold.

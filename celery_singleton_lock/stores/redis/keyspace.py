@@ -57,11 +57,6 @@ def ledger_key(key: str) -> str:
     return _beside(key, "ledger")
 
 
-def secret_key(key: str) -> str:
-    """What the ids of beat's ticks are made with."""
-    return _beside(key, "secret")
-
-
 def journal_key(prefix: str, part: str) -> str:
     """A part of the journal."""
     return f"{prefix}:{{journal}}:{part}"

@@ -6,7 +6,6 @@ majority knows as well.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
@@ -33,16 +32,15 @@ class Claim(IntEnum):
 def _is_claim(answer: Any) -> bool:
     if not isinstance(answer, list) or not answer or not is_whole(answer[0]):
         return False
-    parts = {Claim.CLAIMED_BY_ANOTHER: [int, bytes], Claim.CLAIMED: [bytes], Claim.SENT: [int]}
+    parts = {Claim.CLAIMED_BY_ANOTHER: [int, bytes], Claim.CLAIMED: [], Claim.SENT: [int]}
     return [type(part) for part in answer[1:]] == parts.get(answer[0])
 
 
 ALIGN = Script("ledger/align", answers=are_whole, each=lambda call: (len(call.args) - 2) // 2)
 CLAIM = Script("ledger/claim", answers=_is_claim)
-SECRET = Script("ledger/secret", answers=lambda answer: isinstance(answer, bytes))
 FORGET, RECORD, UNCLAIM = Script("ledger/forget"), Script("ledger/record"), Script("ledger/unclaim")
 
-SCRIPTS = (ALIGN, FORGET, CLAIM, RECORD, UNCLAIM, SECRET)
+SCRIPTS = (ALIGN, FORGET, CLAIM, RECORD, UNCLAIM)
 
 
 class RedisLedger:
@@ -68,8 +66,6 @@ class RedisLedger:
         self._ask = ask
         self._known = known
         self._quorum = quorum
-        #: The secret, as far as it is known.
-        self._secret = ""
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         self._forget_all_but(lasts)
@@ -86,18 +82,14 @@ class RedisLedger:
             found[entry] = max(last, found.get(entry, 0))
         return found
 
-    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | str:
-        if self._quorum == 1:
-            self._secret = self._secret or secrets.token_hex(16)
+    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | None:
         keys = [self._runs, keyspace.over_key(self._key, owner), *keyspace.claim_keys(self._key, [entry])]
-        keys += [*keyspace.gone_keys(self._key, [entry]), keyspace.secret_key(self._key)]
-        args = [owner, ms(ttl), ceiling, entry, last, self._secret, ms(LEDGER_TTL)]
-        votes = self._ask(Call(CLAIM, keys, args))
+        keys += keyspace.gone_keys(self._key, [entry])
+        votes = self._ask(Call(CLAIM, keys, [owner, ms(ttl), ceiling, entry, last]))
         if sent := [vote[1] for vote in votes if vote[0] == Claim.SENT]:
             return Refused(max(sent), 0.0)
-        granted = [vote[1] for vote in votes if vote[0] == Claim.CLAIMED]
-        if len(granted) >= self._quorum:
-            return self._agreed_on(granted)
+        if sum(vote[0] == Claim.CLAIMED for vote in votes) >= self._quorum:
+            return None
         if self._quorum > 1:
             # Some of the nodes may have granted the claim: nobody would get a majority before that ends.
             self.record({entry: 0}, owner, ceiling=ceiling)
@@ -123,21 +115,6 @@ class RedisLedger:
             answers = self._ask(Call(ALIGN, keys, [ms(LEDGER_TTL), ceiling, *_pairs(lasts, part)]))
             aligned.update({entry: max(known) for entry, *known in zip(part, *answers, strict=True)})
         return aligned
-
-    def _agreed_on(self, found: Sequence[bytes]) -> str:
-        """The secret, when these are those of the nodes."""
-        known, value = {secret.decode(errors="replace") for secret in found}, self._secret
-        if self._quorum == 1:
-            (self._secret,) = known
-            return self._secret
-        # As with a last run, the highest of a majority counts, once a majority has it: any later majority knows it.
-        # What is known here is sent to all nodes: those that have lost it get it back.
-        while known != {value} or not value:
-            value = max(value, *known) or secrets.token_hex(16)
-            call = Call(SECRET, [keyspace.secret_key(self._key)], [value, ms(LEDGER_TTL)])
-            known = {secret.decode(errors="replace") for secret in self._ask(call)}
-        self._secret = value
-        return value
 
     def _forget_all_but(self, lasts: Mapping[str, int]) -> None:
         for gone in batches(sorted({entry for entry, _ in self._known()} - {entry.encode() for entry in lasts})):

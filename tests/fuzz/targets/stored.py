@@ -49,7 +49,6 @@ OF_BEAT: Mapping[str, Any] = {
     "ledger": {"a": "5", "b": "7"},
     "claim:a:": OWNER,
     "gone:a:": 5,
-    "secret": "f" * 32,
     "run": HOLDER,
 }
 OF_JOURNAL: Mapping[str, Any] = {

@@ -17,8 +17,8 @@ MUTANTS = (
     ),
     _ticks(
         "a tick has one id, whichever beat sends it",
-        old="{self.due}\\n{secret}",
-        new="{now()}\\n{secret}",
+        old="{self.entry}\\n{self.due}",
+        new="{self.entry}\\n{now()}",
     ),
     _ticks(
         "every 10 s means every 10.000 s",

@@ -12,7 +12,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
-from celery_singleton_lock.stores.redis.ledger import SECRET, RedisLedger
+from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.redlock import commands as vote_commands
 from celery_singleton_lock.stores.redis.script import Call, Command
 
@@ -169,7 +169,6 @@ BEAT_CALLS = st.one_of(
     ),
     st.builds(lambda lasts, owner: _of_ledger(lambda it: it.unclaim(list(lasts), owner)), LASTS, OWNERS),
     LASTS.map(lambda lasts: _of_ledger(lambda it: it.align({}, ceiling=0), known=list(lasts))),
-    st.sampled_from(["", "aa", "bb"]).map(lambda value: Call(SECRET, [keyspace.secret_key(BEAT)], [value, 1000])),
 )
 
 #: Keys for plain commands; the package's own keys are among them, so that its scripts meet foreign values.

@@ -1,9 +1,9 @@
--- KEYS ledger, over, claim, gone, secret  ARGV owner, ttl ms, ceiling, entry, last, secret to keep if there is none ('': only look), lifetime ms
--- -> {CLAIMED, the secret} | {SENT, last} meanwhile | {CLAIMED_BY_ANOTHER, pttl, its owner}: `ledger.Claim`
+-- KEYS ledger, over, claim, gone  ARGV owner, ttl ms, ceiling, entry, last
+-- -> {CLAIMED} | {SENT, last} meanwhile | {CLAIMED_BY_ANOTHER, pttl, its owner}: `ledger.Claim`
 -- A claim is for the tick that follows `last`. Idempotent by owner.
 local CLAIMED_BY_ANOTHER, CLAIMED, SENT = 0, 1, 2
-local ledger, over, claim, gone, secret = unpack(KEYS)
-local owner, ttl, ceiling, entry, last, given, lifetime = unpack(ARGV)
+local ledger, over, claim, gone = unpack(KEYS)
+local owner, ttl, ceiling, entry, last = unpack(ARGV)
 local known = tonumber(redis.call('HGET', ledger, entry) or redis.pcall('GET', gone) or nil)
 if known and known > tonumber(last) and known <= tonumber(ceiling) then
   return {SENT, known}
@@ -18,8 +18,4 @@ if redis.call('EXISTS', over) == 1 or claimer and claimer ~= owner then
   return {CLAIMED_BY_ANOTHER, left >= 0 and left or tonumber(ttl), claimer or ''}
 end
 redis.call('SET', claim, owner, 'PX', ttl)
-local found = redis.call('GET', secret) or given
-if found ~= '' then
-  redis.call('SET', secret, found, 'PX', lifetime)
-end
-return {CLAIMED, found}
+return {CLAIMED}
