@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     _sending(
         "what was not sent can be sent again",
-        old="            runtime.store.abandon(lock.hold())\n            raise\n",
+        old="            runtime.store.abandon(replace(lock, owner=request.owner).hold())\n            raise\n",
         new="            raise\n",
     ),
     _sending(
