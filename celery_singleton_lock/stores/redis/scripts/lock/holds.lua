@@ -27,21 +27,28 @@ local function holds_of(lock)
   return values, lasts, true
 end
 
--- Of a hold whose value begins like this; never an error: what others have written is no hold.
--- -> the value; the ms that it lasts, if it is in a set; whether it is
-local function hold_of(lock, beginning)
-  local value = redis.pcall('GET', lock)
-  if type(value) == 'string' then
-    return string.sub(value, 1, #beginning) == beginning and value, nil, false
-  elseif value then
+-- The holds in a set, by their owners; it is read once, although a call may renew many of them.
+local sets = {}
+local function holds_in(lock)
+  if not sets[lock] then
     local readable, values, lasts = pcall(holds_of, lock)
-    for i, each in ipairs(readable and values or {}) do
-      if string.sub(each, 1, #beginning) == beginning then
-        return each, lasts[i], true
-      end
+    sets[lock] = {}
+    for i, value in ipairs(readable and values or {}) do
+      sets[lock][string.sub(value, 1, 32)] = {value, lasts[i]}
     end
   end
-  return false
+  return sets[lock]
+end
+
+-- Of a hold whose value begins like this, with its owner; never an error: what others have written is no hold.
+-- -> the value; the ms that it lasts, if it is in a set; whether it is
+local function hold_of(lock, beginning)
+  local found, is_set, left = redis.pcall('GET', lock), false
+  if type(found) == 'table' then
+    found, left = unpack(holds_in(lock)[string.sub(beginning, 1, 32)] or {})
+    is_set = true
+  end
+  return found and string.sub(found, 1, #beginning) == beginning and found, left, is_set
 end
 
 local function keep_until_last(lock)
