@@ -105,7 +105,7 @@ if kept then
       in_use = in_use + 1
     end
   end
-elseif first and not is_set and (first_pttl < 0 or not string.find(first, HOLD)) then
+elseif first and not is_set and (first_pttl < 0 or not is_hold(first)) then
   in_use = limit -- Somebody else's value, or one that does not end, cannot become an element of a set.
 end
 if copy or newer and not kept then

@@ -2,7 +2,10 @@
 -- ends (ms since the epoch), and lasts as long as the last of them. One that was taken under a limit of 1 becomes an element of the set when another
 -- one comes beside it.
 -- Follows now.lua.
-local HOLD = '^' .. string.rep('%x', 32) .. '%['
+local function is_hold(value)
+  local _, last = string.find(value, '^%x+%[')
+  return last == 33
+end
 
 local function ms()
   return math.floor(now() / 1000)
@@ -18,7 +21,7 @@ local function holds_of(lock)
   end
   local elements, time, values, lasts = redis.call('ZRANGE', lock, 0, -1, 'WITHSCORES'), ms(), {}, {}
   for i = 1, #elements, 2 do
-    assert(string.find(elements[i], HOLD), 'WRONGTYPE the set at ' .. lock .. ' is not a lock')
+    assert(is_hold(elements[i]), 'WRONGTYPE the set at ' .. lock .. ' is not a lock')
     local left = elements[i + 1] - time
     if left > 0 then
       values[#values + 1], lasts[#lasts + 1] = elements[i], left
