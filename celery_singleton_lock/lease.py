@@ -25,8 +25,8 @@ class Hold:
         key: the key of the lock.
         owner: the owner token, which no other hold has.
         ttl: seconds that the hold lasts without a renewal.
-        limit: how many may hold the key at once; each holds a different slot.
-        slot: the slot of this hold; None if only the owner token is known.
+        limit: how many may hold the key at once.
+        slot: 0 if it is known that it was taken; otherwise None.
         ending: whether a request to free it got no answer.
         superseded_by: the id of the newer task for which its holder must stop; None if there is none. The hold lasts
             until the holder has stopped.

@@ -207,7 +207,7 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     """Hold the lock that the call `task(*args, **kwargs)` would take, as if another task was running: a conflict.
 
     This works with the locks of `memory_locks`, and with those of a server. The lock is renewed meanwhile. With
-    `lock_limit` it takes one slot.
+    `lock_limit` it is one of several holders.
 
     Raises:
         LockConflict: the lock is held already.

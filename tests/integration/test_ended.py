@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from uuid import uuid4
@@ -88,6 +88,27 @@ class TestWhatIsLeft:
         left, _ = sorted(client.scan_iter(), key=lambda name: name.endswith(":fence"))
         assert 3590 < client.ttl(left) <= 3600
         assert client.memory_usage(left) <= 180
+
+    def test_message_asks_once_and_leaves_its_record_as_it_frees(
+        self, redis_server: RedisServer, client: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app = Celery("asks", broker="memory://", set_as_current=False)
+        app.conf.update(singleton_lock_backend=redis_server.url, singleton_lock_journal=0)
+        bench = Bench(app, monkeypatch)
+        task = bench.task(ignore_result=True)
+        bench.deliver(bench.send(task))  # The server knows the scripts from here on.
+        message = bench.send(task)
+        assert self.cost_of(lambda: bench.deliver(message), client) == (2, {"done", "fence"})
+        assert self.cost_of(task, client) == (0, set()), "a direct call"
+
+    def cost_of(self, run: Callable[[], object], client: Redis) -> tuple[int, set[str]]:
+        """How many scripts the server runs for it, and the kinds of keys that it leaves."""
+        client.flushdb()
+        client.config_resetstat()
+        run()
+        calls = {name: stats["calls"] for name, stats in client.info("commandstats").items()}
+        kinds = {name.rpartition("}:")[2].partition(":")[0] for name in client.scan_iter()}
+        return calls.get("cmdstat_evalsha", 0) + calls.get("cmdstat_eval", 0), kinds
 
     def test_of_a_named_lock_is_its_counter(self, store: RedisStore, client: Redis) -> None:
         nightly = keyspace.PlainKey("nightly")

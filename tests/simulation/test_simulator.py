@@ -55,8 +55,8 @@ def test_some_seeds_keep_all_promises() -> None:
     [
         pytest.param(
             "stores/redis/scripts/lock/free.lua",
-            " and string.sub(value, 1, #owner) == owner",
-            "",
+            "hold_of(lock, owner)",
+            "hold_of(lock, '')",
             id="freed without a look at the owner",
         ),
         pytest.param(

@@ -41,11 +41,13 @@ HAND_OVER_TTL = 1.0
 TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/request", "lock/places", "lock/newest"
 ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
 HAND_OVER = Script(*TAKING, "lock/hand_over", "lock/acquire", answers=answers_question)
-FREE, WAKE = Script("now", "lock/holds", "lock/free"), Script("lock/wake")
+FREE, WAKE = Script("now", "lock/holds", "lock/hold", "lock/free"), Script("lock/wake")
 COUNT = Script("now", "lock/count")
 REFUSE = Script("now", "lock/answers", "lock/holds", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("lock/answers", "lock/recorded", answers=answers_refusal)
-RENEW = Script("now", "lock/holds", "lock/renew", answers=answers_renewal, each=lambda call: len(call.keys))
+RENEW = Script(
+    "now", "lock/holds", "lock/hold", "lock/renew", answers=answers_renewal, each=lambda call: len(call.keys)
+)
 REPLACE = Script("lock/replace_records", answers=are_whole, each=lambda call: len(call.keys))
 
 

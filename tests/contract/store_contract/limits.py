@@ -26,6 +26,7 @@ from tests.contract.store_contract.asking import (
 )
 from tests.contract.store_contract.refusals import REFUSED
 from tests.contract.store_contract.waiting import place
+from tests.patience import until
 
 
 class LimitContract:
@@ -81,13 +82,10 @@ class LimitContract:
         assert store.renew([many[0], many[2]], timeout=1) == [True, True]
 
     def test_hold_that_ends_by_itself_makes_room_beside_those_that_are_renewed(self, store: Store) -> None:
-        short, long = taken(store, limit=2, ttl=0.3), taken(store, holder=ME, limit=2)
-        third = Holder("a third")
-        assert isinstance(ask(store, holder=third, limit=2), Held)
-        clock.sleep(0.4)
-        assert [held.owner for held in store.held(KEY)] == [long.owner]
+        short, long = taken(store, limit=2, ttl=1.5), taken(store, holder=ME, limit=2)
+        until(lambda: [held.owner for held in store.held(KEY)] == [long.owner], "the short one has ended")
         assert store.renew([short, long], timeout=1) == [False, True]
-        assert isinstance(ask(store, holder=third, limit=2), Lease)
+        assert isinstance(ask(store, holder=Holder("a third"), limit=2), Lease)
 
     def test_kept_attempts_do_not_wait_for_each_other(self, store: Store) -> None:
         """The limit was lowered between the attempts of two messages."""

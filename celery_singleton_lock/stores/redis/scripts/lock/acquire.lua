@@ -18,7 +18,7 @@ local freed = 0
 local function take_from(whose)
   for i = #values, 1, -1 do
     if begins_with(values[i], whose) then
-      drop(lock, table.remove(values, i), is_set)
+      put(lock, table.remove(values, i), nil, 0, is_set)
       table.remove(lasts, i)
       freed = freed + 1
     end
@@ -64,10 +64,10 @@ for i, value in ipairs(values) do
     local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
     local number = readable and type(fields) == 'table' and tonumber(fields[FENCE])
     if number and fields[NEWER] then
-      put(lock, value, ttl, is_set) -- It is to stop, which is not to be forgotten.
+      put(lock, value, value, ttl, is_set) -- It is to stop, which is not to be forgotten.
     else
       number = number and string.format('%.0f', number) or next_fence(fence, fence_ttl, seed)
-      put(lock, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set, value)
+      put(lock, value, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
     end
     if again then
       redis.call('SET', over, 1, 'PX', over_ms)
@@ -85,7 +85,7 @@ end
 
 -- Never two copies of one message at once, nor one owner twice, even if there is room. Every hold counts, whatever limit it was taken under.
 if kept and newer and stops ~= '' then
-  drop(lock, kept, is_set) -- Nor is what was kept for it to keep the newest waiting.
+  put(lock, kept, nil, 0, is_set) -- Nor is what was kept for it to keep the newest waiting.
   freed, held, kept = freed + 1, held - 1, nil
 end
 local in_use, replaced, takes = held, kept, false
@@ -144,14 +144,14 @@ if waiting_ms ~= '0' then
   redis.call('ZADD', waiting, 'XX', 0, owner)
 end
 if replaced then
-  drop(lock, replaced, is_set)
+  put(lock, replaced, nil, 0, is_set)
 elseif first and not is_set then
   redis.call('DEL', lock)
-  put(lock, first, first_pttl, true)
+  put(lock, nil, first, first_pttl, true)
 end
 local number = next_fence(fence, fence_ttl, seed)
 is_set = limit > 1 or is_set and first ~= nil
-put(lock, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
+put(lock, nil, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
 if limit == 1 and not seed and string.sub(wake, -11) ~= ':queue:wake' then
   -- The next to block would be woken by it for nothing, and lose its place. Not what was passed on: it may be for a follower of the run before,
   -- which does not need the lock. (An attempt on a Redlock may fail. Beside the lock of a message wait followers of the message before it, too.)

@@ -1,5 +1,5 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
--- Follows holds.lua. Rare keys and arguments are left out, as in request.lua.
+-- Follows hold.lua. Rare keys and arguments are left out, as in request.lua.
 -- KEYS waiting, wake, [record (if record ms is not 0),] [record of the message that it is reserved for (if there is a reservation),]
 --      [lock (if locks is 1),] over...
 -- ARGV owner, wake ms (0: wake nobody); and the following, up to the last that differs from its default:
@@ -26,7 +26,7 @@ local lock, ours, _, is_set = KEYS[FIRST]
 if locks == 1 then
   ours, _, is_set = hold_of(lock, owner)
   if ours then
-    drop(lock, ours, is_set)
+    put(lock, ours, nil, 0, is_set)
   end
 end
 local somebody_waits = ours and redis.call('EXISTS', waiting) == 1
@@ -73,7 +73,7 @@ if not ours then
 end
 -- If the message that it is reserved for has been carried out meanwhile, it does not come again.
 if reserved_ms ~= '0' and (done_of_next == done or redis.call('EXISTS', done_of_next) == 0) then
-  put(lock, reserved, tonumber(reserved_ms), is_set)
+  put(lock, nil, reserved, tonumber(reserved_ms), is_set)
 end
 if somebody_waits then
   if wake_ms == '0' then

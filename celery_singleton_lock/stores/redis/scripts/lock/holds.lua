@@ -1,12 +1,8 @@
 -- The holds of a lock. One that only one may hold is a value that begins with the owner; if more may, a sorted set of such values, by when each
 -- ends (ms since the epoch), and lasts as long as the last of them. One that was taken under a limit of 1 becomes an element of the set when another
--- one comes beside it.
+-- one comes beside it. Few functions: each costs every call a fifth of a microsecond.
 -- Follows now.lua.
-local HOLD = '^' .. string.rep('%x', 32) .. '%['
-
-local function ms()
-  return math.floor(now() / 1000)
-end
+local HOLD = '^%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%['
 
 -- -> the values; for each the ms that it lasts; whether they are in a set
 local function holds_of(lock)
@@ -16,7 +12,7 @@ local function holds_of(lock)
   elseif type(value) == 'string' then
     return {value}, {redis.call('PTTL', lock)}, false
   end
-  local elements, time, values, lasts = redis.call('ZRANGE', lock, 0, -1, 'WITHSCORES'), ms(), {}, {}
+  local elements, time, values, lasts = redis.call('ZRANGE', lock, 0, -1, 'WITHSCORES'), math.floor(now() / 1000), {}, {}
   for i = 1, #elements, 2 do
     assert(string.find(elements[i], HOLD), 'WRONGTYPE the set at ' .. lock .. ' is not a lock')
     local left = elements[i + 1] - time
@@ -27,50 +23,26 @@ local function holds_of(lock)
   return values, lasts, true
 end
 
--- Of a hold whose value begins like this; never an error: what others have written is no hold.
--- -> the value; the ms that it lasts, if it is in a set; whether it is
-local function hold_of(lock, beginning)
-  local value = redis.pcall('GET', lock)
-  if type(value) == 'string' then
-    return string.sub(value, 1, #beginning) == beginning and value, nil, false
-  elseif value then
-    local readable, values, lasts = pcall(holds_of, lock)
-    for i, each in ipairs(readable and values or {}) do
-      if string.sub(each, 1, #beginning) == beginning then
-        return each, lasts[i], true
-      end
+-- Writes a hold (nil: none) in place of `old` (nil: of none). The first write to a set is never refused for lack of memory.
+local function put(lock, old, value, ttl, is_set)
+  if not is_set then
+    if value then
+      redis.call('SET', lock, value, 'PX', ttl)
+    else
+      redis.call('DEL', lock)
     end
+    return
   end
-  return false
-end
-
-local function keep_until_last(lock)
+  local time = math.floor(now() / 1000)
+  redis.call('ZREMRANGEBYSCORE', lock, '-inf', string.format('%.0f', time))
+  if old and old ~= value then
+    redis.call('ZREM', lock, old)
+  end
+  if value then
+    redis.call('ZADD', lock, string.format('%.0f', time + ttl), value)
+  end
   local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2]
   if last then
     redis.call('PEXPIREAT', lock, string.format('%.0f', math.min(last, 2^53)))
-  end
-end
-
--- Writes a hold; in a set, in place of `old`, if there is one. The first write there is never refused for lack of memory.
-local function put(lock, value, ttl, is_set, old)
-  if is_set then
-    local time = ms()
-    redis.call('ZREMRANGEBYSCORE', lock, '-inf', string.format('%.0f', time))
-    if old and old ~= value then
-      redis.call('ZREM', lock, old)
-    end
-    redis.call('ZADD', lock, string.format('%.0f', time + ttl), value)
-    keep_until_last(lock)
-  else
-    redis.call('SET', lock, value, 'PX', ttl)
-  end
-end
-
-local function drop(lock, value, is_set)
-  if is_set then
-    redis.call('ZREM', lock, value)
-    keep_until_last(lock)
-  else
-    redis.call('DEL', lock)
   end
 end

@@ -41,7 +41,7 @@ local function stop(value, pttl)
     local old = value
     value = string.sub(old, 1, -2) .. ',' .. string.sub(arrives_as, 1, -2) .. ']]'
     if is_set then
-      put(lock, value, pttl, true, old)
+      put(lock, old, value, pttl, true)
     else
       redis.call('SET', lock, value, 'KEEPTTL')
     end

@@ -1,4 +1,4 @@
--- Follows holds.lua.
+-- Follows hold.lua.
 -- KEYS lock...  ARGV owner, ttl ms, ... (a pair for each key; a ttl that begins with '+' does not shorten what is left)
 -- -> {1 | id | 0, ...}: 1 renewed, 0 no longer held; the id of a task: renewed, but to end for that task, see newest.lua
 -- Never creates a key. A foreign value is "not held", and does not fail the others.
@@ -13,7 +13,7 @@ for i, lock in ipairs(KEYS) do
       ttl = math.max(tonumber(ttl), left or redis.call('PTTL', lock))
     end
     if is_set then
-      put(lock, value, ttl, true)
+      put(lock, value, value, ttl, true)
       renewed[i] = 1
     else
       renewed[i] = redis.call('PEXPIRE', lock, ttl)
