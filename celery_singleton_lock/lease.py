@@ -26,14 +26,13 @@ class Hold:
         owner: the owner token, which no other hold has.
         ttl: seconds that the hold lasts without a renewal.
         limit: how many may hold the key at once.
-        slot: 0 if it is known that it was taken; otherwise None.
         ending: whether a request to free it got no answer.
         superseded_by: the id of the newer task for which its holder must stop; None if there is none. The hold lasts
             until the holder has stopped.
         only_longer: whether a renewal leaves a hold that lasts longer as it is.
     """
 
-    __slots__ = ("__weakref__", "ending", "key", "limit", "only_longer", "owner", "slot", "superseded_by", "ttl")
+    __slots__ = ("__weakref__", "ending", "key", "limit", "only_longer", "owner", "superseded_by", "ttl")
 
     def __init__(
         self,
@@ -42,14 +41,12 @@ class Hold:
         *,
         ttl: float,
         limit: int = 1,
-        slot: int | None = None,
         only_longer: bool = False,
     ) -> None:
         self.key = key
         self.owner = owner
         self.ttl = ttl
         self.limit = limit
-        self.slot = slot
         self.only_longer = only_longer
         self.ending = False
         self.superseded_by: str | None = None
@@ -83,11 +80,9 @@ class Lease(Hold):
     # - ask: asks the store whether a lease is still held, and extends or loses it; set by the heartbeat.
     __slots__ = ("acquired_at", "ask", "fence", "longest", "pid", "reason", "renewals", "trusted_until")
 
-    def __init__(
-        self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
-    ) -> None:
+    def __init__(self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1) -> None:
         # As in `Hold`, without calling it: each task makes a lease, and a call takes longer than these lines.
-        self.key, self.owner, self.ttl, self.limit, self.slot, self.ending = key, owner, ttl, limit, slot, False
+        self.key, self.owner, self.ttl, self.limit, self.ending = key, owner, ttl, limit, False
         self.only_longer = False
         self.fence = fence
         self.pid = os.getpid()
@@ -149,7 +144,6 @@ class Lease(Hold):
             fence=self.fence,
             sent_at=clock.now(),
             limit=self.limit,
-            slot=self.slot,
         )
         asked.longest = self.longest
         self.longest, self.ttl = asked.ttl, min(self.ttl, asked.ttl)

@@ -106,9 +106,9 @@ class LockRequest:
         """The hold that the owner may have got, as far as is known without an answer."""
         return Hold(self.key, self.owner, ttl=self.ttl, limit=self.limit)
 
-    def lease(self, *, fence: int, sent_at: float, slot: int | None = None) -> Lease:
+    def lease(self, *, fence: int, sent_at: float) -> Lease:
         """The lease that the owner has got."""
-        return Lease(self.key, self.owner, ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
+        return Lease(self.key, self.owner, ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit)
 
 
 @dataclass(frozen=True, slots=True)

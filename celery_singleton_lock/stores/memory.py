@@ -79,7 +79,7 @@ class MemoryStore:
             if occupant.holder.superseded_by is None:  # Which is not to be forgotten.
                 occupant.holder = replace(holder, ttl=request.ttl)
             occupant.ends_at = sent_at + request.ttl
-            return request.lease(fence=occupant.fence, sent_at=sent_at, slot=0)
+            return request.lease(fence=occupant.fence, sent_at=sent_at)
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         with self._mutex.lock:

@@ -18,7 +18,7 @@ class RunHold(Hold):
     __slots__ = ("holder", "task")
 
     def __init__(self, hold: Hold, holder: Holder, task: str = "") -> None:
-        super().__init__(hold.key, hold.owner, ttl=hold.ttl, limit=hold.limit, slot=hold.slot)
+        super().__init__(hold.key, hold.owner, ttl=hold.ttl, limit=hold.limit)
         self.holder = holder
         self.task = task or name_in(hold.key)
 

@@ -176,7 +176,7 @@ def test_end_that_is_refused_keeps_nobody_from_asking(store: Store, proxies: Seq
 @pytest.mark.parametrize("answer", [b"-READONLY no\r\n", b"-OOM no\r\n", b":7\r\n"])
 def test_error_keeps_no_lease_alive(store: Store, proxies: Sequence[ForgingProxy], answer: bytes) -> None:
     """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
-    held = [Lease(f"{KEY}:{n}", new_owner(), ttl=TTL, fence=1, sent_at=store_time(store), slot=0) for n in range(300)]
+    held = [Lease(f"{KEY}:{n}", new_owner(), ttl=TTL, fence=1, sent_at=store_time(store)) for n in range(300)]
     gone = weakref.ref(held[0])
     for proxy in proxies:
         proxy.forge(SCRIPT, answer)

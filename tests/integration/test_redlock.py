@@ -723,9 +723,7 @@ class TestGivenUp:
 class TestManyLeases:
     def many(self, store: Store, count: int, ttl: float) -> list[Lease]:
         """Leases as if they had been acquired: renewals of others put them on the nodes."""
-        return [
-            Lease(f"many:{{{n}}}", new_owner(), ttl=ttl, fence=1, sent_at=clock.now(), slot=0) for n in range(count)
-        ]
+        return [Lease(f"many:{{{n}}}", new_owner(), ttl=ttl, fence=1, sent_at=clock.now()) for n in range(count)]
 
     def test_round_has_one_timeout_for_all_leases_when_a_majority_is_silent(self, nodes: Nodes, store: Store) -> None:
         store.free(taken(store))

@@ -444,7 +444,7 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
     This includes a stopped process: if it resumes now, it may write something before it learns of the loss.
     """
     left = lease.trusted_until - process.host.clock(world.run.now)
-    if lease.reason is not None or left <= 0 or lease.slot is None:
+    if lease.reason is not None or left <= 0:
         return
     key, servers = _run_key(process.package, lease.key), world.servers
     owner = lease.owner.encode()

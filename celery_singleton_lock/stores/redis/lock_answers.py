@@ -92,7 +92,7 @@ def parse_acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) 
     """
     kind, *rest = answer
     if kind == Answer.GRANTED:
-        return request.lease(fence=rest[0], sent_at=sent_at, slot=0)
+        return request.lease(fence=rest[0], sent_at=sent_at)
     if kind == Answer.GIVEN_UP:
         raise GivenUp("this owner was given up before the server carried out its request")
     return _in_the_way(answer, request.holder.message)

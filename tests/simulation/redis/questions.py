@@ -52,13 +52,7 @@ REQUESTS = st.builds(
     given_up=st.lists(OWNERS, max_size=2).map(tuple),
     late=st.booleans(),
 )
-HOLDS = st.builds(
-    lambda owner, ttl, limit, slot: Hold(LOCK, owner, ttl=ttl, limit=limit, slot=slot),
-    OWNERS,
-    TTLS,
-    LIMITS,
-    st.sampled_from([None, 0]),
-)
+HOLDS = st.builds(lambda owner, ttl, limit: Hold(LOCK, owner, ttl=ttl, limit=limit), OWNERS, TTLS, LIMITS)
 
 
 def _of(holder: Holder, record: Record | None) -> Record | None:

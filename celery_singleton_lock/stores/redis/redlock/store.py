@@ -248,7 +248,7 @@ class RedlockStore:
             fence = self._fence(conversation, request, votes.granted)
             if fence and trust.came_in_time(sent_at, request.ttl):
                 request.late = False
-                return request.lease(fence=fence, sent_at=sent_at, slot=0)
+                return request.lease(fence=fence, sent_at=sent_at)
         if request.another is None:
             return votes.record or votes
         asked = [index for index in range(len(self._nodes.each)) if index not in votes.unasked]
