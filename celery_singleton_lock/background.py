@@ -1,6 +1,6 @@
 """Background work: a thread that exists while there is something to do.
 
-A caller puts work where `work` finds it, and then calls `want`. A thread does the work a while later, with all that
+A caller puts work where `work` finds it, and then calls `schedule`. A thread does the work a while later, with all that
 came meanwhile. Work that comes while the thread works is done next.
 """
 
@@ -26,7 +26,7 @@ RETRY_AFTER = 1.0
 LINGER = 1.0
 
 
-class Later:
+class BackgroundJob:
     """Calls `work` in a separate thread.
 
     Args:
@@ -43,21 +43,21 @@ class Later:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        # Reentrant: a signal handler may run at any line, and call `want` itself.
+        # Reentrant: a signal handler may run at any line, and call `schedule` itself.
         self._mutex = lock = threading.RLock()
         #: Notified when the thread need not linger any more.
         self._changed = threading.Condition(lock)
         #: Whether a thread is going to look for something to do.
-        self._is_wanted = False
+        self._is_scheduled = False
         self._thread: threading.Thread | None = None
 
-    def want(self) -> None:
+    def schedule(self) -> None:
         """Say that there is work."""
         thread = self._thread
-        if self._is_wanted and thread is not None and thread.is_alive():
+        if self._is_scheduled and thread is not None and thread.is_alive():
             return  # The usual case in a series of calls: the thread has not looked yet.
         with self._mutex:
-            self._is_wanted = True  # Before a thread starts, which would otherwise look twice.
+            self._is_scheduled = True  # Before a thread starts, which would otherwise look twice.
             if sys.is_finalizing():
                 return  # Before Python 3.12, a thread's start would wait forever.
             if self._thread is None or not self._thread.is_alive():
@@ -73,7 +73,7 @@ class Later:
         pause: float | None = self._after
         while pause is not None:
             clock.sleep(pause)
-            self._is_wanted = False  # Before it looks: it may not see work that comes from now on.
+            self._is_scheduled = False  # Before it looks: it may not see work that comes from now on.
             try:
                 pause = self._work()
             except (Exception, SystemExit):
@@ -81,9 +81,9 @@ class Later:
                 logger.exception("%s: unexpected error; going on", self._name)
                 pause = RETRY_AFTER
             with self._mutex:
-                if pause is None and not self._is_wanted:
+                if pause is None and not self._is_scheduled:
                     self._changed.wait(LINGER)
-                if pause is None and self._is_wanted:
+                if pause is None and self._is_scheduled:
                     pause = self._after
                 if pause is None:
                     # Under the mutex, so that the next caller finds no thread, and starts one.
@@ -99,7 +99,7 @@ class Aside:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._later = Later(name, self._do_all)
+        self._job = BackgroundJob(name, self._do_all)
         self.start_anew()
         forks.start_anew_in_child(self)
 
@@ -112,7 +112,7 @@ class Aside:
             logger.warning("%s: %d pieces of work wait already; another one is dropped", self._name, MAX_WAITING)
             return
         self._work.append(work)
-        self._later.want()
+        self._job.schedule()
 
     def _do_all(self) -> None:
         while self._work:

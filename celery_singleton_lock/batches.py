@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock.background import Later
+from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
 
 logger = get_logger(__name__)
@@ -65,7 +65,7 @@ class Batches(ABC, Generic[Item]):
 
     def __init__(self, what: str, *, after: float) -> None:
         self._what = what
-        self._later = Later("singleton-lock-batches", self.send_all, after=after)
+        self._job = BackgroundJob("singleton-lock-batches", self.send_all, after=after)
         self._mutex: AbstractContextManager[bool]
         self._waiting: dict[Hashable, Waiting[Item]]
         self._silent: set[Hashable]
@@ -105,7 +105,7 @@ class Batches(ABC, Generic[Item]):
                 self._waiting.pop(next(iter(self._waiting)))
                 self._given_up += 1
             self._waiting[name] = Waiting(name, item, clock.now() + seconds)
-        self._later.want()
+        self._job.schedule()
 
     def send_all(self, until: float = math.inf) -> float | None:
         """Send all, once to each place that does not answer; None, or the seconds until the next try.

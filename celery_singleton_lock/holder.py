@@ -129,7 +129,7 @@ class Holder:
         return hashlib.sha256(f"heir:{self.message}".encode()).hexdigest()[:OWNER_LENGTH]
 
     @property
-    def arrives_as(self) -> str:
+    def order_member(self) -> str:
         """A name for the sending, if only the newest message of a key should run: the beginning of its hold's value."""
         return f"{_dumped([self.sending, self.task_id])[:-1]},"
 
@@ -139,9 +139,9 @@ class Holder:
 
     def dumps(self, ttl: float = 0.0, fence: int = 0) -> str:
         """The text that is kept beside the owner token, in the value of a lock held with this ttl and fence."""
-        return self.around_fence(ttl).replace("\n", f",{fence}", 1)
+        return self.json_around_fence(ttl).replace("\n", f",{fence}", 1)
 
-    def around_fence(self, ttl: float) -> str:
+    def json_around_fence(self, ttl: float) -> str:
         """The same in two lines: the store replaces the line's end with the fence that it assigns."""
         who = [self.sending, self.task_id, self.retries, self.node, self.pid, float(self.since)]
         before = _dumped([*who, self.replaced, self.process, float(ttl)])[:-1]
@@ -171,8 +171,8 @@ class Holder:
         )
 
 
-def task_arriving_as(name: bytes) -> str | None:
-    """The task's id in what `Holder.arrives_as` says."""
+def task_of_member(name: bytes) -> str | None:
+    """The task's id in what `Holder.order_member` says."""
     fields = cleaned.array(name.rstrip(b",") + b"]")
     return cleaned.text_or_none(fields[1]) if fields is not None and len(fields) > 1 else None
 
@@ -184,5 +184,5 @@ def _replaced(value: object) -> int:
 
 
 def _task_of(newer: object) -> str | None:
-    """The task id in the part that a store has added for a newer message (see `Holder.arrives_as`)."""
+    """The task id in the part that a store has added for a newer message (see `Holder.order_member`)."""
     return cleaned.text(newer[1]) if isinstance(newer, list) and len(newer) > 1 else None

@@ -21,7 +21,7 @@ def own() -> str:
     return _identity(os.getpid())
 
 
-def is_over(process: str) -> bool:
+def is_dead(process: str) -> bool:
     """Whether the process with this identity has ended: False unless it ran here and its end can be proven."""
     place, _, rest = process.partition("/")
     digits, _, start = rest.partition("/")

@@ -160,7 +160,7 @@ class Claims:
 
     def _outlived(self, tick: Tick, refused: Refused) -> Refused:
         """The refusal; if the claim is that of a beat that was killed on this host, the claim ends at once."""
-        if not process_identity.is_over(refused.claimer.partition("/")[2]):
+        if not process_identity.is_dead(refused.claimer.partition("/")[2]):
             return refused
         self._ledger.unclaim([tick.entry], refused.claimer)
         return Refused(None, 0.0)

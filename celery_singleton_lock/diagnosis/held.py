@@ -56,7 +56,7 @@ class HeldLock:
     @property
     def is_left_behind(self) -> bool:
         """Whether the process of the holder ran on this host and has ended; False if that cannot be proven."""
-        return not self.is_queued and process_identity.is_over(self.holder.process)
+        return not self.is_queued and process_identity.is_dead(self.holder.process)
 
     @property
     def holder(self) -> Holder:

@@ -264,7 +264,7 @@ def _of_key(server: str, key: Key, store: Store) -> list[Finding]:
 
 def _is_of_the_dead(it: Key, store: Store) -> bool:
     """Whether the holder's process has ended without freeing the lock."""
-    if it.held is None or it.held.holder is None or not process_identity.is_over(it.held.holder.process):
+    if it.held is None or it.held.holder is None or not process_identity.is_dead(it.held.holder.process):
         return False
     key = it.name.removesuffix(":run")
     return any(still.owner == it.held.owner for still in store.held(key))

@@ -71,7 +71,7 @@ def judge(before: Held, now: Held | None, *, renewed: bool = False) -> Verdict |
         return Verdict.FOREIGN
     if not holder.ttl:
         return Verdict.KEPT
-    if process_identity.is_over(holder.process):
+    if process_identity.is_dead(holder.process):
         return Verdict.OVER
     if renewed:
         return Verdict.ALIVE

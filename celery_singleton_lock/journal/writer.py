@@ -15,7 +15,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks, signals
-from celery_singleton_lock.background import Later
+from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import FOREIGN, LockUnavailable, with_label
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal import counts as metrics
@@ -45,7 +45,7 @@ class JournalWriter:
 
     def __init__(self, journal: Journal | None, app: Callable[[], Any], blocked_after: int) -> None:
         self._journal, self._app, self._blocked_after = journal, app, blocked_after
-        self._later = Later("singleton-lock-journal", self._write_later, after=WRITE_AFTER)
+        self._job = BackgroundJob("singleton-lock-journal", self._write_later, after=WRITE_AFTER)
         self.start_anew()
         forks.start_anew_in_child(self)
 
@@ -69,7 +69,7 @@ class JournalWriter:
         if at_once:
             self.write()
         else:
-            self._later.want()
+            self._job.schedule()
 
     def write(self) -> bool:
         """Write what was collected; False if that failed."""

@@ -14,7 +14,7 @@ from typing import NoReturn
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
-from celery_singleton_lock.holder import Holder, task_arriving_as
+from celery_singleton_lock.holder import Holder, task_of_member
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Superseded
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
@@ -195,7 +195,7 @@ class MemoryStore:
         whose = request.key, request.arrival.task
         order, _ = self._orders.get(whose, ({}, 0.0))
         self._orders[whose] = order, now + request.arrival.seconds
-        name, highest, time = request.holder.arrives_as, max(order.values(), default=0), int(clock.wall() * 1e6)
+        name, highest, time = request.holder.order_member, max(order.values(), default=0), int(clock.wall() * 1e6)
         # A number that a message claims counts for no more than the time.
         given = request.arrival.number
         number = order.setdefault(name, max(highest + 1, time) if given is None else min(given, time))
@@ -205,7 +205,7 @@ class MemoryStore:
 
     def _superseded(self, request: LockRequest, newer: str, live: Occupants) -> Superseded:
         """The answer to its message, which does not take the lock that it was woken for, or has found free."""
-        by = task_arriving_as(newer.encode())
+        by = task_of_member(newer.encode())
         if not live:
             self._wake(request.key)
             return Superseded(None, "", 0.0, by=by)

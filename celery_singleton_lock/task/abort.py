@@ -47,22 +47,22 @@ LAST_WORDS = 0.05
 class Body:
     """The body of one execution while it runs: `with Body(lease): ...`.
 
-    The heartbeat's thread calls `strike`; the thread that runs the body calls everything else. The mutex decides which
-    of them comes first: nothing is raised in a thread whose body has ended.
+    The heartbeat's thread calls `interrupt`; the thread that runs the body calls everything else. The mutex decides
+    which of them comes first: nothing is raised in a thread whose body has ended.
 
     Attributes:
-        struck: whether it was asked to end.
+        interrupted: whether it was asked to end.
         is_spared: whether nothing is raised in it now (see `sending`).
         sent: the exception that ends it, even if `Aborted` has overtaken it: the next attempt, or a replacement, was
             sent.
     """
 
     def __init__(self, lease: Lease) -> None:
-        self.struck = False
+        self.interrupted = False
         self.is_spared = False
         self.sent: Retry | Ignore | None = None
         self._lease = lease
-        self._struck_at = 0.0
+        self._interrupted_at = 0.0
         self._strike_again_at = 0.0
         self._outlived_grace = False
         self._running = False
@@ -81,7 +81,7 @@ class Body:
             self.end()
 
     def end(self) -> None:
-        """The body has ended: raise nothing more in it. May be called again, for a body that was struck as it began."""
+        """The body has ended: raise nothing more in it. May be called again, if it was interrupted as it began."""
         while True:
             try:
                 with self._mutex.lock:
@@ -94,7 +94,7 @@ class Body:
 
     @property
     def wants_abort(self) -> bool:
-        return self.struck and self._running and not self.is_spared
+        return self.interrupted and self._running and not self.is_spared
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -111,15 +111,15 @@ class Body:
         finally:
             self.is_spared = False
 
-    def strike(self) -> None:
+    def interrupt(self) -> None:
         """Make the body end: raise `Aborted` in it, and kill its process if that does not help in time."""
         with self._mutex.lock:
             if not self._running:
                 return
             now, grace = clock.now(), self._lease.ttl * trust.GRACE_SHARE
-            if not self.struck or self.is_spared:
-                self.struck, self._struck_at = True, now
-            elif now - self._struck_at >= grace and not self._outlived_grace:
+            if not self.interrupted or self.is_spared:
+                self.interrupted, self._interrupted_at = True, now
+            elif now - self._interrupted_at >= grace and not self._outlived_grace:
                 self._outlived_grace = True
                 _kill_this_child(self._lease)
             if now >= self._strike_again_at and not self.is_spared:
@@ -165,7 +165,7 @@ class _BySignal(_Way):
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if any(body.wants_abort for body in self._bodies):
             raise Aborted
-        if any(body.struck and body.is_spared for body in self._bodies):
+        if any(body.interrupted and body.is_spared for body in self._bodies):
             return  # It was on its way to a body that is spared now.
         if callable(self._previous):
             self._previous(signum, frame)
@@ -181,7 +181,7 @@ class _ByAsyncException(_Way):
         self._thread = ctypes.c_ulong(threading.get_ident())
 
     def leave(self, body: Body) -> None:
-        if not body.struck:
+        if not body.interrupted:
             return
         # An exception may still be on its way. If it were cleared, the interpreter would look for it at every bytecode
         # until another comes (CPython up to 3.12). So send one, which replaces any other, and catch it here.

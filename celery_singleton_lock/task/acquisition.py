@@ -190,7 +190,7 @@ class Acquisition:
     def _free_left_behind(self, found: Held) -> bool:
         """Free the lock of a process of this host that has provably ended; whether it was freed."""
         it = self.execution
-        if found.holder is None or not process_identity.is_over(found.holder.process):
+        if found.holder is None or not process_identity.is_dead(found.holder.process):
             return False
         freed = bool(self._store.free(it.hold_of(found)))
         if freed:

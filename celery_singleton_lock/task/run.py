@@ -139,7 +139,7 @@ class Run:
                 return body()
         except Aborted:
             self._body.end()  # It may have come as the body ended, before `end` had begun.
-            if not self._body.struck:
+            if not self._body.interrupted:
                 raise
             if self._body.sent is not None:  # It came while that was being raised: too late.
                 raise self._body.sent from None
@@ -191,7 +191,7 @@ class Run:
         Also if its lease is overdue since its process was frozen: the newer task keeps its copies from running.
         """
         newer, is_lost = self._lease.superseded_by, self._lease.reason is not None
-        if newer is None or not self._body.struck or not _is_failure(error):
+        if newer is None or not self._body.interrupted or not _is_failure(error):
             return None
         if is_lost and not isinstance(error, LockSuperseded):
             return None
@@ -202,7 +202,7 @@ class Run:
         until the body ends.
         """
         if self._execution.options.on_lock_lost == "abort":
-            self._body.strike()
+            self._body.interrupt()
         if self._lease.reason is not None and not self._is_loss_said:
             self._is_loss_said = True
             # A receiver may take long; other leases need the heartbeat's thread meanwhile.

@@ -261,7 +261,7 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
     try:
         for key, held in runtime.store.all_held(runtime.settings.prefix):
             holder = held.holder
-            if holder is not None and holder.node == node and process_identity.is_over(holder.process):
+            if holder is not None and holder.node == node and process_identity.is_dead(holder.process):
                 left += 1
                 hold = held.hold(key, ttl=runtime.settings.defaults["ttl"])
                 free(runtime.store, RunHold(hold, holder), runtime.journal)

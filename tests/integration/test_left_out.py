@@ -70,7 +70,7 @@ STATES: dict[str, Callable[[Redis], object]] = {
     "held": lambda client: acquired(client, {}, lock_commands.without_defaults, OTHER),
     "waited for": lambda client: client.zadd(f"{KEY}:waiting", {OTHER: 5}),
     "waited for by itself": lambda client: client.zadd(f"{KEY}:waiting", {OWNER: 5}),
-    "given up": lambda client: client.set(f"{KEY}:over:{OWNER}", 1),
+    "given up": lambda client: client.set(f"{KEY}:tombstone:{OWNER}", 1),
     "recorded": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[1])),
 }
 

@@ -36,7 +36,7 @@ mtype = { FIRST_TRY, SECOND_TRY, RENEWAL };
 
 /* The server. */
 byte key, left;                 /* the token that holds the lock; 0: free */
-bit over[TOKENS];               /* :over:<token>: it keeps what it has, and takes nothing */
+bit over[TOKENS];               /* :tombstone:<token>: it keeps what it has, and takes nothing */
 bit has_no_ttl;
 
 /* On the way to the server, by token. */

@@ -60,7 +60,7 @@ mtype = { SILENCE, OURS, NOT_OURS };
 
 /* The nodes. */
 byte hold[NODES], left[NODES], no_vote[NODES];
-bit over_1[6], over_2[6];               /* :over:<owner>, of the owner of each attempt, by AT */
+bit over_1[6], over_2[6];               /* :tombstone:<owner>, of the owner of each attempt, by AT */
 byte restarts, late;
 
 /* The network, and the clients. */

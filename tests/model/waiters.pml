@@ -52,7 +52,7 @@ byte key, left;                     /* the token that holds the lock, and its re
 byte waiting, wake;                 /* ticks that `:waiting` and the element of `:wake` still live */
 chan blocked = [PLACES] of { byte };    /* the waiters that block on `:wake`, the longest first */
 bit behind[PLACES];                 /* it was woken, and its acquire is next */
-bit over[PLACES];                   /* :over:<token>: it keeps what it has, and takes nothing */
+bit over[PLACES];                   /* :tombstone:<token>: it keeps what it has, and takes nothing */
 
 /* On the way. */
 mtype said[PLACES] = NOTHING;       /* the answer to the acquire behind the blocking command */

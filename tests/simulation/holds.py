@@ -42,7 +42,7 @@ class Tombstones:
         is_redlock = len(self._world.servers) > 1
         for server in self._world.servers:
             every = {name for name, _ in server.living_values()}
-            over = {inside.name_in(name) for name in every if inside.part_of(name) == "over"}
+            over = {inside.name_in(name) for name in every if inside.part_of(name) == "tombstone"}
             without = self._without.get(server, set())
             self._without[server] = set(over)
             for key, value in on(server, self._names) if over else ():

@@ -225,7 +225,7 @@ def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
 #: The parts of keys, after the name of a lock or another thing that several keys are about. A lock outside of tasks is
 #: at its name itself.
 PARTS = frozenset(
-    {"", "run", "wake", "fence", "waiting", "line", "order", "nudge", "done", "over", "memory"}
+    {"", "run", "wake", "fence", "waiting", "line", "order", "nudge", "done", "tombstone", "memory"}
     | {"ledger", "claim", "queue"}
 )
 
@@ -324,9 +324,9 @@ def fence_key(lock: str, *, is_plain: bool = False) -> str:
     return keyspace.fence_key(keyspace.plain_key(lock) if is_plain else lock)
 
 
-def over_key(name: str, owner: str) -> str:
+def tombstone_key(name: str, owner: str) -> str:
     """The key that says that an owner of a lock outside of tasks is over."""
-    return keyspace.over_key(keyspace.plain_key(name), owner)
+    return keyspace.tombstone_key(keyspace.plain_key(name), owner)
 
 
 def names_run(lock: str) -> str:
@@ -432,7 +432,7 @@ def is_loaded(
     identity = module(package, "process_identity")
     assign(identity, "_place", place)
     assign(identity, "_state_and_start", state_and_start)
-    for name in ("own", "is_over"):
+    for name in ("own", "is_dead"):
         assign(identity, name, uninterrupted()(attribute(identity, name)))
     assign(module(package, "task.abort"), "is_child_of_a_pool", is_child)
 

@@ -56,7 +56,7 @@ class _Found(NamedTuple):
         values = {key: (inside.hold_of(value), ends_at) for key, value, ends_at in living if key in names}
         held = {name: (hold.owner, ends_at) for name, (hold, ends_at) in values.items()}
         pids = {name: hold.pid for name, (hold, _) in values.items()}
-        over = frozenset(key for key, _, _ in living if inside.part_of(key) == "over")
+        over = frozenset(key for key, _, _ in living if inside.part_of(key) == "tombstone")
         return cls((server.model, server.empty_since), living, held, pids, over)
 
 
@@ -161,7 +161,7 @@ class NodesChecker(LocksChecker):
         endless, must, host = server.without_end(), self.run.must, server.host.name
         must(endless is None, "{} on {} has no time to live", endless, host)
         for name, (owner, _) in found.holds.items():
-            is_open = inside.over_key(name, owner) not in found.over
+            is_open = inside.tombstone_key(name, owner) not in found.over
             must(is_open, "{} holds {} for {}, of whom it knows that that is over", host, name, owner)
         self._note_late(server, {} if last is None else last.holds, found)
         if last is not None and last.model == found.model:
@@ -179,7 +179,7 @@ class NodesChecker(LocksChecker):
         for name, (owner, ends_at) in last.holds.items():
             now_of, _ = found.holds.get(name, ("", 0.0))
             is_over = ends_at is not None and server.clock() * 1000 > ends_at - NEARLY
-            if not is_over and inside.over_key(name, owner) not in found.over:
+            if not is_over and inside.tombstone_key(name, owner) not in found.over:
                 stays, what = now_of == owner, (server.host.name, name, owner)
                 self.run.must(stays, "{} lets go of {}, which it held for {}", *what)
 

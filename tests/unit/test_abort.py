@@ -36,7 +36,7 @@ def test_body_that_was_struck_at_its_start_leaves_nothing_behind() -> None:
     try:
         body.__enter__()
         with pytest.raises(Aborted):
-            body.strike()
+            body.interrupt()
             time.sleep(LIMIT)
         body.end()
         body.end()
@@ -55,11 +55,11 @@ def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -
     with suppress(Aborted), body:
         with body.sending():
             for _ in range(3):
-                body.strike()
+                body.interrupt()
         assert killed == []
         for _ in range(2):
             with suppress(Aborted):
-                body.strike()
+                body.interrupt()
                 time.sleep(LIMIT)
     assert len(killed) == 1
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from celery_singleton_lock.background import Later
+from celery_singleton_lock.background import BackgroundJob
 from tests.patience import LIMIT, until
 
 
@@ -16,10 +16,10 @@ def test_work_that_comes_meanwhile_is_done_next() -> None:
         went_in.set()
         assert may_go_on.wait(LIMIT)
 
-    it = Later("a", work)
-    it.want()
+    it = BackgroundJob("a", work)
+    it.schedule()
     assert went_in.wait(LIMIT)
-    it.want()
+    it.schedule()
     may_go_on.set()
     until(lambda: calls == [2])
 
@@ -32,16 +32,16 @@ def test_work_that_comes_just_as_nothing_is_left_is_done() -> None:
             again.set()
         else:
             asked.set()
-            it.want()
+            it.schedule()
 
-    it = Later("a", work)
-    it.want()
+    it = BackgroundJob("a", work)
+    it.schedule()
     assert again.wait(LIMIT)
 
 
 def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that are collected then may have calls to repeat; the start of a thread would never return."""
-    it = Later("a", lambda: None)
+    it = BackgroundJob("a", lambda: None)
     monkeypatch.setattr("sys.is_finalizing", lambda: True)
-    it.want()
+    it.schedule()
     assert it._thread is None

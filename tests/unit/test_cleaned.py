@@ -114,7 +114,7 @@ class TestHolder:
         plain, labelled = Holder("id"), Holder("id", label='a "b]\\\n')
         for holder in (plain, labelled):
             assert json.loads(holder.dumps(fence=12))[FENCE] == 12
-            before, behind = holder.around_fence(0.0).split("\n")
+            before, behind = holder.json_around_fence(0.0).split("\n")
             assert f"{before},12{behind}" == holder.dumps(fence=12)
 
 

@@ -23,8 +23,8 @@ def other() -> subprocess.Popen[str]:
 
 
 def test_living_process_is_not_over(other: subprocess.Popen[str]) -> None:
-    assert not process_identity.is_over(process_identity.own())
-    assert not process_identity.is_over(other.stdout.readline().strip())
+    assert not process_identity.is_dead(process_identity.own())
+    assert not process_identity.is_dead(other.stdout.readline().strip())
 
 
 def test_ended_process_is_over(other: subprocess.Popen[str]) -> None:
@@ -32,31 +32,31 @@ def test_ended_process_is_over(other: subprocess.Popen[str]) -> None:
     other.stdin.close()
     # It has ended, but is not reaped: a zombie holds nothing any more.
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-    assert process_identity.is_over(identity)
+    assert process_identity.is_dead(identity)
     other.wait()
-    assert process_identity.is_over(identity)
+    assert process_identity.is_dead(identity)
 
 
 def test_process_whose_pid_was_reused_is_over() -> None:
     place, pid, start = process_identity.own().split("/")
-    assert process_identity.is_over(f"{place}/{pid}/{int(start) - 1}")
+    assert process_identity.is_dead(f"{place}/{pid}/{int(start) - 1}")
 
 
 def test_process_of_another_user_is_not_over() -> None:
     place, _, _ = process_identity.own().split("/")
     _, start = process_identity._state_and_start(1)
-    assert not process_identity.is_over(f"{place}/1/{start}")
+    assert not process_identity.is_dead(f"{place}/1/{start}")
 
 
 @pytest.mark.parametrize("text", ["", "x", "//", "a/b/c", "0123456789ab/1/1", "0123456789ab/99999999/1", "a/1", "/1/2"])
 def test_process_that_did_not_run_here_is_never_over(text: str) -> None:
-    assert not process_identity.is_over(text)
+    assert not process_identity.is_dead(text)
 
 
 @pytest.mark.parametrize("pid", ["", "-1", "0x1", "٣", "1.5", "one"])
 def test_invalid_pid_is_never_over(pid: str) -> None:
     place = process_identity.own().split("/")[0]
-    assert not process_identity.is_over(f"{place}/{pid}/1")
+    assert not process_identity.is_dead(f"{place}/{pid}/1")
 
 
 def test_forked_child_has_its_own_identity() -> None:
@@ -70,4 +70,4 @@ def test_forked_child_has_its_own_identity() -> None:
     os.close(readable)
     os.close(writable)
     assert theirs != mine
-    assert process_identity.is_over(theirs)
+    assert process_identity.is_dead(theirs)

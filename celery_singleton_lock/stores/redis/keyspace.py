@@ -73,9 +73,9 @@ def gone_keys(key: str, entries: Iterable[str]) -> list[str]:
     return [_beside(key, f"gone:{entry}:") for entry in entries]
 
 
-def over_key(key: str, name: str) -> str:
+def tombstone_key(key: str, name: str) -> str:
     """A tombstone: the owner, or the attempt, of this name takes nothing any more."""
-    return _beside(key, f"over:{name}")
+    return _beside(key, f"tombstone:{name}")
 
 
 def _beside(key: str, what: str) -> str:

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, are_whole, batches, is_whole, ms
+from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_whole, batches, is_whole, ms
 from celery_singleton_lock.stores.store import MEMORY, Refused
 
 #: Seconds until a claim that was split between several beats is tried again.
@@ -83,7 +83,7 @@ class RedisLedger:
         return found
 
     def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | None:
-        keys = [self._runs, keyspace.over_key(self._key, owner), *keyspace.claim_keys(self._key, [entry])]
+        keys = [self._runs, keyspace.tombstone_key(self._key, owner), *keyspace.claim_keys(self._key, [entry])]
         keys += keyspace.gone_keys(self._key, [entry])
         votes = self._ask(Call(CLAIM, keys, [owner, ms(ttl), ceiling, entry, last]))
         if sent := [vote[1] for vote in votes if vote[0] == Claim.SENT]:
@@ -105,8 +105,8 @@ class RedisLedger:
 
     def unclaim(self, entries: Sequence[str], owner: str) -> None:
         for part in batches(entries):
-            keys = [keyspace.over_key(self._key, owner), *keyspace.claim_keys(self._key, part)]
-            self._ask(Call(UNCLAIM, keys, [owner, ms(OVER_TTL)]))
+            keys = [keyspace.tombstone_key(self._key, owner), *keyspace.claim_keys(self._key, part)]
+            self._ask(Call(UNCLAIM, keys, [owner, ms(TOMBSTONE_TTL)]))
 
     def _aligned(self, lasts: Mapping[str, int], ceiling: int) -> dict[str, int]:
         aligned: dict[str, int] = {}

@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import RedisError, ResponseError
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder, task_arriving_as
+from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder, task_of_member
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
 
@@ -135,7 +135,7 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
         value, pttl, *about = rest
         found = parse_held(value, pttl)
         if kind == Answer.SUPERSEDED:
-            return Superseded(found.holder, found.owner, found.remaining, by=task_arriving_as(*about))
+            return Superseded(found.holder, found.owner, found.remaining, by=task_of_member(*about))
         return replace(found, arrived=about[0]) if about else found
     return record(message, *rest)
 

@@ -20,7 +20,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal, answers_renewal
-from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, are_whole, ms
+from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_whole, ms
 
 #: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.ONLY_LOOKS`, so that it is never
 #: missed. It holds the names of those that asked, and when they did by their host's clock, which is for people.
@@ -66,10 +66,10 @@ class AcquireArgs(NamedTuple):
     memory_ms: int = 0
     limit: int = 1
     given_up: str = ""
-    over_ms: int = 0
+    tombstone_ms: int = 0
     wake_ms: int = ms(WAKE_TTL)
     woken: int = 0
-    arrives_as: str = ""
+    order_member: str = ""
     arrived: int | str = ""
     order_ms: int = 0
     stops: str = ""
@@ -86,7 +86,7 @@ class EndArgs(NamedTuple):
     repeated: int = 0
     reserved: str = ""
     reserved_ms: int = 0
-    over_ms: int = 0
+    tombstone_ms: int = 0
     limit: int = 1
     locks: int = 1
 
@@ -119,14 +119,14 @@ def question(request: LockRequest) -> tuple[list[str], AcquireArgs]:
     """KEYS and ARGV of `request.lua`; see `acquire`."""
     key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
     arrival = request.arrival
-    keys = [keyspace.fence_key(key), keyspace.over_key(key, request.owner), keyspace.wake_key(key)]
+    keys = [keyspace.fence_key(key), keyspace.tombstone_key(key, request.owner), keyspace.wake_key(key)]
     keys += [keyspace.done_key(key, holder.message)] if once else []
     keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
     keys += [keyspace.order_key(key, arrival.order)] if arrival else []
-    keys += [keyspace.run_key(key), *(keyspace.over_key(key, each) for each in given_up)]
+    keys += [keyspace.run_key(key), *(keyspace.tombstone_key(key, each) for each in given_up)]
     return keys, AcquireArgs(
         owner=request.owner,
-        holder=holder.around_fence(request.ttl),
+        holder=holder.json_around_fence(request.ttl),
         ttl_ms=ms(request.ttl),
         fence_ttl_ms=ms(FENCE_TTL),
         once=int(once),
@@ -135,9 +135,9 @@ def question(request: LockRequest) -> tuple[list[str], AcquireArgs]:
         reserved_as=_reserved_as(holder),
         limit=request.limit,
         given_up="".join(given_up),
-        over_ms=over_ms(request.ttl) if given_up or request.late else 0,
+        tombstone_ms=tombstone_ms(request.ttl) if given_up or request.late else 0,
         woken=int(request.in_line),
-        arrives_as=holder.arrives_as if arrival else "",
+        order_member=holder.order_member if arrival else "",
         arrived=arrival.number or "" if arrival else "",
         order_ms=ms(arrival.seconds) if arrival else 0,
         stops=arrival.order if arrival and arrival.stops else "",
@@ -151,7 +151,7 @@ def free(hold: Hold, *, record: Record | None = None, reservation: Reservation |
 
 
 def abandon(hold: Hold) -> Call:
-    return ending(hold, hold.owner, over=(hold.owner,))
+    return ending(hold, hold.owner, tombstones=(hold.owner,))
 
 
 def undo(request: LockRequest, *, wakes: bool = True) -> Call:
@@ -160,13 +160,13 @@ def undo(request: LockRequest, *, wakes: bool = True) -> Call:
     It may be carried out late, when the owner has asked again and got the lock. So the whole value is named, with the
     holder as it is here; but for the fence, which is not known.
     """
-    value = request.owner + request.holder.around_fence(request.ttl).partition("\n")[0] + ","
-    return ending(request.hold(), value, over=(request.owner,), wakes=wakes)
+    value = request.owner + request.holder.json_around_fence(request.ttl).partition("\n")[0] + ","
+    return ending(request.hold(), value, tombstones=(request.owner,), wakes=wakes)
 
 
 def take_no_more(hold: Hold) -> Call:
     """Leave the owner's tombstone; it keeps what it has."""
-    return ending(hold, hold.owner, frees=False, over=(hold.owner,))
+    return ending(hold, hold.owner, frees=False, tombstones=(hold.owner,))
 
 
 def ending(
@@ -176,8 +176,8 @@ def ending(
     record: Record | None = None,
     reservation: Reservation | None = None,
     frees: bool = True,
-    over: Sequence[str] = (),
-    over_for: int | None = None,
+    tombstones: Sequence[str] = (),
+    tombstone_for: int | None = None,
     wakes: bool = True,
     repeated: bool = False,
 ) -> Call:
@@ -191,8 +191,8 @@ def ending(
         value: how the value of the hold to end begins.
         record, reservation: what to leave behind.
         frees: whether the hold ends.
-        over: owners that take nothing from now on.
-        over_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
+        tombstones: owners that take nothing from now on.
+        tombstone_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
     """
@@ -203,7 +203,7 @@ def ending(
     if reservation is not None:
         keys.append(keyspace.done_key(key, reservation.holder.message))
     keys += [keyspace.run_key(key)] if frees else []
-    keys += [keyspace.over_key(key, each) for each in over]
+    keys += [keyspace.tombstone_key(key, each) for each in tombstones]
     args = without_defaults(
         EndArgs(
             value,
@@ -213,7 +213,7 @@ def ending(
             repeated=int(repeated),
             reserved=reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
             reserved_ms=ms(reservation.seconds) if reservation else 0,
-            over_ms=(over_ms(hold.ttl) if over_for is None else over_for) if over else 0,
+            tombstone_ms=(tombstone_ms(hold.ttl) if tombstone_for is None else tombstone_for) if tombstones else 0,
             limit=hold.limit,
             locks=int(frees),
         )
@@ -221,7 +221,7 @@ def ending(
     if record is None and reservation is None:
         return Call(FREE, keys, args)
     began = clock.now()
-    same = partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes)
+    same = partial(ending, hold, value, tombstones=tombstones, tombstone_for=tombstone_for, wakes=wakes)
 
     def later(repeated: bool) -> Call:
         late = clock.now() - began
@@ -277,9 +277,9 @@ def count(key: str) -> Call:
     return Call(COUNT, [keyspace.run_key(key)], [])
 
 
-def over_ms(ttl: float) -> int:
+def tombstone_ms(ttl: float) -> int:
     """How long it is remembered that an owner of this ttl was given up."""
-    return ms(max(ttl, OVER_TTL))
+    return ms(max(ttl, TOMBSTONE_TTL))
 
 
 def _ttl_ms(hold: Hold) -> int | str:

@@ -16,7 +16,7 @@ BATCH = 200
 
 #: The least seconds for which it is remembered what was given up: until the server has read its late requests, or seen
 #: that their connection is closed.
-OVER_TTL = 60.0
+TOMBSTONE_TTL = 60.0
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.outbox import CallId, Outbox
-from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
+from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, batches
 from celery_singleton_lock.stores.redis.server import (
     NAME_THE_CLUSTER,
     OF_A_CLUSTER,
@@ -333,10 +333,10 @@ class RedisStore:
         Args:
             call_id: identifies `call`.
             call: the call that ends it.
-            seconds: for how long it is worth repeating, if that is more than `OVER_TTL`.
+            seconds: for how long it is worth repeating, if that is more than `TOMBSTONE_TTL`.
             at_once: try it now; if False, only in the background.
         """
-        repeat = partial(self._outbox.put, call_id, call, max(seconds, OVER_TTL))
+        repeat = partial(self._outbox.put, call_id, call, max(seconds, TOMBSTONE_TTL))
         try:
             if at_once:
                 return self._servers.run(call)

@@ -279,5 +279,5 @@ def cases() -> Iterator[Case]:
         patched.enter_context(patch.object(clock, "sleep", sleepless()))
         # Pending calls are repeated in a thread, whose timing no case controls.
         patched.enter_context(patch.object(Outbox, "put", lambda *_, **__: None))
-        patched.enter_context(patch.object(background.Later, "want", lambda self: None))
+        patched.enter_context(patch.object(background.BackgroundJob, "schedule", lambda self: None))
         yield case

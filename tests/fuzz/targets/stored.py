@@ -43,7 +43,7 @@ OF_LOCK: Mapping[str, Any] = {
     "waiting": {OWNER: 1},
     "wake": ["1"],
     f"done:{MESSAGE}": RECORD,
-    f"over:{OWNER}": 1,
+    f"tombstone:{OWNER}": 1,
 }
 OF_BEAT: Mapping[str, Any] = {
     "ledger": {"a": "5", "b": "7"},

@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     _acquisition(
         "a worker frees what a dead process of its host has left",
-        old="if found.holder is None or not process_identity.is_over(found.holder.process):",
+        old="if found.holder is None or not process_identity.is_dead(found.holder.process):",
         new="if found.holder is None or found.holder.process != '?':",
     ),
     _acquisition(

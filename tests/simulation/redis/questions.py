@@ -173,7 +173,7 @@ OWN_KEYS = [
     keyspace.waiting_key(LOCK),
     keyspace.wake_key(LOCK),
     keyspace.done_key(LOCK, "t0:0.0"),
-    keyspace.over_key(LOCK, f"{0:032x}"),
+    keyspace.tombstone_key(LOCK, f"{0:032x}"),
     keyspace.ledger_key(BEAT),
     *keyspace.claim_keys(BEAT, ["e0"]),
 ]

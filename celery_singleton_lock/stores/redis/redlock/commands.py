@@ -60,15 +60,15 @@ def free(hold: Hold, *, record: Record | None = None, reservation: Reservation |
         hold.owner,
         record=record,
         reservation=reservation,
-        over=(hold.owner,),
-        over_for=ms(hold.ttl),
+        tombstones=(hold.owner,),
+        tombstone_for=ms(hold.ttl),
         wakes=False,
     )
 
 
 def abandon(hold: Hold) -> Call:
     """As `free`, for an acquire that was given up: its late requests take nothing."""
-    return lock_commands.ending(hold, hold.owner, over=(hold.owner,), wakes=False)
+    return lock_commands.ending(hold, hold.owner, tombstones=(hold.owner,), wakes=False)
 
 
 def promise_of(record: Record, seconds: float) -> Record:
@@ -97,7 +97,7 @@ def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
     """Give a node what it has lost: these values, or at least the owners."""
     keys, args = list[str](), list[object]()
     for it in holds:
-        keys += [keyspace.run_key(it.key), keyspace.over_key(it.key, it.owner)]
+        keys += [keyspace.run_key(it.key), keyspace.tombstone_key(it.key, it.owner)]
         args += [values.get(it, it.owner), ms(it.ttl)]
     return Call(PUT_BACK, keys, args)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from redis.exceptions import ConnectionError, RedisError
 
 from celery_singleton_lock import chance, clock
-from celery_singleton_lock.background import Later
+from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
@@ -56,7 +56,7 @@ class Nodes:
         self.spare = len(servers) - self.quorum
         self._name = name
         self._conversations: deque[Conversation] = deque()
-        self._later = Later("singleton-lock-nodes", self._repeat, after=REPEAT_AFTER[0])
+        self._job = BackgroundJob("singleton-lock-nodes", self._repeat, after=REPEAT_AFTER[0])
         self._pid = os.getpid()
         self._is_closed = False
 
@@ -78,11 +78,11 @@ class Nodes:
         except BaseException:
             conversation.close()
             if self._have_pending():
-                self._later.want()
+                self._job.schedule()
             raise
         self._conversations.append(conversation)
         if is_behind or self._have_pending():
-            self._later.want()
+            self._job.schedule()
 
     def majority(self, call: Call) -> list[Any]:
         """The answers of a majority at least.
@@ -104,7 +104,7 @@ class Nodes:
         for index, node in enumerate(self.each):
             if index not in but:
                 node.note(call, clock.now() + seconds, ConnectionError("it was not asked, as far as is known"))
-        self._later.want()
+        self._job.schedule()
 
     def first(self, use: Callable[[Endpoint], T]) -> T:
         """What `use` gives for the first node that answers.

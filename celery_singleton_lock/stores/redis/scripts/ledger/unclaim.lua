@@ -1,4 +1,4 @@
--- KEYS over, claim...  ARGV owner, over ms
+-- KEYS tombstone, claim...  ARGV owner, tombstone ms
 -- -> 1
 -- Ends the owner's claims; its late requests claim nothing any more.
 for i = 2, #KEYS do

@@ -9,7 +9,7 @@
 -- FORGOTTEN_MS: how long a waiter that was killed stays in `waiting`. Main processes are there, too, except on a Redlock, by when their first copy
 -- met its first conflict.
 local OWNER_LENGTH, FENCE, FORGOTTEN_MS = 32, 10, 86400000
-if redis.call('EXISTS', over) == 1 and not is_held_by(owner) then
+if redis.call('EXISTS', tombstone) == 1 and not is_held_by(owner) then
   return {GIVEN_UP}
 end
 
@@ -26,7 +26,7 @@ local function take_from(whose)
 end
 
 for i = FIRST + 1, #KEYS - (memory and 1 or 0) do
-  redis.call('SET', KEYS[i], 1, 'PX', over_ms)
+  redis.call('SET', KEYS[i], 1, 'PX', tombstone_ms)
 end
 for at = 1, #given_up, #owner do
   take_from(string.sub(given_up, at, at + #owner - 1))
@@ -70,7 +70,7 @@ for i, value in ipairs(values) do
       put(lock, value, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
     end
     if again then
-      redis.call('SET', over, 1, 'PX', over_ms)
+      redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
     end
     wake_others(freed)
     return {GRANTED, tonumber(number)}
@@ -158,7 +158,7 @@ if limit == 1 and not seed and string.sub(wake, -11) ~= ':queue:wake' then
   redis.pcall('LREM', wake, 0, 1)
 end
 if again then
-  redis.call('SET', over, 1, 'PX', over_ms)
+  redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
 end
 wake_others(freed - 1)
 return {GRANTED, tonumber(number)}

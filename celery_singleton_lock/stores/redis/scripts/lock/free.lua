@@ -1,17 +1,17 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
 -- Follows hold.lua. Rare keys and arguments are left out, as in request.lua.
 -- KEYS waiting, wake, [record (if record ms is not 0),] [record of the message that it is reserved for (if there is a reservation),]
---      [lock (if locks is 1),] over...
+--      [lock (if locks is 1),] tombstone...
 -- ARGV owner, wake ms (0: wake nobody); and the following, up to the last that differs from its default:
 --      record, record ms (0: no record), repeated (1: this was not answered before, and may have been carried out; 0),
---      value of the reservation, its ms (0: no reservation), over ms, limit (1), locks (1; 0: it keeps what it has)
+--      value of the reservation, its ms (0: no reservation), tombstone ms, limit (1), locks (1; 0: it keeps what it has)
 -- -> 1 freed | 2 freed, and a waiter is still to be woken (wake ms 0) | 0 no longer held
 -- Deletes first: a script whose first write is refused for lack of memory does nothing at all.
 local NOT_OURS, FREED, SOMEBODY_WAITS = 0, 1, 2
 local OWNER_LENGTH = 32
 local owner, wake_ms, record, record_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] or '0'
 local repeated, reserved, reserved_ms = ARGV[5] or '0', ARGV[6], ARGV[7] or '0'
-local over_ms, limit, locks = ARGV[8], ARGV[9] or '1', tonumber(ARGV[10] or 1)
+local tombstone_ms, limit, locks = ARGV[8], ARGV[9] or '1', tonumber(ARGV[10] or 1)
 
 local waiting, wake, FIRST = KEYS[1], KEYS[2], 3
 local done, done_of_next
@@ -48,7 +48,7 @@ if #KEYS >= FIRST + locks then
 end
 for i = FIRST + locks, #KEYS do
   -- An error if that is refused (a replica; no memory, if nothing was deleted): it is not given up then, and this is repeated.
-  redis.call('SET', KEYS[i], 1, 'PX', over_ms)
+  redis.call('SET', KEYS[i], 1, 'PX', tombstone_ms)
 end
 if record_ms ~= '0' then
   -- Even if the lock is no longer held: the message was carried out all the same. Nothing was deleted then, and a lack of

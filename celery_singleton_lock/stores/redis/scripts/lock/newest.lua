@@ -5,7 +5,7 @@
 local KNOWN = 1000
 local TTL, ORDER, NEWER = 9, 12, 13
 local function arrive()
-  local number = redis.pcall('ZSCORE', order, arrives_as)
+  local number = redis.pcall('ZSCORE', order, order_member)
   if type(number) == 'table' then
     redis.call('DEL', order) -- A value of somebody else.
     number = false
@@ -17,7 +17,7 @@ local function arrive()
     -- The time: higher than all numbers that were given before the order was lost. A number that a message claims counts for no more than that.
     local time = now()
     number = arrived and math.min(arrived, time) or math.max(highest + 1, time)
-    redis.call('ZADD', order, string.format('%.0f', number), arrives_as)
+    redis.call('ZADD', order, string.format('%.0f', number), order_member)
     redis.call('ZREMRANGEBYRANK', order, 0, -KNOWN - 1)
   end
   redis.call('PEXPIRE', order, order_ms)
@@ -39,7 +39,7 @@ local function stop(value, pttl)
   end
   if not fields[NEWER] then
     local old = value
-    value = string.sub(old, 1, -2) .. ',' .. string.sub(arrives_as, 1, -2) .. ']]'
+    value = string.sub(old, 1, -2) .. ',' .. string.sub(order_member, 1, -2) .. ']]'
     if is_set then
       put(lock, old, value, pttl, true)
     else

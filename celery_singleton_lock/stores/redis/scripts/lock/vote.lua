@@ -1,7 +1,7 @@
 -- What one node of a Redlock looks at before acquire.lua, which follows this text.
 -- Follows request.lua.
 -- -> {NO_VOTE, ms} no vote for so long | what acquire.lua answers
-if memory and redis.call('EXISTS', over) == 0 then
+if memory and redis.call('EXISTS', tombstone) == 0 then
   -- A node that has forgotten everything (a restart, a flush) does not know who holds what: it has no vote for one ttl.
   local left = redis.call('PTTL', memory)
   if left < 0 then
