@@ -232,7 +232,7 @@ def repeat_nothing(patch: pytest.MonkeyPatch, store: Store) -> None:
 def repeating_thread(store: Store) -> threading.Thread | None:
     """The thread that tells it."""
     repeats: Any = store._nodes if hasattr(store, "_nodes") else store._outbox  # type: ignore[attr-defined]
-    thread: threading.Thread | None = repeats._later._thread
+    thread: threading.Thread | None = repeats._job._thread
     return thread
 
 

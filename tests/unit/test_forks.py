@@ -37,7 +37,7 @@ def test_background_work_is_free_in_a_child() -> None:
         aside.do(done.set)
         assert done.wait(LIMIT)
 
-    assert child_ends(lambda: aside._later._mutex, use)
+    assert child_ends(lambda: aside._job._mutex, use)
 
 
 def test_reports_are_free_in_a_child() -> None:

@@ -21,9 +21,9 @@ from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.outage import MUTE
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.memory.journal import MemoryJournal
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench
+from tests.books import MemoryJournal
 from tests.contract.forging import ForgingProxy
 from tests.inside import writes_no_journal
 from tests.patience import LIMIT
