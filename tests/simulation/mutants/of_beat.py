@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "one beat at a time has the claim of a tick",
         "stores/redis/scripts/ledger/claim.lua",
-        "if redis.call('EXISTS', over) == 1 or claimer and claimer ~= owner then",
-        "if redis.call('EXISTS', over) == 1 then",
+        "if redis.call('EXISTS', tombstone) == 1 or claimer and claimer ~= owner then",
+        "if redis.call('EXISTS', tombstone) == 1 then",
         kind="beats",
     ),
     Mutant(

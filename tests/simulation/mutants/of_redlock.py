@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     _put_back(
         "no node gets a hold back whose owner has ended",
-        old="if redis.call('EXISTS', lock, over) == 0 then",
+        old="if redis.call('EXISTS', lock, tombstone) == 0 then",
         new="if redis.call('EXISTS', lock) == 0 then",
     ),
     _redlock(
