@@ -98,7 +98,7 @@ class MemoryJournal:
         self._counts: Counter[str] = Counter()
         self._entries: deque[Entry] = deque(maxlen=size)
         self._refused: Counter[str] = Counter()
-        self._mutex = Mutex()
+        self._mutex = Mutex(threading.RLock)  # A signal's handler may have interrupted a writer.
 
     def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
         with self._mutex.lock:
