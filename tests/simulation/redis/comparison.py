@@ -238,6 +238,10 @@ def _seconds(text: bytes) -> int:
     return min((_number(second) for _, second in _ENDED.findall(text)), default=0)
 
 
+def _is_held(answer: list[Any]) -> bool:
+    return [type(part) for part in answer] == [int, bytes, int] and answer[0] == Answer.HELD
+
+
 def alike(real: Any, modelled: Any, slack: int = 0) -> bool:
     """Whether two answers are the same, apart from `slack` ms in values that may be times."""
     if isinstance(real, hiredis.ReplyError) and isinstance(modelled, hiredis.ReplyError):
@@ -246,10 +250,12 @@ def alike(real: Any, modelled: Any, slack: int = 0) -> bool:
         if real and all(isinstance(each, bytes) and b"{" in each for each in [*real, *modelled]):
             # These are names of keys, in any order.
             return sorted(real) == sorted(modelled)
-        shown = [answer[1] for answer in (real, modelled) if answer[:1] == [Answer.HELD] and len(answer) == 3]
-        if len(shown) == 2 and all(isinstance(hold, bytes) and _HOLD.fullmatch(hold) for hold in shown):
-            # Of two holds that end at nearly the same time, either may be shown.
-            return alike(real[2], modelled[2], slack)
+        if _is_held(real) and _is_held(modelled):
+            (_, value, left), (_, modelled_value, modelled_left) = real, modelled
+            # Of two holds that end at nearly the same time, either is shown. A time to live is a time, however short.
+            is_either = _HOLD.fullmatch(value) and _HOLD.fullmatch(modelled_value)
+            is_as_long = (left < 0) == (modelled_left < 0) and abs(left - modelled_left) <= slack
+            return bool(is_as_long and (is_either or alike(value, modelled_value, slack)))
         if real[:1] == [Answer.RECORD]:
             slack += 1000  # The record may date from the second before.
         return len(real) == len(modelled) and all(
