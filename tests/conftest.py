@@ -9,7 +9,7 @@ import pytest
 from celery import _state
 from celery.result import AsyncResult
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, runtime
 from celery_singleton_lock.runtime import write_all
 from tests.redis_server import RedisServer
 
@@ -101,6 +101,7 @@ _REAL = (clock.now, clock.wall, clock.sleep)
 def pytest_runtest_teardown() -> Iterator[None]:
     """The time of one test is not that of the next."""
     yield
+    runtime._mute_until.clear()
     left, (clock.now, clock.wall, clock.sleep) = (clock.now, clock.wall, clock.sleep), _REAL  # type: ignore[misc]
     assert left == _REAL, "the test has left its clock behind"
 
