@@ -23,8 +23,13 @@ def opened(server: RedisServer, databases: int) -> Iterator[Store]:
 
 @pytest.fixture(params=["memory", "redis", "redlock"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    yield from opened_for(request, MemoryStore)
+
+
+def opened_for(request: pytest.FixtureRequest, in_memory: type[MemoryStore]) -> Iterator[Store]:
+    """The store of a fixture's parameter."""
     if request.param == "memory":
-        yield MemoryStore()
+        yield in_memory()
         return
     with opened(request.getfixturevalue("redis_server"), 5 if request.param == "redlock" else 1) as store:
         yield store
@@ -33,11 +38,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 @pytest.fixture(params=["memory", "redis", "redlock"])
 def store_with_books(request: pytest.FixtureRequest) -> Iterator[Store]:
     """A store that keeps what beat has sent, and the journal; the one in memory is a fake for other tests."""
-    if request.param == "memory":
-        yield StoreWithBooks()
-        return
-    with opened(request.getfixturevalue("redis_server"), 5 if request.param == "redlock" else 1) as store:
-        yield store
+    yield from opened_for(request, StoreWithBooks)
 
 
 def blocked(server: RedisServer, many: int = 1) -> Callable[[], bool]:

@@ -415,11 +415,8 @@ class Bodies:
             return False
         if process.parent is None or self._is_frozen(process.parent, other.lease):
             return True
-        # Or its main process was frozen until the lease was over, or may not have reached the lock servers.
-        lease, clock, now = other.lease, process.host.clock, self.world.run.now
-        since = now - (clock(now) - lease.trusted_until + lease.ttl)
-        was_cut_off = trouble.was_there(self.world, since, but=(*trouble.BRIEF, *trouble.OF_WORKERS))
-        return bool(clock(process.parent.frozen_until) > lease.trusted_until or was_cut_off)
+        # Or its main process was frozen until the lease was over.
+        return bool(process.host.clock(process.parent.frozen_until) > other.lease.trusted_until)
 
     def _is_frozen(self, process: Process, lease: Any) -> bool:
         now = self.world.run.now

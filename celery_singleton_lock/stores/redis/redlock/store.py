@@ -88,7 +88,8 @@ class RedlockStore:
         if not isinstance(found, Votes):
             return found
         holding = found.holder
-        if holding is None or found.is_unclear:
+        # If no majority has one owner, the nodes without a vote decide: what was freed may be left on the others.
+        if holding is None or not (found.is_held or found.voted == len(self._nodes.each)):
             raise self._nodes.unavailable(found.errors | found.withheld)
         return holding
 

@@ -66,14 +66,9 @@ class Votes:
         return Held(holder, owner, max(held.remaining for held in of_owner))
 
     @property
-    def answered(self) -> int:
-        """How many nodes have voted, or said that they do not."""
-        return len(self.granted) + len(self.held) + len(self.withheld)
-
-    @property
-    def is_unclear(self) -> bool:
-        """Whether nodes that have not voted decide who has the lock: one that was freed may be left on the others."""
-        return not self.is_held and bool(self.errors or self.withheld)
+    def voted(self) -> int:
+        """How many nodes have voted."""
+        return len(self.granted) + len(self.held)
 
     def _owners(self) -> Counter[str]:
         return Counter(held.owner for held in self.held.values())
