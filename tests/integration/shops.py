@@ -79,10 +79,17 @@ class Shop:
         """Wait until the only lock that is held was renewed so often."""
         (key,) = self.held()
         with self.locks() as client:
+            left = client.pttl(key)
+
+            def is_longer() -> bool:
+                # Longer than at the last look: the first one may have come just after a renewal.
+                nonlocal left
+                before, left = left, client.pttl(key)
+                assert left > 0, "the lock is free"
+                return left > before
+
             for _ in range(count):
-                left = client.pttl(key)
-                until(lambda left=left: client.pttl(key) > left or not client.exists(key), "the lock is renewed")
-                assert client.exists(key), "the lock is free"
+                until(is_longer, "the lock is renewed")
 
     def state_of(self, result: AsyncResult) -> str:
         """The state as it is stored now: `result.state` is the state when the result was read."""
