@@ -26,11 +26,11 @@ from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import ends, journal_entries, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.decide import SETTLING
 from celery_singleton_lock.task.ends import End
 from celery_singleton_lock.task.joining import MOST_HEIRS, Joining, NotYet, ancestors_of, as_end
 from celery_singleton_lock.task.queue_lock import is_by_time
 from celery_singleton_lock.task.queued import Queued
-from celery_singleton_lock.task.redelivery import SETTLING
 from celery_singleton_lock.task.targets import Leader, RunIdentity, token_of
 from celery_singleton_lock.task.turn import Execution
 
