@@ -108,7 +108,7 @@ class Servers:
             self._each = [(f"the master {self._master}", Server(pool))]
         elif backend.kind is Kind.CLUSTER:
             self._cluster = Cluster(*urls.of_cluster(backend, options))
-            self._each = [(str(server), server) for server in self._cluster.masters()]
+            self._each = [(str(server), server) for server in self._cluster.servers()]
         else:
             servers = [Server(pool) for pool in urls.of_each(backend, options)]
             self._each = [(str(server), server) for server in servers]

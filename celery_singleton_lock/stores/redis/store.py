@@ -43,7 +43,6 @@ from celery_singleton_lock.stores.redis.server import (
     NAME_THE_CLUSTER,
     OF_A_CLUSTER,
     STEP_TIMEOUT,
-    Endpoint,
     Server,
     is_of_a_cluster,
     words_of,
@@ -285,7 +284,7 @@ class RedisStore:
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         key = keyspace.journal_key(prefix, "counts")
 
-        def use(used: Callable[[Endpoint], T]) -> T:
+        def use(used: Callable[[Server], T]) -> T:
             return self._patiently(lambda: used(self._servers.server_of(key)))
 
         return RedisJournal(prefix, size, use, lambda reading: [use(reading)])
