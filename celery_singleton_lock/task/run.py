@@ -29,10 +29,8 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.rules import QUEUE_TTL
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import (
-    delivery,
     header,
     journal_entries,
-    key_report,
     leader,
     newest,
     outcome,
@@ -126,7 +124,6 @@ class Run:
                 lease,
                 self._when_to_stop,
                 every=newest.STOPPED_WITHIN if newest.is_stopped_by_newer(it) else math.inf,
-                on_moved=self._report_end,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
             self._record_attempt_before()
@@ -146,11 +143,6 @@ class Run:
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
             _fail_for_loss(it, LockLost(lease.key, self._why_lost(), label=it.holder.label))
-
-    def _report_end(self) -> None:
-        """Report to the worker's main process, if there is one, until when the lease is trusted."""
-        if (given := delivery.owner_of(self._execution.request)) is not None:
-            key_report.send(key_report.End(given, self._lease.give_up_at))
 
     def _record_attempt_before(self) -> None:
         """Record that this message's previous attempt is over. That attempt has sent this one, and may have died before
