@@ -63,7 +63,7 @@ class Holder:
         process: see `process_identity.own`.
         ttl: seconds by which each renewal extends the lock; 0 if it is not renewed, as between two attempts, and for a
             holder that does not hold it yet.
-        sending: the name of the sending to which the message belongs, see `message_identity`; by default the task's id.
+        sending: the name of the sending to which the message belongs, see `message`; by default the task's id.
             All copies of one message have the same sending, and no other message has it.
         record: the name of the message's record; by default its sending.
         label: a few words about what the digest in the lock's key was made from; empty if unknown.

@@ -16,9 +16,8 @@ from celery_singleton_lock.errors import InvalidOption, LockUnavailable, WrongLo
 from celery_singleton_lock.holder import FIRST, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Held, LockRequest, Record, Superseded
-from celery_singleton_lock.task import delivery, journal_entries, newest, reports, requeue
-from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.running import this_thread
+from celery_singleton_lock.task import journal_entries, newest, reports, requeue
+from celery_singleton_lock.task.turn import Execution, this_thread
 
 logger = get_logger(__name__)
 
@@ -40,16 +39,16 @@ class Acquisition:
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self._store = execution.runtime.store
-        self._delivered_as = delivery.owner_of(execution.request)
+        self._delivered_as = execution.message.owner
         self._owner = self._delivered_as or new_owner()
         self._outage = execution.runtime.heartbeat.outage
         self._arrival = newest.arrival_of(execution)
         self._holder = newest.as_holder(execution)
-        self.given_up = requeue.given_up(execution.request)
-        self.has_waited = requeue.is_in_line(execution.request)
+        self.given_up = execution.message.note.given_up
+        self.has_waited = execution.message.note.waits is not None
         self._has_left_line = False
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
-        self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
+        self._wait = execution.options.wait if execution.message.note.joins is None else 0.0
         #: When it began to wait for the lock; an item of a map, which stays here, does not count the server's silence.
         self._asks_since = execution.began
         if not self._report():
@@ -84,7 +83,7 @@ class Acquisition:
                 elif policy == "raise" or it.request.is_eager:
                     raise
                 else:
-                    it.progress.gives_up = self._owner
+                    it.turn.gives_up = self._owner
                     requeue.try_to_put_back(it.task, reason="unavailable")
             # There is no message to put back; or the broker does not answer either, and the message waits here, where
             # it is not lost.
@@ -105,7 +104,7 @@ class Acquisition:
             Ignore: the message was put back.
         """
         self._outage.failed(error, grants=False)
-        self.execution.progress.gives_up = self._owner
+        self.execution.turn.gives_up = self._owner
         requeue.put_back(self.execution.task, reason="unavailable")
 
     def leave_line(self, *stays: str | None) -> None:
@@ -116,10 +115,10 @@ class Acquisition:
             stays: the keys of these locks.
         """
         it = self.execution
-        waited_for = requeue.waits_for(it.request, it.runtime.settings.prefix)
-        if waited_for is not None and waited_for[0] not in stays and not self._has_left_line:
+        waited_for = it.message.note.waits_on(it.runtime.settings.prefix)
+        if waited_for is not None and waited_for.key not in stays and not self._has_left_line:
             self._has_left_line = True
-            self._store.wake(waited_for[0])
+            self._store.wake(waited_for.key)
 
     def is_own(self, found: Held) -> bool:
         """Whether only this delivery can run under this hold: it has the hold, or the hold was kept for its message, or
@@ -147,7 +146,7 @@ class Acquisition:
                     if left <= 0:
                         break
                     self.has_waited = self.has_waited or not it.is_copy_of(found)
-                    it.progress.gives_up = self._owner
+                    it.turn.gives_up = self._owner
                     found = waiter.wait(min(left, trust.seconds_until_over(found.remaining)))
                 else:
                     found = waiter.ask()
@@ -164,17 +163,17 @@ class Acquisition:
             once=it.is_remembered,
             limit=it.options.limit,
             given_up=self.given_up,
-            in_line=requeue.is_in_line(it.request),
+            in_line=it.message.note.waits is not None,
             arrival=self._arrival,
             another=self._ask_as_another,
         )
 
     def _ask_as_another(self) -> str:
         """Ask under another owner from now on: a copy that may be on its way treats the old owner's lock as free."""
-        progress = self.execution.progress
+        turn = self.execution.turn
         self.given_up = (*self.given_up, self._owner)[-MAX_GIVEN_UP:]
         self._owner = new_owner()
-        progress.gives_up = progress.gives_up and self._owner
+        turn.gives_up = turn.gives_up and self._owner
         self._report()
         return self._owner
 

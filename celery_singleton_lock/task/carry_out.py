@@ -15,9 +15,10 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import following, joining, refusal
 from celery_singleton_lock.task.acquisition import Acquisition
-from celery_singleton_lock.task.execution import Execution, record_started
+from celery_singleton_lock.task.ends import End
 from celery_singleton_lock.task.queued import Queued
 from celery_singleton_lock.task.run import Run
+from celery_singleton_lock.task.turn import Execution, record_started
 
 
 def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | None = None) -> Any:
@@ -29,19 +30,25 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
         LockLost: the lease was lost and the body was stopped.
     """
     acquisition = Acquisition(execution)
+    is_plain = execution.message.is_plain
     run: Run | None = None
+    found: Lease | Held | Record | End | None
 
     def begin() -> Any:
         following.wake_followers(acquisition, brought)
         return body()
 
     try:
-        found = following.end_of_leader(acquisition, brought) or joining.acquire(acquisition)
+        if is_plain:
+            found = acquisition.acquire()
+        else:
+            found = following.end_of_leader(acquisition, brought) or joining.acquire(acquisition)
         if isinstance(found, Lease):
-            refusal.drop_if_expired(execution, found)
-            refusal.reject_if_returned_too_often(execution, found)
+            if not is_plain:
+                refusal.drop_if_expired(execution, found)
+                refusal.reject_if_returned_too_often(execution, found)
             run = Run(execution, found)
-            return run.carry_out(begin)
+            return run.carry_out(body if is_plain else begin)
         if _is_known(execution, found):
             following.wake_followers(acquisition, brought)
     except Exception as error:

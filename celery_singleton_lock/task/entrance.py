@@ -20,7 +20,7 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import innermost_request
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.task import map_items
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task.turn import turn_of
 
 _CALL_ON = "super().__call__(*args, **kwargs)"
 
@@ -73,7 +73,7 @@ def _is_outside(task: Any) -> bool:
     request = innermost_request(task)
     if request is None or request.called_directly:  # A plain function call, but not in a map.
         return map_items.sender() is not None
-    return not progress_of(request).in_body
+    return not turn_of(request).in_body
 
 
 def _before(task: Any, base: type) -> list[type]:

@@ -22,10 +22,8 @@ from celery_singleton_lock.options.rules import WAITING_POLICIES
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.task import synchronous
 from celery_singleton_lock.task.carry_out import carry_out
-from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
-from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.header import HEADER
-from celery_singleton_lock.task.running import this_thread
+from celery_singleton_lock.task.message import HEADER, RequestLike, TaskLike
+from celery_singleton_lock.task.turn import Execution, this_thread
 
 #: Celery's own tasks that call another one for each item; chunks are sent as the second.
 _SENDERS = ("celery.map", "celery.starmap")

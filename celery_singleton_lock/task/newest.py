@@ -16,8 +16,8 @@ from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import Arrival, Superseded, order_of
-from celery_singleton_lock.task import journal_entries, requeue
-from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task import journal_entries
+from celery_singleton_lock.task.turn import Execution
 
 logger = get_logger(__name__)
 
@@ -34,10 +34,12 @@ def arrival_of(execution: Execution) -> Arrival | None:
     a message, or comes too late to run, so that no other is to be stopped for it.
     """
     policy, request = execution.options.on_conflict, execution.request
-    if policy not in NEWEST_POLICIES or request.is_eager or request.id is None or requeue.comes_too_late(request):
+    if policy not in NEWEST_POLICIES or request.is_eager or request.id is None:
+        return None
+    if execution.message.comes_too_late(request):
         return None
     seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
-    return Arrival(requeue.arrived(request), seconds, execution.task.name, stops=policy == REPLACE)
+    return Arrival(execution.message.number, seconds, execution.task.name, stops=policy == REPLACE)
 
 
 def as_holder(execution: Execution) -> Holder:

@@ -29,19 +29,16 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.rules import QUEUE_TTL
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import (
-    header,
+    ends,
     journal_entries,
-    leader,
     newest,
-    outcome,
-    requeue,
     settling,
 )
-from celery_singleton_lock.task.abort import Body
-from celery_singleton_lock.task.execution import Execution, record_started
-from celery_singleton_lock.task.joined import Joined
-from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.running import this_thread
+from celery_singleton_lock.task.ends import Outcome
+from celery_singleton_lock.task.interrupt import Body
+from celery_singleton_lock.task.message import HEADER
+from celery_singleton_lock.task.targets import Joined
+from celery_singleton_lock.task.turn import Execution, record_started, this_thread
 
 logger = get_logger(__name__)
 
@@ -65,9 +62,7 @@ class Run:
         self._is_loss_said = False
         # Not the lease's own beginning: from then on it is trusted, which for a waiter is its last look.
         self._began = clock.now()
-        self._waited = (
-            self._began - execution.began + requeue.seconds_in_line(execution.request, execution.holder.since)
-        )
+        self._waited = self._began - execution.began + execution.message.note.seconds_in_line(execution.holder.since)
 
     def carry_out(self, body: Callable[[], Any]) -> Any:
         """Run `body`; return or raise what it does."""
@@ -76,10 +71,10 @@ class Run:
         reservation: Reservation | None = None
         try:
             self.is_under_way = True
-            it.progress.lease = lease
+            it.turn.lease = lease
             this_thread.owners.append(lease.owner)
             value = self._run_body(body)
-            ended = outcome.succeeded(it.task, it.request, value)
+            ended = ends.succeeded(it.task, it.request, value)
             return value
         except BaseException as error:
             # What interrupts from now on, a soft time limit say, comes once, and too late: the body has ended.
@@ -101,10 +96,10 @@ class Run:
         self.superseded = self._superseded(error)
         self.was_lost = self.superseded is None and not lease.held and _is_failure(error)
         if self.superseded is not None:
-            return outcome.superseded(it.task, it.request, self.superseded), None
+            return ends.superseded(it.task, it.request, self.superseded), None
         if self.was_lost:  # A waiting copy may do what that left undone.
             return None, None
-        return outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
+        return ends.ended_by(it.task, it.request, error, is_replaced=it.turn.is_replaced), _for_next_attempt(it, error)
 
     def _clean_up(self, ended: Outcome | None, reservation: Reservation | None) -> None:
         it, lease = self._execution, self._lease
@@ -112,7 +107,7 @@ class Run:
             it.runtime.heartbeat.stop(lease)
             self._body.end()
         finally:
-            it.progress.body = None  # Its retry may refer to the request.
+            it.turn.body = None  # Its retry may refer to the request.
             with suppress(ValueError):
                 this_thread.owners.remove(lease.owner)
             self._free(ended, reservation)
@@ -131,7 +126,7 @@ class Run:
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
                 lease.check()  # The receivers and the result backend may have taken long.
-            it.progress.body = self._body
+            it.turn.body = self._body
             with self._body:
                 return body()
         except Aborted:
@@ -162,10 +157,10 @@ class Run:
         """
         it = self._execution
         # Whether anybody waits is not known here: a copy may join as its own call says.
-        is_awaited = leader.may_be_followed(it.task, it.runtime.settings, it.options.scope)
+        is_awaited = ends.may_be_followed(it.task, it.runtime.settings, it.options.scope)
         if is_awaited and (own := Joined.of(it.holder)) is not None:
             name, seconds = own.name_of_begin(it.task.name), it.runtime.settings.done_ttl
-            it.runtime.store.remember(it.key, leader.record(name, [own.since], seconds))
+            it.runtime.store.remember(it.key, ends.notice(name, [own.since], seconds))
 
     def _why_lost(self) -> str:
         """The lease's own reason, unless the store knows that an operator has taken the lock."""
@@ -275,9 +270,9 @@ def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
     signature: Any = getattr(retry, "sig", None)
     if signature is None or signature.options.get("task_id") != execution.request.id:
         return False
-    call = signature.options.get("singleton_lock", header.of(execution.request).get("call"))
+    call = signature.options.get("singleton_lock", execution.message.carried.get("call"))
     try:
-        lock = execution.task.lock_of(Context({header.HEADER: call}), signature.args, signature.kwargs)
+        lock = execution.task.lock_of(Context({HEADER: call}), signature.args, signature.kwargs)
     except SingletonLockError:
         return False
     return lock is not None and lock.key == execution.key

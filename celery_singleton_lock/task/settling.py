@@ -13,10 +13,9 @@ from celery import states
 from celery.signals import task_postrun
 
 from celery_singleton_lock.options.rules import JOIN
-from celery_singleton_lock.task import outcome
-from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task import ends
+from celery_singleton_lock.task.ends import Outcome
+from celery_singleton_lock.task.turn import Execution, turn_of
 
 
 def settle_after(execution: Execution, ended: Outcome) -> None:
@@ -30,13 +29,13 @@ def settle_after(execution: Execution, ended: Outcome) -> None:
     if (record := execution.record(Outcome(ended.state, content, settled=True))) is None:
         return
     # At once if there is no result backend to ask instead.
-    replace = records.replace if outcome.backend_knows(task, request) else records.replace_now
-    execution.progress.settle = partial(replace, execution.key, record)
+    replace = records.replace if ends.backend_knows(task, request) else records.replace_now
+    execution.turn.settle = partial(replace, execution.key, record)
 
 
 @task_postrun.connect
 def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    settle = progress_of(sender.request).settle if sender is not None else None
+    settle = turn_of(sender.request).settle if sender is not None else None
     # Celery sends the signal from a `finally`: an error that is on its way means that not all was sent.
     is_sent = sys.exc_info()[1] is None and state in (*states.READY_STATES, states.IGNORED)
     if settle is not None and is_sent:

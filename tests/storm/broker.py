@@ -7,7 +7,7 @@ from typing import Any
 
 from kombu.transport import redis as transport
 
-from celery_singleton_lock.task.header import of_message
+from celery_singleton_lock.task.message import carried_in
 from tests.storm import history
 
 #: Places of the lock in the header of a message that follows another message.
@@ -38,7 +38,7 @@ def report_queue() -> None:
 
 
 def _note(event: str, headers: Mapping[str, Any]) -> None:
-    queued = of_message(headers).get("queue")
+    queued = carried_in(headers).get("queue")
     # A follower has no lock: there are two more places; the last names the message that it follows.
     owner = {"owner": queued[2]} if queued and len(queued) < FOLLOWS else {}
     history.write(event, message=headers.get("id"), retries=headers.get("retries", 0), **owner)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.script import Script
-from celery_singleton_lock.task.abort import Body
+from celery_singleton_lock.task.interrupt import Body
 
 
 def apply(name: str) -> None:

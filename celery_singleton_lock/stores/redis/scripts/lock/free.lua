@@ -36,7 +36,7 @@ if is_plain and (#ARGV == 2 or #ARGV == 4 and redis.call('SET', done, record, 'P
   return FREED
 end
 
--- -> whether a record says that all that follows from its message was sent; the shortest records are a number (outcome.py)
+-- -> whether a record says that all that follows from its message was sent; the shortest records are a number (ends.py)
 local function is_settled(text)
   local readable, fields = pcall(cjson.decode, string.match(text, '^[^\n]*'))
   return readable and (type(fields) == 'number' or type(fields) == 'table' and fields[4] == true)
