@@ -6,18 +6,21 @@ when it is first needed, and again after a node failed or a slot had moved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from redis.connection import ConnectionPool
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
 
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
-from celery_singleton_lock.stores.redis.urls import PoolOf
 
 Address = tuple[str, int]
+
+#: Makes a pool for one node.
+PoolOf = Callable[[str, int], ConnectionPool]
 
 #: How often one call follows a slot that has moved, before it counts as not answered.
 REDIRECTIONS = 5

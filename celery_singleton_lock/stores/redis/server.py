@@ -107,7 +107,7 @@ class Server:
         Raises:
             RedisError, OSError: no answer, or an error.
         """
-        with self.connection(step) as connection:
+        with _Loan(self, step or self.step) as connection:
             return connection.run(call)
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
