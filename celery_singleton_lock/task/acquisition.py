@@ -15,14 +15,19 @@ from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable, WrongLockServer, with_label
 from celery_singleton_lock.holder import FIRST, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Held, LockRequest, Record, Superseded
-from celery_singleton_lock.task import journal_entries, newest, reports, requeue
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
+from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Arrival, Held, LockRequest, Record, Superseded
+from celery_singleton_lock.task import journal_entries, reports, requeue
 from celery_singleton_lock.task.turn import Execution, this_thread
 
 logger = get_logger(__name__)
 
 #: Seconds that a retry waits for its own previous attempt, which sent it a moment before it freed the lock.
 OWN_RETRY_WAIT = 5.0
+
+#: The least seconds that the order of a key is kept after the last request for its lock: if a worker holds a message
+#: and dies, the broker delivers the message again, and it must still be known whether it is the newest.
+KNOWN_FOR = 3600.0
 
 
 class Acquisition:
@@ -42,8 +47,8 @@ class Acquisition:
         self._delivered_as = execution.message.owner
         self._owner = self._delivered_as or new_owner()
         self._outage = execution.runtime.heartbeat.outage
-        self._arrival = newest.arrival_of(execution)
-        self._holder = newest.as_holder(execution)
+        self._arrival = _arrival_of(execution)
+        self._holder = execution.as_holder()
         self.given_up = execution.message.note.given_up
         self.has_waited = execution.message.note.waits is not None
         self._has_left_line = False
@@ -206,3 +211,17 @@ class Acquisition:
     def _is_own_earlier_attempt(self, found: Held) -> bool:
         it = self.execution
         return it.is_copy_of(found) and found.holder is not None and found.holder.attempt < it.holder.attempt
+
+
+def _arrival_of(execution: Execution) -> Arrival | None:
+    """What its request for the lock says of the order of which only the newest message runs: it gets a number when it
+    first asks, in the same round trip. None if it has no place in it: it has another policy, or is not a message, or
+    comes too late to run, so that no other is to be stopped for it.
+
+    Protocol: `docs/protocol.md`, section 14.
+    """
+    policy, request = execution.options.on_conflict, execution.request
+    if policy not in NEWEST_POLICIES or request.is_eager or request.id is None or execution.message.comes_too_late():
+        return None
+    seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
+    return Arrival(execution.message.number, seconds, execution.task.name, stops=policy == REPLACE)

@@ -54,11 +54,6 @@ def original_of(request: RequestLike) -> Original | None:
     return Original(properties, *place) if isinstance(place, tuple) else None
 
 
-def is_applied(request: RequestLike) -> bool:
-    """Whether it is called by `apply` in this process."""
-    return (request.delivery_info or {}).get("is_eager") is True
-
-
 def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in delivery_info.items() if name != OWNER}
 

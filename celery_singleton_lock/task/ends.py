@@ -87,10 +87,6 @@ class Outcome(NamedTuple):
         fields = [self.state, seconds, self.content is not None, self.settled, *([self.mark] if self.mark else [])]
         return Record(holder.message, json.dumps(fields).encode() + b"\n" + (self.content or b""), seconds)
 
-    def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:
-        """Whether a later copy of the message has to know that what follows from it was sent."""
-        return self.state in states.READY_STATES and is_awaited(task, request)
-
 
 #: The end of most messages. Its record is its life alone, in whole seconds: the shortest value that Redis has.
 _PLAIN = Outcome(states.SUCCESS, settled=True)
@@ -136,23 +132,21 @@ def end_of(outcome: Outcome) -> End | None:
         return None
 
 
-def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
-    content = _as_json(value) if is_awaited(task, request) else None
+def succeeded(value: object, *, is_awaited: bool) -> Outcome:
+    content = _as_json(value) if is_awaited else None
     return Outcome(states.SUCCESS, content)
 
 
-def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
-    content = _as_json(error, _parts_of) if is_awaited(task, request) else None
+def failed(error: Exception, *, is_awaited: bool) -> Outcome:
+    content = _as_json(error, _parts_of) if is_awaited else None
     return Outcome(states.FAILURE, content)
 
 
-def superseded(task: TaskLike, request: RequestLike, error: LockSuperseded) -> Outcome:
-    return failed(task, request, error)._replace(state=states.REVOKED)
+def superseded(error: LockSuperseded, *, is_awaited: bool) -> Outcome:
+    return failed(error, is_awaited=is_awaited)._replace(state=states.REVOKED)
 
 
-def ended_by(
-    task: TaskLike, request: RequestLike, error: BaseException, *, is_replaced: bool = False
-) -> Outcome | None:
+def ended_by(task: TaskLike, error: BaseException, *, is_awaited: bool, is_replaced: bool = False) -> Outcome | None:
     """The outcome of a body that raised `error`; None if that is not the message's end.
 
     A rejected message is given back: to its queue, or to a dead-letter exchange that may well send it again on purpose.
@@ -162,7 +156,7 @@ def ended_by(
     if isinstance(error, Retry):
         return Outcome(states.RETRY)
     if isinstance(error, Exception) and not isinstance(error, Reject) and not _rejects_failed(task):
-        return failed(task, request, error)
+        return failed(error, is_awaited=is_awaited)
     return None  # The process is being stopped; whatever stops it decides what becomes of the message.
 
 

@@ -141,11 +141,11 @@ def _following(task_id: object, options: Mapping[str, Any], request: RequestLike
     sent = message.sent
     if task_id == request.id:
         if _nesting(options):
-            return {"id": task_id, "sent": sent or new_owner(), "replaced": message.sending(request)}
+            return {"id": task_id, "sent": sent or new_owner(), "replaced": message.sending}
         if _goes_on(options, request):
             return of_next_attempt(request)
         # Its handlers send it again as it ends: a new message, but the same one for each copy of this message.
-        sent = digest("after", sent, message.sending(request), request.retries or 0)
+        sent = digest("after", sent, message.sending, request.retries or 0)
     return {"id": task_id} if sent is None else {"id": task_id, "sent": sent}
 
 

@@ -198,6 +198,8 @@ class Message(NamedTuple):
     """A message of one delivery, or an eager call.
 
     Attributes:
+        id: the task id.
+        sending: the name of the sending that it belongs to.
         is_plain: whether it is delivered for the first time, and waits for nothing, follows nothing, and has no lock
             yet: it can only ask for its lock, and run.
         carried: what is in our header. Others may have written it: each part is checked where it is used.
@@ -208,14 +210,20 @@ class Message(NamedTuple):
         note: what it carries since it was put back.
         was_put_back: whether it was.
         number: the number that it has in the order of its key, whichever attempt got it; None if that is not known.
+        is_applied: whether it is a call by `apply` in this process.
+        expires: when.
     """
 
+    id: Any
+    sending: str
     is_plain: bool
     carried: Mapping[str, Any]
     retries: int
     replaced: int
     owner: str | None
     may_have_begun: bool
+    is_applied: bool
+    expires: Any
     note: Note = NO_NOTE
     was_put_back: bool = False
     number: int | None = None
@@ -224,23 +232,23 @@ class Message(NamedTuple):
     def of(cls, request: RequestLike) -> Message:
         """The message of a request."""
         carried = carried_by(request)
+        known = carried.get("put_back")
         of_delivery = request.delivery_info or _NOTHING
         owner = of_delivery.get(OWNER)
-        owner = owner if is_owner(owner) else None
         is_redelivered = bool(of_delivery.get("redelivered"))
-        retries = cleaned.count(request.retries)
-        replaced = cleaned.count(getattr(request, "replaced_task_nesting", 0))
-        known = carried.get("put_back")
-        if not isinstance(known, dict):
-            is_plain = not is_redelivered and "queue" not in carried
-            return cls(is_plain, carried, retries, replaced, owner, is_redelivered)
-        number = known.get("arrived")
-        number = number if is_whole(number, 1, MAX_NUMBER) else None
-        of_this = known.get("retries")
-        is_of_this = not isinstance(of_this, bool) and of_this == retries
-        note = Note.read(known) if is_of_this else NO_NOTE
-        may_have_begun = is_redelivered or note.redelivered
-        return cls(False, carried, retries, replaced, owner, may_have_begun, note, is_of_this, number)
+        message = cls(
+            request.id,
+            _sending_of(request, carried),
+            not (is_redelivered or "queue" in carried or known is not None),
+            carried,
+            cleaned.count(request.retries),
+            cleaned.count(getattr(request, "replaced_task_nesting", 0)),
+            owner if is_owner(owner) else None,
+            is_redelivered,
+            of_delivery.get("is_eager") is True,
+            request.expires,
+        )
+        return message._returned(known) if isinstance(known, dict) else message
 
     def put_back_count(self, reason: Reason) -> int:
         """How often this attempt of the message was put back for `reason`."""
@@ -251,18 +259,20 @@ class Message(NamedTuple):
         """The random part of its sending's name; None if it has none, or others wrote it."""
         return _digits(self.carried.get("sent"))
 
-    def sending(self, request: RequestLike) -> str:
-        """The name of the sending that the message of this request belongs to."""
-        if (of_replaced := _digits(self.carried.get("replaced"))) is not None:
-            return of_replaced
-        # A retry of a message without a parent, or without a root, gets its own id for that.
-        parent = request.parent_id if request.parent_id != request.id else None
-        return digest(self.sent, request.id, request.root_id or request.id, parent, _followers_of(request))
-
-    def comes_too_late(self, request: RequestLike) -> bool:
+    def comes_too_late(self) -> bool:
         """Whether it has expired, and reaches its task all the same, since it may have begun before."""
-        expires = maybe_iso8601(request.expires) if self.may_have_begun else None
+        expires = maybe_iso8601(self.expires) if self.may_have_begun else None
         return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
+
+    def _returned(self, known: Mapping[str, Any]) -> Message:
+        """The same message, which was put back, as its header says."""
+        number, of_attempt = known.get("arrived"), known.get("retries")
+        numbered = self._replace(number=number if is_whole(number, 1, MAX_NUMBER) else None)
+        if isinstance(of_attempt, bool) or of_attempt != self.retries:
+            return numbered
+        note = Note.read(known)
+        may_have_begun = self.may_have_begun or note.redelivered
+        return numbered._replace(note=note, was_put_back=True, may_have_begun=may_have_begun)
 
 
 def carried_by(request: RequestLike) -> Mapping[str, Any]:
@@ -291,6 +301,15 @@ def ids_in(part: Any) -> Iterator[str]:
     elif isinstance(part, (list, tuple)):
         for value in part:
             yield from ids_in(value)
+
+
+def _sending_of(request: RequestLike, carried: Mapping[str, Any]) -> str:
+    if "replaced" in carried and (of_replaced := _digits(carried["replaced"])) is not None:
+        return of_replaced
+    # A retry of a message without a parent, or without a root, gets its own id for that.
+    parent = request.parent_id if request.parent_id != request.id else None
+    sent = _digits(carried.get("sent"))
+    return digest(sent, request.id, request.root_id or request.id, parent, _followers_of(request))
 
 
 def _followers_of(request: RequestLike) -> list[str]:

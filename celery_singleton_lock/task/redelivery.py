@@ -15,9 +15,10 @@ from celery.utils.log import get_logger
 from celery_singleton_lock._celery import counts_part_once
 from celery_singleton_lock.errors import LockSuperseded, ResultLost
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import ends, journal_entries, on_conflict, requeue, settling
+from celery_singleton_lock.task import ends, journal_entries, on_conflict, requeue
 from celery_singleton_lock.task.ends import MAX_CONTENT, REPLACED, End, Outcome
 from celery_singleton_lock.task.message import TaskLike
+from celery_singleton_lock.task.run import settle_after
 from celery_singleton_lock.task.turn import Execution, named
 
 logger = get_logger(__name__)
@@ -69,9 +70,9 @@ def _end_again(execution: Execution, found: Record) -> End:
     try:
         ended = answer(execution.task, found)
     except on_conflict.Skipped:  # It was revoked, which is stored again.
-        settling.settle_after(execution, recorded)
+        settle_after(execution, recorded)
         raise
-    settling.settle_after(execution, recorded)
+    settle_after(execution, recorded)
     return ended
 
 

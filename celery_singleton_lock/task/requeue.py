@@ -24,7 +24,7 @@ from celery_singleton_lock.task import delivery, header
 from celery_singleton_lock.task.message import NOT_BEGUN, Reason, RequestLike, TaskLike, Waits
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.task.targets import Joined, Leader
-from celery_singleton_lock.task.turn import message_of, named, turn_of
+from celery_singleton_lock.task.turn import message_of, named, turn_of, unsettled
 
 logger = get_logger(__name__)
 
@@ -109,7 +109,7 @@ def try_to_put_back(
     """
     request = task.request
     # What was recorded as its end before may not have been stored: the copy sees to that.
-    turn_of(request).settle = None
+    unsettled.pop(request, None)
     if delay is None:
         delay = back_off(message_of(request).put_back_count(reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)

@@ -8,16 +8,19 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 from celery import states
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
@@ -26,21 +29,22 @@ from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
 from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.options.rules import QUEUE_TTL
+from celery_singleton_lock.options.rules import JOIN, QUEUE_TTL
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import (
     ends,
     journal_entries,
-    newest,
-    settling,
 )
 from celery_singleton_lock.task.ends import Outcome
 from celery_singleton_lock.task.interrupt import Body
 from celery_singleton_lock.task.message import HEADER
 from celery_singleton_lock.task.targets import Joined
-from celery_singleton_lock.task.turn import Execution, record_started, this_thread
+from celery_singleton_lock.task.turn import Execution, record_started, this_thread, unsettled
 
 logger = get_logger(__name__)
+
+#: The most seconds between two renewals of a run that newer messages may stop: a renewal says so.
+STOPPED_WITHIN = 1.0
 
 
 class Run:
@@ -74,7 +78,7 @@ class Run:
             it.turn.lease = lease
             this_thread.owners.append(lease.owner)
             value = self._run_body(body)
-            ended = ends.succeeded(it.task, it.request, value)
+            ended = ends.succeeded(value, is_awaited=it.is_awaited)
             return value
         except BaseException as error:
             # What interrupts from now on, a soft time limit say, comes once, and too late: the body has ended.
@@ -96,10 +100,11 @@ class Run:
         self.superseded = self._superseded(error)
         self.was_lost = self.superseded is None and not lease.held and _is_failure(error)
         if self.superseded is not None:
-            return ends.superseded(it.task, it.request, self.superseded), None
+            return ends.superseded(self.superseded, is_awaited=it.is_awaited), None
         if self.was_lost:  # A waiting copy may do what that left undone.
             return None, None
-        return ends.ended_by(it.task, it.request, error, is_replaced=it.turn.is_replaced), _for_next_attempt(it, error)
+        ended = ends.ended_by(it.task, error, is_awaited=it.is_awaited, is_replaced=it.turn.is_replaced)
+        return ended, _for_next_attempt(it, error)
 
     def _clean_up(self, ended: Outcome | None, reservation: Reservation | None) -> None:
         it, lease = self._execution, self._lease
@@ -118,7 +123,7 @@ class Run:
             it.runtime.heartbeat.start(
                 lease,
                 self._when_to_stop,
-                every=newest.STOPPED_WITHIN if newest.is_stopped_by_newer(it) else math.inf,
+                every=STOPPED_WITHIN if it.stops_for_newer else math.inf,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
             self._record_attempt_before()
@@ -216,7 +221,7 @@ class Run:
             logger.log(level, "%s could not free %s, which expires by itself: %s", it, lease.key, error)
         finally:
             if ended is not None:
-                settling.settle_after(it, ended)
+                settle_after(it, ended)
         if ended is not None and it.options.retain_on_retry and it.request.retries:
             # A slow node of a Redlock may keep the lock for this attempt after the others have granted it.
             it.runtime.store.abandon(Hold(lease.key, it.holder.reserved_as, ttl=lease.ttl, limit=lease.limit))
@@ -258,7 +263,7 @@ def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation
         return None
     if not _asks_for_this_lock(execution, error):
         return None
-    holder = newest.as_holder(execution)
+    holder = execution.as_holder()
     following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
     # Nobody renews it until a worker begins with that attempt, whose message may wait in the queue behind others.
     late = max(options.ttl, options.queue_ttl or QUEUE_TTL)
@@ -303,3 +308,29 @@ def _fail_for_loss(execution: Execution, lost: LockLost) -> NoReturn:
             full_jitter=getattr(task, "retry_jitter", True),
         )
     raise task.retry(exc=lost, **options)
+
+
+def settle_after(execution: Execution, ended: Outcome) -> None:
+    """Have the record say that all was sent, once it was."""
+    task, request, records = execution.task, execution.request, execution.runtime.records
+    if not execution.needs_settling(ended):
+        return
+    # A copy that has joined this one may look later: when its result is forgotten, or Celery has stored RETRY over it.
+    policy = execution.options.on_conflict
+    content = ended.content if policy == JOIN or callable(policy) else None
+    if (record := execution.record(Outcome(ended.state, content, settled=True))) is None:
+        return
+    # At once if there is no result backend to ask instead.
+    replace = records.replace if ends.backend_knows(task, request) else records.replace_now
+    unsettled[request] = partial(replace, execution.key, record)
+
+
+@task_postrun.connect
+def _settle(sender: Any = None, state: str | None = None, **_: Any) -> None:
+    if not unsettled or sender is None:  # As after most messages.
+        return
+    settle = unsettled.get(sender.request)
+    # Celery sends the signal from a `finally`: an error that is on its way means that not all was sent.
+    is_sent = sys.exc_info()[1] is None and state in (*states.READY_STATES, states.IGNORED)
+    if settle is not None and is_sent:
+        settle()

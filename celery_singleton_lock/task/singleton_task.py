@@ -35,10 +35,9 @@ from celery_singleton_lock.options.task import (
 )
 from celery_singleton_lock.options.words import wrong_in_call
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import entrance, header, map_items, queued, sending, synchronous
-from celery_singleton_lock.task.carry_out import carry_out
-from celery_singleton_lock.task.delivery import is_applied
-from celery_singleton_lock.task.message import RequestLike, TaskLock
+from celery_singleton_lock.task import entrance, header, queued, sending
+from celery_singleton_lock.task.calls import call_item, carry_out
+from celery_singleton_lock.task.message import Message, RequestLike, TaskLock
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
 from celery_singleton_lock.task.turn import Execution, message_of, record_started, share, turn_of
 
@@ -154,7 +153,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             check_task(cls, SingletonTask)
             entrance.check(cls, SingletonTask)
             run = object.__new__(cls).run
-            synchronous.check(cls.name, run)
+            entrance.check_synchronous(cls.name, run)
             check_lock_key(cls.name, raw_attribute(cls, "lock_key"), run)
         except Exception:
             forget_task(app, cls.name)
@@ -264,32 +263,33 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         request: RequestLike = self.request
         if is_builtin(self.name):
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
-        if (sender := map_items.sender()) is not None:
-            return map_items.call(self, sender, self._body(), args, kwargs)
+        if (sender := entrance.map_item_of()) is not None:
+            return call_item(self, sender, self._body(), args, kwargs)
         turn = turn_of(request)
         if request.called_directly or turn.in_body or turn.lease is not None:
             return super().__call__(*args, **kwargs)
         turn.in_body = False
         following = self._body()
-        brought = None if message_of(request).is_plain else queued.brought_by(self, request)
+        message = turn.delivered(request)
+        brought = None if message.is_plain else queued.brought_by(self, request)
 
         def body() -> Any:
             if brought is not None:
                 brought.start()
             turn.in_body = True
             try:
-                return synchronous.value_of(self.name, following(*args, **kwargs))
+                return entrance.value_of(self.name, following(*args, **kwargs))
             finally:
                 turn.in_body = False
 
         with nullcontext() if brought is None else brought:
-            lock = self.lock_of(request, args, kwargs)
+            lock = self._lock_of(message, args, kwargs)
             if lock is None:
                 record_started(self)
                 return body()
             if brought is not None:
                 brought.key = lock.key
-            return carry_out(Execution.of(self, lock), body, brought)
+            return carry_out(Execution.of(self, request, turn, lock), body, brought)
 
     def _add_call(self, given: object, options: dict[str, Any], *, applied: bool = False) -> None:
         """Add the lock options of a call to what else it was given."""
@@ -331,13 +331,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         Raises:
             InvalidOption: what the caller asked for is not allowed.
         """
-        settings = Runtime.of(self.app).settings
-        call = check_call(message_of(request).carried.get("call"), self.name)
-        if call is not None and not is_applied(request):
-            check_accepted(call, settings.accept, self)
-        if call is False or not settings.enabled or is_builtin(self.name):
-            return None
-        return options_for(self, settings, call)
+        return self._options_of(message_of(request), Runtime.of(self.app).settings)
 
     def lock_of(self, request: RequestLike, args: Any, kwargs: Any) -> TaskLock | None:
         """The lock that an execution takes; None when it takes none.
@@ -346,13 +340,23 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidOption: what the caller asked for is not allowed.
             InvalidKey: an argument has no stable form.
         """
-        options = self.lock_options(request)
+        return self._lock_of(message_of(request), args, kwargs)
+
+    def _options_of(self, message: Message, settings: Settings) -> Options | None:
+        call = check_call(message.carried.get("call"), self.name)
+        if call is not None and not message.is_applied:
+            check_accepted(call, settings.accept, self)
+        if call is False or not settings.enabled or is_builtin(self.name):
+            return None
+        return options_for(self, settings, call)
+
+    def _lock_of(self, message: Message, args: Any, kwargs: Any) -> TaskLock | None:
+        settings = Runtime.of(self.app).settings
+        options = self._options_of(message, settings)
         if options is None:
             return None
-        settings = Runtime.of(self.app).settings
         if options.scope in OF_EACH_MESSAGE:
-            own = message_of(request).sending(request)
-            return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, own))
+            return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, message.sending))
         made = self.call_key(settings, options.key, args, kwargs)
         return TaskLock(options, made.key, made.label if settings.labels else "")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -15,17 +14,10 @@ from celery_singleton_lock.stores.base import Held
 #: A task id that a record's name shows; a longer one, or one with other characters, is left out.
 _SHOWN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
-#: Made once: making it takes as long as encoding a message's name.
-_encode = json.JSONEncoder(default=repr).encode
-
-#: Quotes a text as the encoder does.
-_quoted = json.encoder.encode_basestring_ascii
-
 
 def digest(*parts: object) -> str:
     """A name made of parts that JSON can hold, in hex digits."""
-    text = f"[{', '.join(map(_dumps, parts))}]"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return hashlib.blake2b(ascii(parts).encode(), digest_size=16).hexdigest()
 
 
 def record_name(task: str, task_id: object, sending: str) -> str:
@@ -192,12 +184,3 @@ def token_of(owner: str) -> str:
 def name_of_run(token: str) -> Holder:
     """The name under which the run of the message is recorded that has, or had, the lock of this token."""
     return Holder(record=f"runs:{token}", retries=1)  # As of a follower that takes the lock: see `holder_of_message`.
-
-
-def _dumps(part: object) -> str:
-    """A part in JSON. Most parts are texts or None, for which the encoder would take three times as long."""
-    if part is None:
-        return "null"
-    if type(part) is str:
-        return _quoted(part)
-    return "[]" if part == [] else _encode(part)

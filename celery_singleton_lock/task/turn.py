@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from celery import states
@@ -18,10 +18,12 @@ from celery_singleton_lock import cleaned, clock, process_identity
 from celery_singleton_lock.errors import with_label
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.options.rules import REPLACE
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task.ends import REPLACED, Outcome, ignores_result
+from celery_singleton_lock.stores.base import Held, Record, order_of
+from celery_singleton_lock.task import ends
+from celery_singleton_lock.task.ends import REPLACED, Outcome
 from celery_singleton_lock.task.interrupt import Body
 from celery_singleton_lock.task.message import Message, RequestLike, TaskLike, TaskLock
 from celery_singleton_lock.task.targets import record_name
@@ -32,7 +34,7 @@ class Turn:
     """How far this process has got with a request. Nothing in here refers to the request: it would then stay forever.
 
     Attributes:
-        message: what was delivered; None before somebody asks, see `message_of`.
+        message: see `delivered`.
         lease: the lease under which the body runs, or ran; None without a lock.
         body: the body that runs under the lease.
         in_body: whether the body runs; afterwards, what is sent follows from the message. None if that is not known, as
@@ -44,7 +46,6 @@ class Turn:
         is_replaced: whether another task has its id now.
         is_retried: whether its retry was sent with that lock.
         passes_on: that lock, as what was sent under the message's id has it: its next attempt, or its replacement.
-        settle: makes the record say that all was sent; None if there is nothing to say.
     """
 
     message: Message | None = None
@@ -56,13 +57,21 @@ class Turn:
     is_replaced: bool = False
     is_retried: bool = False
     passes_on: Hold | None = None
-    settle: Callable[[], None] | None = None
+
+    def delivered(self, request: RequestLike) -> Message:
+        """The message of its request, parsed when it is first asked for."""
+        if self.message is None:
+            self.message = Message.of(request)
+        return self.message
 
     @property
     def goes_on(self) -> bool:
         """Whether the message goes on, with the lock that it brought."""
         return self.is_retried or (self.is_replaced and self.passes_on is not None)
 
+
+#: What makes the record of a request's message say that all was sent.
+unsettled: WeakKeyDictionary[RequestLike, Callable[[], None]] = WeakKeyDictionary()
 
 _of_request: WeakKeyDictionary[RequestLike, Turn] = WeakKeyDictionary()
 
@@ -74,11 +83,8 @@ def turn_of(request: RequestLike) -> Turn:
 
 
 def message_of(request: RequestLike) -> Message:
-    """The message of a request, parsed when it is first asked for."""
-    turn = turn_of(request)
-    if turn.message is None:
-        turn.message = Message.of(request)
-    return turn.message
+    """The message of a request."""
+    return turn_of(request).delivered(request)
 
 
 def share(turn: Turn, copy: RequestLike) -> None:
@@ -108,6 +114,7 @@ class Execution:
     Attributes:
         holder: itself, as the lock's holder.
         is_remembered: whether other copies of this message may come.
+        is_awaited: whether anybody learns how it ends.
         began: when it came here, by `clock.now()`.
     """
 
@@ -120,24 +127,25 @@ class Execution:
     key: str
     holder: Holder
     is_remembered: bool
+    is_awaited: bool
     began: float
 
     @classmethod
-    def of(cls, task: TaskLike, lock: TaskLock) -> Execution:
-        """The execution of the request that this thread carries out."""
-        request = task.request
+    def of(cls, task: TaskLike, request: RequestLike, turn: Turn, lock: TaskLock) -> Execution:
+        """The execution of the request, which this thread carries out."""
         runtime = Runtime.of(task.app)
-        message = message_of(request)
+        message = turn.delivered(request)
         return cls(
             task,
             request,
             message,
-            turn_of(request),
+            turn,
             runtime,
             lock.options,
             lock.key,
             _holder(task, request, message, lock.label),
             is_remembered=runtime.settings.done_ttl > 0 and request.id is not None and not request.is_eager,
+            is_awaited=ends.is_awaited(task, request),
             began=clock.now(),
         )
 
@@ -148,9 +156,22 @@ class Execution:
         """Whether another copy of this message, or another attempt, has the lock."""
         return found.holder is not None and found.holder.is_copy_of(self.holder)
 
+    @property
+    def stops_for_newer(self) -> bool:
+        """Whether a newer message of its key stops it."""
+        return self.options.on_conflict == REPLACE and not self.request.is_eager and self.request.id is not None
+
+    def as_holder(self) -> Holder:
+        """Itself, as the lock's holder, with its order if newer messages stop it."""
+        return replace(self.holder, order=order_of(self.task.name)) if self.stops_for_newer else self.holder
+
     def hold_of(self, found: Held) -> Hold:
         """Somebody else's hold, to be freed."""
         return found.hold(self.key, ttl=self.options.ttl, limit=self.options.limit)
+
+    def needs_settling(self, outcome: Outcome) -> bool:
+        """Whether a later copy of the message has to know that what follows from it was sent."""
+        return self.is_awaited and outcome.state in states.READY_STATES
 
     def record(self, outcome: Outcome | None) -> Record | None:
         """The record to keep if `outcome` is the message's end."""
@@ -159,7 +180,7 @@ class Execution:
         if self.turn.goes_on:
             # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
             outcome = Outcome(states.IGNORED, REPLACED) if self.turn.is_replaced else Outcome(states.RETRY)
-        elif not outcome.needs_settling(self.task, self.request):
+        elif not self.needs_settling(outcome):
             outcome = outcome._replace(settled=True)
         return outcome.record_of(self.holder, self.runtime.settings.done_ttl)
 
@@ -179,14 +200,13 @@ def record_started(task: TaskLike) -> None:
     if not task.tracks_started:
         return
     request = task.request
-    if request.is_eager or request.id is None or ignores_result(task, request):
+    if request.is_eager or request.id is None or ends.ignores_result(task, request):
         return
     meta = {"pid": os.getpid(), "hostname": request.hostname}
     task.backend.store_result(request.id, meta, states.STARTED, request=request)
 
 
 def _holder(task: TaskLike, request: RequestLike, message: Message, label: str = "") -> Holder:
-    sending = message.sending(request)
     return Holder(
         cleaned.text_or_none(request.id),
         message.retries,
@@ -195,7 +215,7 @@ def _holder(task: TaskLike, request: RequestLike, message: Message, label: str =
         clock.wall(),
         message.replaced,
         process_identity.own(),
-        sending=sending,
-        record=record_name(task.name, request.id, sending),
+        sending=message.sending,
+        record=record_name(task.name, message.id, message.sending),
         label=label,
     )

@@ -460,7 +460,9 @@ class SingletonRequest(WorkerRequest):
             return None
         if isinstance(error, Terminated):
             return Outcome(states.REVOKED)
-        return ends.failed(self.task, self.context, error) if isinstance(error, Exception) else None
+        if not isinstance(error, Exception):
+            return None
+        return ends.failed(error, is_awaited=ends.is_awaited(self.task, self.context))
 
     @property
     def _is_over(self) -> bool:

@@ -416,7 +416,7 @@ def repeated_by(process: Any) -> list[tuple[str, str, str]]:
 
 #: The modules that each process needs; they import the others.
 NEEDED = (
-    *("", "worker.bootstep", "worker.request", "task.singleton_task", "task.settling", "beat.scheduler", "lock"),
+    *("", "worker.bootstep", "worker.request", "task.singleton_task", "task.run", "beat.scheduler", "lock"),
     *("stores.redis.store", "stores.redis.redlock", "stores.redis.cluster", "stores.redis.urls"),
 )
 

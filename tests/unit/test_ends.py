@@ -9,7 +9,7 @@ import sys
 import threading
 from datetime import date
 from decimal import Decimal
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -35,11 +35,11 @@ AWAITED: Any = Context(callbacks=["what follows"])
 
 
 def kept(value: object) -> End | None:
-    return ends.end_of(ends.succeeded(cast("Any", None), AWAITED, value))
+    return ends.end_of(ends.succeeded(value, is_awaited=True))
 
 
 def kept_error(error: Exception) -> Exception | None:
-    end = ends.end_of(ends.failed(cast("Any", None), AWAITED, error))
+    end = ends.end_of(ends.failed(error, is_awaited=True))
     return None if end is None else end.error
 
 

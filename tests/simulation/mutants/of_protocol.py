@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     _run(
         "a message counts as reported when all that follows on it was sent",
-        old="                settling.settle_after(it, ended)\n",
+        old="                settle_after(it, ended)\n",
         new="                it.runtime.records.replace(\n"
         "                    it.key, it.record(Outcome(ended.state, settled=True)))\n",
     ),
@@ -178,7 +178,7 @@ MUTANTS = (
     Mutant(
         "a message that is delivered again does not run when it has expired",
         "task/refusal.py",
-        "    if execution.message.comes_too_late(execution.request):\n        revoked",
+        "    if execution.message.comes_too_late():\n        revoked",
         "    if False:\n        revoked",
         kind="sent",
     ),
