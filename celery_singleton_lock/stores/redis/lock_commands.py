@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.holder import FIRST, Holder
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
@@ -132,7 +132,7 @@ def question(request: LockRequest) -> tuple[list[str], AcquireArgs]:
         once=int(once),
         waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
         asked_at_ms=ms(clock.wall()) if request.waiting else 0,
-        reserved_as=_reserved_as(holder),
+        reserved_as=holder.kept_as,
         limit=request.limit,
         given_up="".join(given_up),
         tombstone_ms=tombstone_ms(request.ttl) if given_up or request.late else 0,
@@ -234,7 +234,7 @@ def ending(
 def refuse(key: str, holder: Holder, record: Record) -> Call:
     """See `Store.refuse`."""
     keys = [keyspace.done_key(key, record.message), keyspace.run_key(key)]
-    copies = _reserved_as(holder), _beginning_of_copies(holder), holder.retries, holder.replaced
+    copies = holder.kept_as, _beginning_of_copies(holder), holder.retries, holder.replaced
     return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
 
 
@@ -285,11 +285,6 @@ def tombstone_ms(ttl: float) -> int:
 def _ttl_ms(hold: Hold) -> int | str:
     """The ttl as `renew.lua` wants it."""
     return f"+{ms(hold.ttl)}" if hold.only_longer else ms(hold.ttl)
-
-
-def _reserved_as(holder: Holder) -> str:
-    """The owner under which the lock may be reserved for this holder; empty if nobody can have done that."""
-    return holder.reserved_as if holder.attempt > FIRST else ""
 
 
 def _beginning_of_copies(holder: Holder) -> str:
