@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.holder import FIRST, Holder
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
@@ -103,7 +103,7 @@ def question(
         int(request.once),
         ms(WAITING_TTL) if request.waiting else 0,
         ms(clock.wall()) if request.waiting else 0,
-        _reserved_as(holder),
+        holder.kept_as,
         fence_seed,
         memory_ms,
         request.limit - 1,
@@ -209,7 +209,7 @@ def ending(
 def refuse(key: str, holder: Holder, record: Record) -> Call:
     """See `Store.refuse`."""
     keys = [keyspace.done_key(key, record.message), keyspace.run_key(key)]
-    copies = _reserved_as(holder), _beginning_of_copies(holder), holder.retries, holder.replaced
+    copies = holder.kept_as, _beginning_of_copies(holder), holder.retries, holder.replaced
     return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
 
 
@@ -265,11 +265,6 @@ def _ttl_ms(hold: Hold) -> int | str:
 def _reserved(holder: Holder) -> str:
     """The value of a lock that is reserved for this holder's message."""
     return holder.reserved_as + holder.dumps()
-
-
-def _reserved_as(holder: Holder) -> str:
-    """The owner under which the lock may be reserved for this holder; empty if nobody can have done that."""
-    return holder.reserved_as if holder.attempt > FIRST else ""
 
 
 def _beginning_of_copies(holder: Holder) -> str:
