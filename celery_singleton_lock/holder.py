@@ -129,6 +129,11 @@ class Holder:
         return hashlib.sha256(f"heir:{self.message}".encode()).hexdigest()[:OWNER_LENGTH]
 
     @property
+    def kept_as(self) -> str:
+        """The owner token under which the lock may have been kept for this attempt; empty for the first one."""
+        return self.reserved_as if self.attempt > FIRST else ""
+
+    @property
     def order_member(self) -> str:
         """A name for the sending, if only the newest message of a key should run: the beginning of its hold's value."""
         return f"{_dumped([self.sending, self.task_id])[:-1]},"

@@ -17,7 +17,7 @@ from celery_singleton_lock.holder import FIRST, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Arrival, Held, LockRequest, Record, Superseded
-from celery_singleton_lock.task import journal_entries, key_report, requeue
+from celery_singleton_lock.task import journal_entries, reports, requeue
 from celery_singleton_lock.task.turn import Execution, this_thread
 
 logger = get_logger(__name__)
@@ -189,7 +189,7 @@ class Acquisition:
         if (given := self._delivered_as) is None:
             return True
         it, label = self.execution, self.execution.holder.label
-        return key_report.send(key_report.Report(given, it.key, it.options.ttl, it.options.limit, self._owner, label))
+        return reports.send(reports.Report(given, it.key, it.options.ttl, it.options.limit, self._owner, label))
 
     def _free_left_behind(self, found: Held) -> bool:
         """Free the lock of a process of this host that has provably ended; whether it was freed."""

@@ -34,7 +34,6 @@ from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import (
     ends,
     journal_entries,
-    key_report,
 )
 from celery_singleton_lock.task.ends import Outcome
 from celery_singleton_lock.task.interrupt import Body
@@ -125,7 +124,6 @@ class Run:
                 lease,
                 self._when_to_stop,
                 every=STOPPED_WITHIN if it.stops_for_newer else math.inf,
-                on_moved=self._report_end,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
             self._record_attempt_before()
@@ -145,11 +143,6 @@ class Run:
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
             _fail_for_loss(it, LockLost(lease.key, self._why_lost(), label=it.holder.label))
-
-    def _report_end(self) -> None:
-        """Report to the worker's main process, if there is one, until when the lease is trusted."""
-        if (given := self._execution.message.owner) is not None:
-            key_report.send(key_report.End(given, self._lease.give_up_at))
 
     def _record_attempt_before(self) -> None:
         """Record that this message's previous attempt is over. That attempt has sent this one, and may have died before

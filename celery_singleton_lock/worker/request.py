@@ -1,6 +1,6 @@
 """One delivery of a message in the worker's main process.
 
-The request mints the owner under which its delivery takes the lock, and learns the key from the child (`key_report`),
+The request mints the owner under which its delivery takes the lock, and learns the key from the child (`reports`),
 so that the main process can renew and free the lock. It also frees what a child left behind before the message is given
 back to the broker, or its end is recorded, so that nobody is refused because of a dead holder.
 
@@ -48,7 +48,7 @@ from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import Place
-from celery_singleton_lock.task import delivery, ends, header, key_report, requeue
+from celery_singleton_lock.task import delivery, ends, header, reports, requeue
 from celery_singleton_lock.task.ends import Outcome
 from celery_singleton_lock.task.message import Waits, carried_in
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
@@ -103,7 +103,7 @@ class SingletonRequest(WorkerRequest):
         if not carried:
             header.report_if_stripped(self.request_dict)
         self._owner = new_owner()
-        self._reported = key_report.expect(self._owner)
+        self._reported = reports.expect(self._owner)
         #: Whether the message, or a retry, is still to be carried out.
         self._goes_on = False
         self._is_cancelled = False
@@ -138,7 +138,7 @@ class SingletonRequest(WorkerRequest):
 
     def hold(self) -> RunHold | None:
         """The hold that its execution may have; None if the execution has not begun to ask for a lock."""
-        key_report.receive()  # It may ask under another owner by now.
+        reports.receive()  # It may ask under another owner by now.
         report = self._reported.report
         if report is None:
             return None
@@ -171,7 +171,7 @@ class SingletonRequest(WorkerRequest):
             line.has_begun(self._waits_for.key, wakes=takes or self._is_one_of_many)
         # This process takes what was revoked before a child began with it.
         if pid != os.getpid() and (children := children_of.get(self.app)) is not None:
-            key_report.make_room()
+            reports.receive()  # Now and then, so that the pipe is never full.
             children.assign(pid, self)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

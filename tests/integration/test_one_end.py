@@ -97,7 +97,7 @@ def test_lock_is_not_kept_for_a_retry_with_other_arguments(
     shop = shop_on(redis_server, singleton_lock_ttl=600.0)
     shop.start("one")
     assert shop.send("moving", "here", "there").get(timeout=LIMIT) == "there"
-    until(lambda: not shop.held(), seconds=30)
+    until(lambda: not shop.held())
     assert shop.send("exclusive", "here").get(timeout=LIMIT) == "here"
 
 

@@ -481,8 +481,8 @@ def line_of(package: Any, app: Any) -> Any:
 
 def inherit_channel(child: Any, parent: Any) -> None:
     """A process of a pool has its parent's pipe for reports."""
-    reports = module(parent, "task.key_report")
-    assign(module(child, "task.key_report"), "_channel", attribute(reports, "_channel"))
+    reports = module(parent, "task.reports")
+    assign(module(child, "task.reports"), "_channel", attribute(reports, "_channel"))
 
 
 def has_free_slot(package: Any, pool: Any) -> bool:

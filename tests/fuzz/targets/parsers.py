@@ -15,7 +15,7 @@ from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.redis import lock_answers
 from celery_singleton_lock.task import ends
-from celery_singleton_lock.task.key_report import Report
+from celery_singleton_lock.task.reports import Report
 from tests.fuzz.choices import Case, Choices
 
 HOLDER = ["91c086f90ac1559cf322eff72d4f12ab", "72e6e973-b65f", 0, "w1@host", 18193, 1795344209.8, 0, "h/1/2", 30.0, 5]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.beats import EVENTS, SCHEDULE, TTL, weather
+from tests.storm.beats import EVENTS, SCHEDULE, TTL, weather
 
 
 @pytest.mark.slow
