@@ -588,7 +588,7 @@ def nodes_of(lock: Any) -> Any:
 def reaches_no_majority(nodes: Any, now: float) -> bool:
     """Whether a process has no connections to most nodes of its Redlock, and avoids these nodes by its clock."""
     avoided = sum(attribute(node, "_avoided_until") > now for node in nodes.each)
-    connected = max((it.reaches for it in attribute(nodes, "_conversations")), default=0)
+    connected = max((len(talk.lines) for talk in attribute(nodes, "_talks")), default=0)
     return bool(avoided >= nodes.quorum > connected)
 
 
