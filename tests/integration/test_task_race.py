@@ -1,4 +1,4 @@
-"""The harness behind docs/compared.md sees what each kind of task lock does."""
+"""The harness behind benchmarks/results/packages.md sees what each kind of task lock does."""
 
 from __future__ import annotations
 
