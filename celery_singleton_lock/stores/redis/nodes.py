@@ -261,6 +261,7 @@ class _Talk:
     def __init__(self) -> None:
         #: By the node's index.
         self.lines: dict[int, Line] = {}
+        self.used_at = 0.0
         self._selector = selectors.DefaultSelector()
 
     @property
@@ -499,7 +500,7 @@ class Nodes:
         talk = self._unused() or _Talk()
         try:
             yield talk
-            owes = talk.owes  # Inside the `try` as well.
+            owes, talk.used_at = talk.owes, clock.now()  # Inside the `try` as well.
         except BaseException:
             talk.close()
             raise
@@ -540,6 +541,8 @@ class Nodes:
         owes = False
         for _ in range(len(self._talks)):
             with suppress(IndexError):  # Other threads take some meanwhile.
+                if clock.now() - self._talks[0].used_at < LOOK_AFTER[1]:
+                    return LOOK_AFTER[1]  # It may be needed at once.
                 talk = self._talks.popleft()
                 talk.collect()
                 owes |= talk.owes
