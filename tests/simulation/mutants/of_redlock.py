@@ -51,8 +51,8 @@ MUTANTS = (
     ),
     _redlock(
         "no refusal is recorded beside a Redlock that is granted meanwhile",
-        old="refuse(key, holder, record, promise=promise)",
-        new="refuse(key, holder, record)",
+        old="refuse(key, holder, promise))",
+        new="refuse(key, holder, record))",
     ),
     _redlock(
         "a Redlock was gone only if most nodes say so",
