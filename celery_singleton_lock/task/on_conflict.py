@@ -24,9 +24,9 @@ from celery_singleton_lock.errors import LockConflict, LockSuperseded
 from celery_singleton_lock.options.rules import JOIN, NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
-from celery_singleton_lock.task.celery_types import TaskLike
-from celery_singleton_lock.task.execution import named
-from celery_singleton_lock.task.outcome import ignores_result
+from celery_singleton_lock.task.ends import ignores_result
+from celery_singleton_lock.task.message import TaskLike, Waits
+from celery_singleton_lock.task.turn import message_of, named
 
 logger = get_logger(__name__)
 
@@ -58,7 +58,7 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     """
     policy: ConflictPolicy
     # To join is no refusal; and the copies of a message, one of which may come again, join one task, or none does.
-    waits = requeue.is_later_attempt if options.on_conflict == JOIN else requeue.has_begun
+    waits = _is_later_attempt if options.on_conflict == JOIN else requeue.has_begun
     if options.on_conflict not in NEWEST_POLICIES and waits(task):
         policy = "retry"
     else:
@@ -66,7 +66,7 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     if policy in WAITING_POLICIES and task.request.is_eager:
         return "raise"
     bound = _bound_of(task, policy, options)
-    if bound is not None and requeue.put_back_count(task.request, "conflict") >= bound:
+    if bound is not None and message_of(task.request).put_back_count("conflict") >= bound:
         return "raise"
     return policy
 
@@ -81,13 +81,13 @@ def end(
 ) -> NoReturn:
     """End the execution that lost to another task; `carried`: what its copy has to know, if it is put back."""
     # A copy that looks again and again says so once.
-    level = logging.DEBUG if requeue.put_back_count(task.request, "conflict") else logging.INFO
+    level = logging.DEBUG if message_of(task.request).put_back_count("conflict") else logging.INFO
     logger.log(level, "%s on_conflict=%s: %s", named(task), policy, conflict)
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy in WAITING_POLICIES:
         # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.
         is_bounded = _bound_of(task, policy, options) is not None
-        waits = None if is_bounded else requeue.Waits(conflict.key, options.limit)
+        waits = None if is_bounded else Waits(conflict.key, options.limit)
         requeue.put_back(task, reason="conflict", carried=carried._replace(waits=waits))
     elif policy == "raise":
         fail(task, conflict, conflict)
@@ -117,6 +117,10 @@ def revoke(task: TaskLike, why: Ignore) -> NoReturn:
         # A bare Ignore would leave chains and chords waiting forever.
         _record(task, TaskRevokedError(str(why)), states.REVOKED)
     raise why
+
+
+def _is_later_attempt(task: TaskLike) -> bool:
+    return message_of(task.request).retries > 0
 
 
 def _bound_of(task: TaskLike, policy: ConflictPolicy, options: Options) -> int | None:

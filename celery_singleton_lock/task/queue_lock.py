@@ -32,9 +32,9 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
-from celery_singleton_lock.task import header
-from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
-from celery_singleton_lock.task.leader import Leader
+from celery_singleton_lock.task.message import RequestLike, TaskLike
+from celery_singleton_lock.task.targets import Leader
+from celery_singleton_lock.task.turn import message_of
 
 logger = get_logger(__name__)
 
@@ -141,7 +141,7 @@ def is_by_time(held: Held) -> bool:
 
 def lock_of(task: TaskLike, request: RequestLike) -> QueueLock | None:
     """The lock that the message of a request has; None if it has none, or somebody else wrote that."""
-    return lock_in(header.of(request), task.app, task.name)
+    return lock_in(message_of(request).carried, task.app, task.name)
 
 
 def lock_in(carried: Mapping[str, Any], app: Any, task: str) -> QueueLock | None:

@@ -15,10 +15,11 @@ from celery.utils.log import get_logger
 from celery_singleton_lock._celery import counts_part_once
 from celery_singleton_lock.errors import LockSuperseded, ResultLost
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling
-from celery_singleton_lock.task.celery_types import TaskLike
-from celery_singleton_lock.task.execution import Execution, named
-from celery_singleton_lock.task.outcome import MAX_CONTENT, REPLACED, End, Outcome
+from celery_singleton_lock.task import ends, journal_entries, on_conflict, requeue
+from celery_singleton_lock.task.ends import MAX_CONTENT, REPLACED, End, Outcome
+from celery_singleton_lock.task.message import TaskLike
+from celery_singleton_lock.task.run import settle_after
+from celery_singleton_lock.task.turn import Execution, named
 
 logger = get_logger(__name__)
 
@@ -65,13 +66,13 @@ def _stand_by(execution: Execution, found: Held) -> NoReturn:
 def _end_again(execution: Execution, found: Record) -> End:
     """Repeat the first copy's end, which settles the message, unless this copy only looks, or looks later."""
     journal_entries.did_not_run(execution, "repeat", None)
-    recorded, _ = outcome.read(found)
+    recorded, _ = ends.read(found)
     try:
         ended = answer(execution.task, found)
     except on_conflict.Skipped:  # It was revoked, which is stored again.
-        settling.settle_after(execution, recorded)
+        settle_after(execution, recorded)
         raise
-    settling.settle_after(execution, recorded)
+    settle_after(execution, recorded)
     return ended
 
 
@@ -84,8 +85,8 @@ def answer(task: TaskLike, record: Record) -> End:
             brought, or if the copy was put back.
         Skipped: the first one was revoked, which was recorded again.
     """
-    recorded, age = outcome.read(record)
-    is_over = recorded.settled or recorded.state in _SILENT or not outcome.is_awaited(task, task.request)
+    recorded, age = ends.read(record)
+    is_over = recorded.settled or recorded.state in _SILENT or not ends.is_awaited(task, task.request)
     stored = None if is_over else _stored(task, age)
     # Celery counts a part when it has stored it; the worker may have died in between.
     is_part = task.request.chord is not None and counts_part_once(task.backend)
@@ -104,7 +105,7 @@ def answer(task: TaskLike, record: Record) -> End:
         "%s is already done (%s), but %s; its recorded end is reported again", named(task), recorded.state, missing
     )
     if recorded.state == states.REVOKED:
-        kept = outcome.end_of(recorded)
+        kept = ends.end_of(recorded)
         if kept is not None and isinstance(kept.error, LockSuperseded):
             on_conflict.supersede(task, kept.error, None)
         on_conflict.revoke(task, on_conflict.Skipped("revoked or skipped before"))
@@ -122,7 +123,7 @@ def _stored_end(task: TaskLike, stored: Mapping[str, Any]) -> End:
 
 def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
     """The end as it was recorded; `ResultLost` if it was not kept."""
-    if (kept := outcome.end_of(recorded)) is not None:
+    if (kept := ends.end_of(recorded)) is not None:
         return kept
     return End(error=ResultLost(task.name, task.request.id, MAX_CONTENT))
 
@@ -132,10 +133,10 @@ def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
 
     A result that was stored before the body ended, `age` seconds ago, is that of another task with this id.
     """
-    if not outcome.backend_knows(task, task.request):
+    if not ends.backend_knows(task, task.request):
         return None
     try:
-        return outcome.stored_end(task, task.request.id, age)
+        return ends.stored_end(task, task.request.id, age)
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be read: %r", named(task), error)
         requeue.put_back(task, reason="copy", delay=SETTLING)

@@ -19,7 +19,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.ends import Outcome
 from tests.patience import LIMIT
 
 #: What a store is asked with, and answers.

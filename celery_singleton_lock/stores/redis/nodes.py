@@ -30,7 +30,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone, may_be_replaced, packed
 from celery_singleton_lock.stores.redis.outbox import Outbox
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Server, words_of
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
 TRIES, RETRY_DELAY = 3, 0.2
@@ -428,7 +428,7 @@ class Nodes:
                 return answers.given
         raise self.unavailable(answers.errors)
 
-    def first(self, use: Callable[[Endpoint], T]) -> T:
+    def first(self, use: Callable[[Server], T]) -> T:
         """What `use` gives for the first node that answers.
 
         Raises:
@@ -444,7 +444,7 @@ class Nodes:
                     errors[node.index] = _failed(node, error)
         raise self.unavailable(errors)
 
-    def read(self, reading: Callable[[Endpoint], T], *, at_least: int = 1) -> list[T]:
+    def read(self, reading: Callable[[Server], T], *, at_least: int = 1) -> list[T]:
         """What each node that answers shows, one after the other; nodes that failed a moment ago come last.
 
         Raises:

@@ -74,8 +74,8 @@ MUTANTS = (
     ),
     _heartbeat(
         "a holder is told that its lease is lost",
-        old="                yield self.on_lost\n",
-        new="                yield lambda: None\n",
+        old="                    watched.on_lost()\n",
+        new="                    pass\n",
     ),
     Mutant(
         "a new ttl without an answer leaves the shorter one",
@@ -93,13 +93,13 @@ MUTANTS = (
     ),
     Mutant(
         "a body that does not end is killed with its process",
-        "task/abort.py",
+        "task/interrupt.py",
         "                _kill_this_child(self._lease)\n",
         "",
     ),
     Mutant(
         "a body that goes on is interrupted again",
-        "task/abort.py",
+        "task/interrupt.py",
         "            if now >= self._strike_again_at and not",
         "            if not self._strike_again_at and not",
     ),
@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     _run(
         "a message counts as reported when all that follows on it was sent",
-        old="                settling.settle_after(it, ended)\n",
+        old="                settle_after(it, ended)\n",
         new="                it.runtime.records.replace(\n"
         "                    it.key, it.record(Outcome(ended.state, settled=True)))\n",
     ),
@@ -159,8 +159,8 @@ MUTANTS = (
     Mutant(
         "lock_conflict_retries bounds how often a message is put back",
         "task/on_conflict.py",
-        "    if bound is not None and requeue",
-        "    if bound == -1 and requeue",
+        "    if bound is not None and message_of",
+        "    if bound == -1 and message_of",
     ),
     Mutant(
         "a copy knows that its message may have begun",
@@ -171,14 +171,14 @@ MUTANTS = (
     Mutant(
         "a copy of a message that has expired does not run",
         "worker/request.py",
-        "in carried and requeue.may_have_begun(self.context)):\n            # It",
+        "in carried and message_of(self.context).may_have_begun):\n            # It",
         "in carried):\n            # It",
         kind="sent",
     ),
     Mutant(
         "a message that is delivered again does not run when it has expired",
         "task/refusal.py",
-        "    if requeue.comes_too_late(execution.request):\n        revoked",
+        "    if execution.message.comes_too_late():\n        revoked",
         "    if False:\n        revoked",
         kind="sent",
     ),
@@ -197,8 +197,8 @@ MUTANTS = (
     Mutant(
         "what an earlier delivery may hold never keeps its own message out",
         "task/requeue.py",
-        "    owners = given_up(request) if owner is None else (*given_up(request), owner)\n",
-        "    owners = given_up(request)\n",
+        "    owners = note.given_up if owner is None else (*note.given_up, owner)\n",
+        "    owners = note.given_up\n",
         kind="sent",
     ),
     _redelivery(
@@ -254,7 +254,7 @@ MUTANTS = (
     ),
     Mutant(
         "a body that a shutdown interrupts runs again",
-        "task/outcome.py",
+        "task/ends.py",
         "    return None  # The process is being stopped; whatever stops it decides what becomes of the message.",
         "    return Outcome(states.FAILURE)",
     ),
