@@ -13,7 +13,7 @@ from celery_singleton_lock._celery import DELAYED, queue_taken_from, without_del
 from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.celery_types import RequestLike
-from celery_singleton_lock.task.original import Original
+from celery_singleton_lock.task.putback import Original
 
 OWNER = "singleton_owner"
 _ORIGINAL = "singleton_lock_original"
@@ -34,9 +34,9 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
         _forget_delays(message.headers)
         _forget_delays(request)
     exchange, routing_key = str(delivery.get("exchange") or ""), str(delivery.get("routing_key") or "")
-    queue, lasts = (routing_key, True) if not exchange else ("", True)
+    queue = "" if exchange else routing_key
     if (known := queue_taken_from(message)) is not None:
-        queue, lasts = known.name, _lasts(known)
+        queue = known.name
     if is_delayed := exchange.startswith(DELAYED):
         exchange = known.exchange.name if known is not None and known.exchange else exchange
         routing_key = without_delay(routing_key)
@@ -47,7 +47,7 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
     # A plain tuple, and the properties as they are: each task pays for what is pickled here.
     place = (message.body, message.content_type, message.content_encoding, message.headers or {})
     properties = message.properties if isinstance(message.properties, Mapping) else {}
-    request["properties"] = {**properties, _ORIGINAL: (*place, exchange, routing_key, queue, lasts)}
+    request["properties"] = {**properties, _ORIGINAL: (*place, exchange, routing_key, queue)}
 
 
 def owner_of(request: RequestLike) -> str | None:
@@ -74,12 +74,6 @@ def is_applied(request: RequestLike) -> bool:
 
 def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in delivery_info.items() if name != OWNER}
-
-
-def _lasts(queue: Any) -> bool:
-    arguments = queue.queue_arguments or {}
-    goes = queue.auto_delete or queue.exclusive or queue.expires or "x-expires" in arguments
-    return bool(queue.durable and not goes)
 
 
 def _sent_first(request: Mapping[str, Any]) -> tuple[str, str] | None:

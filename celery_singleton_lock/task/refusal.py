@@ -34,7 +34,7 @@ from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import End, Outcome
-from celery_singleton_lock.task.publisher import Publisher
+from celery_singleton_lock.task.putback import Publisher
 
 logger = get_logger(__name__)
 

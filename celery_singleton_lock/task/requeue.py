@@ -29,7 +29,7 @@ from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import named
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import Leader
-from celery_singleton_lock.task.publisher import Publisher
+from celery_singleton_lock.task.putback import Publisher
 from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
