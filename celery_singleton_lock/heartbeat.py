@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
@@ -88,13 +88,11 @@ class _Watched:
         lease: a weak reference, so that an execution that was torn down without cleaning up (by a time limit in its
             last line) is not renewed forever.
         on_lost: see `weakly`.
-        on_moved: called when the time at which the lease is given up has changed, see `weakly`.
         every: the most seconds between two renewals.
         due_at: when to renew it.
         early_at: from when on it is renewed if others are due.
         look_at: when the watchdog looks at it.
         tell_at: when to tell its holder again that it must stop.
-        moved_to: the last time for which `on_moved` was called.
         asked_at: when the last renewal began; if that was a further try, when the first one began that had no answer.
         asked_after: how many renewals had been answered by then; -1 if there was none.
     """
@@ -102,13 +100,11 @@ class _Watched:
     owner: str
     lease: weakref.ref[Lease]
     on_lost: Callable[[], object]
-    on_moved: Callable[[], object] | None
     every: float
     due_at: float
     early_at: float
     look_at: float = 0.0
     tell_at: float = 0.0
-    moved_to: float = 0.0
     asked_at: float = 0.0
     asked_after: int = -1
 
@@ -129,8 +125,6 @@ class _Watched:
         # From when it was sent: if the process was stopped in between, the answer says little by now.
         self.due_at = min(lease.trusted_until - lease.ttl * (1 - after), now + self.every)
         self.early_at = self.due_at - lease.ttl * trust.RENEW_AFTER * trust.COALESCE
-        if self.on_moved is not None:
-            self.look_at = 0.0
 
     def try_again_or_give_up(self, lease: Lease, error: str, now: float) -> None:
         """Note that a renewal was not answered."""
@@ -140,21 +134,15 @@ class _Watched:
             self.due_at = min(now + chance.spread(min(0.5, lease.ttl * trust.RETRY_SHARE)), lease.give_up_at)
             self.early_at = self.due_at
 
-    def news(self, lease: Lease, now: float) -> Iterator[Callable[[], object]]:
-        """What to call now; this also sets when to look next."""
+    def is_to_stop(self, lease: Lease, now: float) -> bool:
+        """Whether to tell its holder now that it must stop; this also sets when to look next."""
         self.look_at = self.lost_at(lease) if lease.reason is None else math.inf
-        if lease.reason is None and self.on_moved is not None and lease.give_up_at != self.moved_to:
-            self.moved_to = lease.give_up_at
-            yield self.on_moved
-        if lease.reason is not None or lease.superseded_by is not None:
-            if now >= self.tell_at:
-                self.tell_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
-                yield self.on_lost
-            self.look_at = min(self.look_at, self.tell_at)
-
-
-#: The heartbeat of a lease, the lease under watch, and what to call for it.
-_Call = tuple["Heartbeat", _Watched, Callable[[], object]]
+        if lease.reason is None and lease.superseded_by is None:
+            return False
+        if tells := now >= self.tell_at:
+            self.tell_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
+        self.look_at = min(self.look_at, self.tell_at)
+        return tells
 
 
 def _next_share() -> float:
@@ -252,14 +240,7 @@ class Heartbeat(_Role):
     def has_leases(self) -> bool:
         return bool(self.watched)
 
-    def start(
-        self,
-        lease: Lease,
-        on_lost: Callable[[], object],
-        *,
-        every: float = math.inf,
-        on_moved: Callable[[], object] | None = None,
-    ) -> None:
+    def start(self, lease: Lease, on_lost: Callable[[], object], *, every: float = math.inf) -> None:
         """Renew `lease` from now on. Call `on_lost` when the lease is lost or must end for a newer task, and repeat the
         call until it is stopped.
 
@@ -268,8 +249,6 @@ class Heartbeat(_Role):
             on_lost: runs in the watchdog's thread, so it must be quick. A bound method does not keep its object alive;
                 any other callable must not refer to the lease, which would then be renewed until it is stopped.
             every: the most seconds between two renewals; a third of the ttl at most.
-            on_moved: runs in the watchdog's thread within a second after the lease began, and whenever the time at
-                which it is given up has changed. Like `on_lost`.
 
         Raises:
             RuntimeError: no thread can be started; the lease is not renewed.
@@ -277,11 +256,9 @@ class Heartbeat(_Role):
         lease.ask = self._ask
         all_watched, owner = self.watched, lease.owner
         due_at = lease.acquired_at + min(lease.ttl * trust.RENEW_AFTER, every)
-        moved = None if on_moved is None else weakly(on_moved)
         weak = weakref.ref(lease, lambda _: all_watched.pop(owner, None))
-        watched = _Watched(owner, weak, weakly(on_lost), moved, every, due_at, early_at=due_at)
-        lost_at = watched.lost_at(lease)
-        watched.look_at = lost_at if on_moved is None else 0.0
+        watched = _Watched(owner, weak, weakly(on_lost), every, due_at, early_at=due_at)
+        watched.look_at = lost_at = watched.lost_at(lease)
         with watchdog.mutex:
             all_watched[owner] = watched
             watchdog.heartbeats.add(self)
@@ -449,17 +426,17 @@ class Watchdog(_Role):
             # The process was stopped. The answer may be there, and whoever is to read it goes on only now, too.
             clock.sleep(MOMENT)
         with self.mutex:
-            calls = [call for heartbeat in list(self.heartbeats) for call in self._look(heartbeat, clock.now())]
-        for heartbeat, watched, call in calls:
+            stopped = [(it, watched) for it in list(self.heartbeats) for watched in self._look(it, clock.now())]
+        for heartbeat, watched in stopped:
             try:
                 if heartbeat.watched.get(watched.owner) is watched:
-                    call()
+                    watched.on_lost()
             except Exception:
-                logger.exception("heartbeat: could not ask a task to stop, or report until when it has its lock")
+                logger.exception("heartbeat: could not ask a task to stop")
 
-    def _look(self, heartbeat: Heartbeat, now: float) -> list[_Call]:
-        """Give up the leases of a heartbeat that cannot wait any longer; whom to call."""
-        calls: list[_Call] = []
+    def _look(self, heartbeat: Heartbeat, now: float) -> list[_Watched]:
+        """Give up the leases of a heartbeat that cannot wait any longer; those whose holders are to be told to stop."""
+        stopped: list[_Watched] = []
         each = list(heartbeat.watched.values())
         for watched in each:
             # Those that are due soon, too: most were renewed meanwhile.
@@ -471,11 +448,12 @@ class Watchdog(_Role):
                         heartbeat.wake(0.0)
                     else:
                         lease.lose("it could not be renewed in time: the store has not answered")
-                calls += [(heartbeat, watched, call) for call in watched.news(lease, now)]
+                if watched.is_to_stop(lease, now):
+                    stopped.append(watched)
         self._due_at = min([self._due_at, *(watched.look_at for watched in each)])
         if not heartbeat.watched:
             self.heartbeats.discard(heartbeat)
-        return calls
+        return stopped
 
 
 def weakly(call: Callable[[], T]) -> Callable[[], T | None]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from kombu.compression import compress
 
 from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
-from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.message import HEADER
 
 #: Properties that a copy gets in another way, or must not have.
 _NOT_COPIED = (

@@ -36,7 +36,7 @@ from celery_singleton_lock.heartbeat import SharedFlag
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
 from celery_singleton_lock.stores import check_servers
-from celery_singleton_lock.task import key_report, requeue
+from celery_singleton_lock.task import reports, requeue
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of, worker_of
@@ -223,11 +223,11 @@ def _leave_lines(**_: Any) -> None:
 
 def _look_after_processes(parent: Any, runtime: Runtime) -> None:
     """Renew and free for the processes of the pool; refuse several processes that share no locks."""
-    reports = key_report.open_channel()
+    writer = reports.open_channel()
     if not runtime.settings.backend.in_memory:
         children_of[parent.app] = Children(runtime.store, runtime.journal, runtime.heartbeat.outage)
         flag = runtime.heartbeat.renew_flag
-        InitialArguments.extend(parent.pool, _inherit, lambda: [reports, flag.file()])
+        InitialArguments.extend(parent.pool, _inherit, lambda: [writer, flag.file()])
     elif parent.concurrency > 1:
         raise InvalidOption(
             "setting singleton_lock_backend is 'memory://', which the processes of a prefork pool do not share; "
@@ -237,10 +237,10 @@ def _look_after_processes(parent: Any, runtime: Runtime) -> None:
 
 def _inherit(app: Any, *descriptors: int) -> None:
     """In a process of the pool that is not forked, before it does anything: what a forked one has."""
-    reports, flag = descriptors
+    writer, flag = descriptors
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    key_report.report_to(reports)
+    reports.report_to(writer)
 
     def begin(**_: Any) -> None:
         Runtime.of(app).heartbeat.renew_flag = SharedFlag(flag)

@@ -30,7 +30,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.rules import MIN_TTL
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.worker.pipe import Nudge
+from celery_singleton_lock.task.reports import Pipe
 from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
@@ -175,7 +175,7 @@ class Children:
         self._succeeded: list[_Child] = []
         self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `assign`.
         self._thread: threading.Thread | None = None
-        self._news = Nudge()
+        self._news = Pipe()
         self._outage = outage
         #: When the thread goes on by itself.
         self._wakes_at = 0.0

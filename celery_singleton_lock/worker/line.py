@@ -26,7 +26,7 @@ from celery_singleton_lock import chance
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.stores.store import Freed, Place, WakeUps
-from celery_singleton_lock.worker.pipe import Nudge
+from celery_singleton_lock.task.reports import Pipe
 
 logger = get_logger(__name__)
 
@@ -65,7 +65,7 @@ class Line:
         self._unused: deque[Callable[[], None]] = deque()
         #: Locks whose wake-ups were left to a copy that has no slot yet, and how many may hold them.
         self._left: dict[str, int] = {}
-        self._news, self._due = Nudge(), Nudge()
+        self._news, self._due = Pipe(), Pipe()
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._closed = False

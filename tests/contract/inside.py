@@ -19,7 +19,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.ends import Outcome
 from tests.patience import LIMIT
 
 #: What a store is asked with, and answers.
@@ -284,6 +284,13 @@ def interrupt_release(patch: pytest.MonkeyPatch, interrupt: Callable[..., Any]) 
 def server_at(port: int) -> Any:
     """A server that is asked directly."""
     return named("stores.redis.server.Server")(ConnectionPool(port=port))
+
+
+def cluster_at(port: int) -> Any:
+    """A cluster with a node there; nothing is connected to."""
+    return named("stores.redis.cluster.Cluster")(
+        [("localhost", port)], lambda host, port: ConnectionPool(host=host, port=port)
+    )
 
 
 #: How the nodes of a Redlock are asked, by what is done.

@@ -32,7 +32,7 @@ from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.options import delivery as options_delivery
 from celery_singleton_lock.stores.redis import wake_ups
 from celery_singleton_lock.task.delivery import original_of
-from celery_singleton_lock.task.requeue import put_back_count
+from celery_singleton_lock.task.turn import message_of
 from celery_singleton_lock.worker import request
 from tests import recording
 from tests.patience import LIMIT
@@ -167,7 +167,7 @@ class Unready(Exclusive):
     """Meets a held lock; when it comes again, it fails before it asks, or its process dies."""
 
     def before_start(self, *_: Any) -> None:
-        if put_back_count(self.request, "conflict"):
+        if message_of(self.request).put_back_count("conflict"):
             if self.request.id.startswith("dies"):
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("unready")
@@ -249,7 +249,7 @@ def described(self: Any, job: str, *values: Any, **named: Any) -> dict[str, Any]
         "properties": {name: value for name, value in came.properties.items() if name != "application_headers"},
         "queue": came.queue,
         "way": way,
-        "put back": put_back_count(self.request, "conflict"),
+        "put back": message_of(self.request).put_back_count("conflict"),
     }
     return dict(json.loads(json.dumps(message, default=repr)))
 

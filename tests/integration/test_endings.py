@@ -22,7 +22,7 @@ def shop(staff: Staff) -> Iterator[Shop]:
 
 
 def assert_free_and_runs(shop: Shop, job: str = "report") -> None:
-    until(lambda: not shop.held(), seconds=30)
+    until(lambda: not shop.held())
     assert shop.send("exclusive", job).get(timeout=LIMIT) == job
     assert overlaps(shop.record.runs(job)) == []
 
@@ -75,7 +75,7 @@ class TestFromOutside:
         shop.app.control.revoke(result.id, terminate=True, signal=signal)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LIMIT)
-        until(lambda: not shop.held(), seconds=30)
+        until(lambda: not shop.held())
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
         assert len(shop.record.runs("report")) == 2
 
@@ -109,7 +109,7 @@ class TestByItself:
         result = shop.send("ending", "report", "exit")
         with pytest.raises(Exception, match=r"exited prematurely"):
             result.get(timeout=LIMIT)
-        until(lambda: not shop.held(), seconds=30)
+        until(lambda: not shop.held())
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
 
     def test_replaced_by_itself(self, shop: Shop) -> None:

@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock import LockLost, clock
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task.outcome import read
+from celery_singleton_lock.task.ends import read
 from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
 from tests.integration.standing import Staff
 from tests.patience import LIMIT

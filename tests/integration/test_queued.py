@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 from celery.signals import before_task_publish
 
 from celery_singleton_lock import DuplicateResult, SingletonTask, clock
-from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.message import HEADER
 from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
 from tests.integration.queued_tasks import PAUSE, define
 from tests.patience import LIMIT

@@ -14,7 +14,7 @@ import pytest
 from celery_singleton_lock import forks
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.forks import Mutex
-from celery_singleton_lock.task import key_report
+from celery_singleton_lock.task import reports
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -41,7 +41,7 @@ def test_background_work_is_free_in_a_child() -> None:
 
 
 def test_reports_are_free_in_a_child() -> None:
-    assert child_ends(lambda: key_report._mutex.lock, key_report.receive)
+    assert child_ends(lambda: reports._mutex.lock, reports.receive)
 
 
 class Counted:

@@ -24,7 +24,7 @@ from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task import key_report
+from celery_singleton_lock.task import reports
 from celery_singleton_lock.worker.children import Children
 from celery_singleton_lock.worker.line import Line
 from tests.books import MemoryJournal
@@ -104,7 +104,7 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
     """Celery cancels tasks, and hears of their ends, in the handler of the signal: in the worker's main thread."""
     store = MemoryStore()
     if which == "reports":
-        ends = is_used_within(key_report._mutex.lock, key_report.receive)
+        ends = is_used_within(reports._mutex.lock, reports.receive)
     elif which == "children":
         family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).outage)
         ends = is_used_within(family._mutex.lock, lambda: family.free_when_gone(1))

@@ -47,9 +47,9 @@ def vote(request: LockRequest, *, memory: str | None) -> Call:
         request: what is asked for.
         memory: the key that says since when a node remembers; None to trust it as it is.
     """
-    keys, args = lock_commands.question(request)
     # One seed for all nodes, or their counters would differ, and have to be made equal before a token is given out.
-    args = args._replace(fence_seed=round(clock.wall() * 1_000_000), memory_ms=ms(MEMORY_TTL) if memory else 0)
+    seed = round(clock.wall() * 1_000_000)
+    keys, args = lock_commands.question(request, fence_seed=seed, memory_ms=ms(MEMORY_TTL) if memory else 0)
     return Call(VOTE, [*keys, memory] if memory else keys, lock_commands.without_defaults(args))
 
 

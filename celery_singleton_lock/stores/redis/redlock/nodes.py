@@ -17,7 +17,7 @@ from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Endpoint, Server, words_of
+from celery_singleton_lock.stores.redis.server import Server, words_of
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
 TRIES, RETRY_DELAY = 3, 0.2
@@ -106,7 +106,7 @@ class Nodes:
                 node.note(call, clock.now() + seconds, ConnectionError("it was not asked, as far as is known"))
         self._job.schedule()
 
-    def first(self, use: Callable[[Endpoint], T]) -> T:
+    def first(self, use: Callable[[Server], T]) -> T:
         """What `use` gives for the first node that answers.
 
         Raises:
@@ -122,7 +122,7 @@ class Nodes:
                     errors[index] = _failed(node, error)
         raise self.unavailable(errors)
 
-    def read(self, reading: Callable[[Endpoint], T], *, at_least: int = 1) -> list[T]:
+    def read(self, reading: Callable[[Server], T], *, at_least: int = 1) -> list[T]:
         """What each node that answers shows, one after the other; nodes that failed a moment ago come last.
 
         Raises:

@@ -6,8 +6,6 @@ or hang, and every other lock depends on the main process. So the execution repo
 through a pipe that the processes of the pool have, or directly if it runs in the main process itself. A process that
 dies after that has reported what it may hold.
 
-While it runs under its lease, the execution also reports until when it trusts the lease.
-
 A report is one line, short enough to be written whole. Writing it never waits: if the pipe is full, the report is lost,
 and only the child looks after that lock. The main process reads reports when it needs one, and as deliveries begin.
 """
@@ -15,14 +13,12 @@ and only the child looks after that lock. The main process reads reports when it
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import threading
 from contextlib import suppress
-from itertools import count
 from typing import NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.forks import Mutex
@@ -36,14 +32,41 @@ MAX_SIZE = min(getattr(select, "PIPE_BUF", 512), 4096)
 #: Bytes that are read at once.
 _CHUNK = 65536
 
-#: How many deliveries begin until the pipe is emptied; it has room for more reports than that.
-_SELDOM = 8
-
 #: Quotes a text for JSON.
 _quoted = json.encoder.encode_basestring_ascii
 
 #: Where in a line the delivery's owner is.
 _OWNER = slice(2, 2 + OWNER_LENGTH)
+
+
+class Pipe:
+    """A pipe to one thread of this process, from its other threads and from processes that it starts. Never waits.
+
+    Closed when nobody has it any more: the number of a closed descriptor may be reused, and be written to.
+
+    Attributes:
+        descriptor: the descriptor to watch; readable from a write on, until what was written is read.
+        writer: where to write.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self.writer = os.pipe()
+        for each in self.descriptor, self.writer:
+            os.set_blocking(each, False)
+            finalize(self, os.close, each).atexit = False
+
+    def give(self, content: bytes = b".") -> None:
+        """Wake the thread that watches; may be called in a signal handler. What finds the pipe full is lost."""
+        _write(self.writer, content)
+
+    def take(self) -> bytes:
+        """All that was written."""
+        content = b""
+        with suppress(BlockingIOError):
+            while len(part := os.read(self.descriptor, _CHUNK)) == _CHUNK:
+                content += part
+            return content + part
+        return content
 
 
 class Report(NamedTuple):
@@ -86,80 +109,27 @@ class Report(NamedTuple):
         return Hold(self.key, self.asks_as, ttl=self.ttl, limit=self.limit)
 
 
-class End(NamedTuple):
-    """When an execution gives its lease up unless it is renewed.
-
-    Attributes:
-        owner: the owner that the main process gave the delivery.
-        give_up_at: on `clock.now()`, which the processes of a host share.
-    """
-
-    owner: str
-    give_up_at: float
-
-    def dumps(self) -> bytes:
-        return f'["{self.owner}", {self.give_up_at}]\n'.encode()
-
-    @classmethod
-    def loads(cls, line: bytes) -> End | None:
-        """Read a line; None if it is something else."""
-        fields = cleaned.array(line)
-        if fields is None or len(fields) != len(cls._fields):
-            return None
-        end = cls(*fields)
-        is_time = isinstance(end.give_up_at, float) and math.isfinite(end.give_up_at)
-        return end if is_time and is_owner(end.owner) else None
-
-
 class Reported:
-    """In the main process, as long as the delivery is there: its last reports; None before the first."""
+    """In the main process, as long as the delivery is there: its last report; None before the first."""
 
     report: Report | None = None
-    give_up_at: float | None = None
 
     def __init__(self) -> None:
         self.pid = os.getpid()
 
 
-class _Channel:
+class _Channel(NamedTuple):
     """The way from the processes of a pool to their main process.
 
     Attributes:
-        pid: the process that reads; None in one that was not forked from it.
         writer: where to write.
+        pid: the process that reads; None in one that was not forked from it.
+        pipe: what that process reads.
     """
 
-    def __init__(self, writer: int | None = None) -> None:
-        self.pid = os.getpid() if writer is None else None
-        if writer is None:
-            self._reader, writer = os.pipe()
-            os.set_blocking(self._reader, False)
-            os.set_blocking(writer, False)
-        self.writer = writer
-        self._rest = b""
-        self._deliveries = count(1)
-
-    def fills(self) -> bool:
-        """Count a delivery that begins; whether the pipe is to be emptied now."""
-        return next(self._deliveries) % _SELDOM == 0
-
-    def write(self, report: Report | End) -> None:
-        """In a process of the pool."""
-        line = report.dumps()
-        if len(line) <= MAX_SIZE:
-            with suppress(OSError):  # It is full; or the main process is gone, and so are we in a moment.
-                os.write(self.writer, line)
-
-    def read(self) -> list[bytes]:
-        """In the main process, by one thread at a time: the lines that have come."""
-        parts = [self._rest]
-        with suppress(BlockingIOError):
-            while chunk := os.read(self._reader, _CHUNK):
-                parts.append(chunk)
-                if len(chunk) < _CHUNK:
-                    break
-        *lines, self._rest = b"".join(parts).split(b"\n")
-        return lines
+    writer: int
+    pid: int | None = None
+    pipe: Pipe | None = None
 
 
 #: By owner: the last reports of the deliveries that this process still has.
@@ -176,7 +146,8 @@ def open_channel() -> int:
     global _channel  # noqa: PLW0603 - there is one per process
     with _mutex.lock:
         if _channel is None or _channel.pid != os.getpid():
-            _channel = _Channel()
+            pipe = Pipe()
+            _channel = _Channel(pipe.writer, os.getpid(), pipe)
         return _channel.writer
 
 
@@ -191,40 +162,36 @@ def expect(owner: str) -> Reported:
     return _reported.setdefault(owner, Reported())
 
 
-def send(report: Report | End) -> bool:
-    """Say which lock is asked for next, or until when a lease is trusted; False if this process has got the delivery
-    from another one, and no way to report to that.
+def send(report: Report) -> bool:
+    """Say which lock is asked for next; False if this process has got the delivery from another one, and no way to
+    report to that.
     """
-    if _channel is not None and _channel.pid != os.getpid():
-        _channel.write(report)
-        return True
-    return _give(report)
+    if _channel is None or _channel.pid == os.getpid():
+        return _give(report)
+    if len(line := report.dumps()) <= MAX_SIZE:
+        _write(_channel.writer, line)
+    return True
 
 
 def receive() -> None:
     """In the main process: hand the reports to the deliveries that are still there."""
     with _mutex.lock:
-        lines = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
+        pipe = _channel.pipe if _channel is not None and _channel.pid == os.getpid() else None
+        lines = [] if pipe is None else pipe.take().splitlines()
     for line in lines:
         # Most deliveries have gone by now: their reports are not even parsed.
-        if line[_OWNER].decode(errors="replace") not in _reported:
-            continue
-        if (report := Report.loads(line) or End.loads(line)) is not None:
+        if line[_OWNER].decode(errors="replace") in _reported and (report := Report.loads(line)) is not None:
             _give(report)
 
 
-def make_room() -> None:
-    """In the main process, as a delivery begins: receive now and then, so that the pipe is never full."""
-    if _channel is not None and _channel.fills():
-        receive()
-
-
-def _give(report: Report | End) -> bool:
+def _give(report: Report) -> bool:
     reported = _reported.get(report.owner)
     if reported is None or reported.pid != os.getpid():
         return False
-    if isinstance(report, End):
-        reported.give_up_at = report.give_up_at
-    else:  # It asks for another lock, or again: until that is answered, it has no lease.
-        reported.report, reported.give_up_at = report, None
+    reported.report = report
     return True
+
+
+def _write(writer: int, content: bytes) -> None:
+    with suppress(OSError):  # It is full; or the process that reads is gone, and so are we in a moment.
+        os.write(writer, content)

@@ -9,7 +9,7 @@ import sys
 import threading
 from datetime import date
 from decimal import Decimal
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_singleton_lock import LockConflict, LockLost, ResultLost
-from celery_singleton_lock.task import outcome
-from celery_singleton_lock.task.outcome import MAX_CONTENT, End, Outcome
+from celery_singleton_lock.task import ends
+from celery_singleton_lock.task.ends import MAX_CONTENT, End, Outcome
 from tests.contrib.endings import Keyed, Odd
 
 VALUES = st.recursive(
@@ -35,11 +35,11 @@ AWAITED: Any = Context(callbacks=["what follows"])
 
 
 def kept(value: object) -> End | None:
-    return outcome.end_of(outcome.succeeded(cast("Any", None), AWAITED, value))
+    return ends.end_of(ends.succeeded(value, is_awaited=True))
 
 
 def kept_error(error: Exception) -> Exception | None:
-    end = outcome.end_of(outcome.failed(cast("Any", None), AWAITED, error))
+    end = ends.end_of(ends.failed(error, is_awaited=True))
     return None if end is None else end.error
 
 
@@ -246,10 +246,10 @@ def test_other_exception_is_not_kept(make: Any) -> None:
     ],
 )
 def test_record_cannot_make_anything_but_an_exception(parts: object) -> None:
-    assert outcome.end_of(Outcome(states.FAILURE, json.dumps(parts).encode())) is None
+    assert ends.end_of(Outcome(states.FAILURE, json.dumps(parts).encode())) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\x80\x04K\x01.", b"\xff"])
 def test_foreign_bytes_count_as_nothing(content: bytes) -> None:
-    assert outcome.end_of(Outcome(states.SUCCESS, content)) is None
-    assert outcome.end_of(Outcome(states.FAILURE, content)) is None
+    assert ends.end_of(Outcome(states.SUCCESS, content)) is None
+    assert ends.end_of(Outcome(states.FAILURE, content)) is None

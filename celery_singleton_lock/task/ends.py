@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -21,10 +21,11 @@ from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock._celery import keeps_results, may_be_asked
 from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.rules import UNTIL_EXPIRED
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task.message import RequestLike, TaskLike
 
 logger = get_logger(__name__)
 
@@ -45,6 +46,9 @@ CLOCKS_DIFFER = 60.0
 
 #: Takes the place of a content if a body ended with `Ignore`: another task has its id now, and will end.
 REPLACED = b"replaced"
+
+#: Takes the place of a state in a notice.
+FOLLOWED = "FOLLOWED"
 
 
 class End(NamedTuple):
@@ -83,10 +87,6 @@ class Outcome(NamedTuple):
         fields = [self.state, seconds, self.content is not None, self.settled, *([self.mark] if self.mark else [])]
         return Record(holder.message, json.dumps(fields).encode() + b"\n" + (self.content or b""), seconds)
 
-    def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:
-        """Whether a later copy of the message has to know that what follows from it was sent."""
-        return self.state in states.READY_STATES and is_awaited(task, request)
-
 
 #: The end of most messages. Its record is its life alone, in whole seconds: the shortest value that Redis has.
 _PLAIN = Outcome(states.SUCCESS, settled=True)
@@ -107,6 +107,19 @@ def read(record: Record) -> tuple[Outcome, float]:
     return outcome, max(cleaned.seconds(seconds) - record.seconds, 0.0)
 
 
+def notice(name: Holder, content: Sequence[Any], seconds: float) -> Record:
+    """A record that says something of a message to those that are to end as it does."""
+    return Outcome(FOLLOWED, json.dumps(content).encode()).record_of(name, seconds)
+
+
+def noticed(found: Record | None) -> list[Any] | None:
+    """What such a record says; None if there is none, or others wrote it."""
+    if found is None:
+        return None
+    outcome, _ = read(found)
+    return cleaned.array(outcome.content) if outcome.state == FOLLOWED and outcome.content is not None else None
+
+
 def end_of(outcome: Outcome) -> End | None:
     """The recorded end; None if nothing was kept, or it cannot be read."""
     if outcome.content is None:
@@ -119,31 +132,31 @@ def end_of(outcome: Outcome) -> End | None:
         return None
 
 
-def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
-    content = _as_json(value) if is_awaited(task, request) else None
+def succeeded(value: object, *, is_awaited: bool) -> Outcome:
+    content = _as_json(value) if is_awaited else None
     return Outcome(states.SUCCESS, content)
 
 
-def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
-    content = _as_json(error, _parts_of) if is_awaited(task, request) else None
+def failed(error: Exception, *, is_awaited: bool) -> Outcome:
+    content = _as_json(error, _parts_of) if is_awaited else None
     return Outcome(states.FAILURE, content)
 
 
-def superseded(task: TaskLike, request: RequestLike, error: LockSuperseded) -> Outcome:
-    return failed(task, request, error)._replace(state=states.REVOKED)
+def superseded(error: LockSuperseded, *, is_awaited: bool) -> Outcome:
+    return failed(error, is_awaited=is_awaited)._replace(state=states.REVOKED)
 
 
-def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outcome | None:
+def ended_by(task: TaskLike, error: BaseException, *, is_awaited: bool, is_replaced: bool = False) -> Outcome | None:
     """The outcome of a body that raised `error`; None if that is not the message's end.
 
     A rejected message is given back: to its queue, or to a dead-letter exchange that may well send it again on purpose.
     """
     if isinstance(error, Ignore):
-        return Outcome(states.IGNORED, REPLACED if progress_of(request).is_replaced else None)
+        return Outcome(states.IGNORED, REPLACED if is_replaced else None)
     if isinstance(error, Retry):
         return Outcome(states.RETRY)
     if isinstance(error, Exception) and not isinstance(error, Reject) and not _rejects_failed(task):
-        return failed(task, request, error)
+        return failed(error, is_awaited=is_awaited)
     return None  # The process is being stopped; whatever stops it decides what becomes of the message.
 
 
@@ -157,6 +170,14 @@ def is_awaited(task: TaskLike, request: RequestLike) -> bool:
 def backend_knows(task: TaskLike, request: RequestLike) -> bool:
     """Whether the result backend knows what becomes of a task."""
     return not ignores_result(task, request) and may_be_asked(task.backend)
+
+
+def may_be_followed(task: Any, settings: Settings, scope: str) -> bool:
+    """Whether a worker can tell how another message of the task has ended."""
+    if raw_attribute(task, "ignore_result") or settings.done_ttl <= 0 or not may_be_asked(task.backend):
+        return False
+    # A leader with that scope never names its run, so it must be known which task's result has its id.
+    return scope != UNTIL_EXPIRED or not raw_attribute(task, "lock_name")
 
 
 def stored_end(task: TaskLike, task_id: str, age: float) -> Mapping[str, Any] | None:

@@ -16,8 +16,8 @@ import pytest
 
 from celery_singleton_lock import Aborted, clock
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.task import abort
-from celery_singleton_lock.task.abort import Body
+from celery_singleton_lock.task import interrupt
+from celery_singleton_lock.task.interrupt import Body
 
 #: Long enough that the grace (a tenth of it) never ends in a test: there is nothing to kill here.
 TTL = 600.0
@@ -49,8 +49,8 @@ def test_body_that_was_struck_at_its_start_leaves_nothing_behind() -> None:
 def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The grace starts when it has sent."""
     now, killed = itertools.count(step=100.0), list[Lease]()
-    monkeypatch.setattr(abort, "_kill_this_child", killed.append)
-    monkeypatch.setattr(abort, "clock", SimpleNamespace(now=lambda: next(now)))
+    monkeypatch.setattr(interrupt, "_kill_this_child", killed.append)
+    monkeypatch.setattr(interrupt, "clock", SimpleNamespace(now=lambda: next(now)))
     body = Body(Lease("k", "o", ttl=TTL, fence=1, sent_at=0.0))
     with suppress(Aborted), body:
         with body.sending():
@@ -68,26 +68,26 @@ def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -
 def nobody_can_log() -> Iterator[None]:
     """The body may hang as it writes to a log that nobody reads, and has the lock of that log."""
     handler = logging.StreamHandler()
-    abort.logger.addHandler(handler)
+    interrupt.logger.addHandler(handler)
     handler.acquire()
     yield
     handler.release()
-    abort.logger.removeHandler(handler)
+    interrupt.logger.removeHandler(handler)
 
 
 @pytest.mark.usefixtures("nobody_can_log")
 def test_process_is_killed_also_if_it_cannot_log(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = threading.Event()
-    monkeypatch.setattr(abort, "is_child_of_a_pool", lambda: True)
+    monkeypatch.setattr(interrupt, "is_child_of_a_pool", lambda: True)
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.set())
-    threading.Thread(target=abort._kill_this_child, args=(lease(),), daemon=True).start()
+    threading.Thread(target=interrupt._kill_this_child, args=(lease(),), daemon=True).start()
     assert killed.wait(LIMIT)
 
 
 @pytest.mark.usefixtures("nobody_can_log")
 def test_other_bodies_are_stopped_also_if_nobody_can_log() -> None:
     """A pool that cannot kill a body says so: not in the thread that stops the others."""
-    heartbeat = threading.Thread(target=abort._kill_this_child, args=(lease(),), daemon=True)
+    heartbeat = threading.Thread(target=interrupt._kill_this_child, args=(lease(),), daemon=True)
     heartbeat.start()
     heartbeat.join(LIMIT)
     assert not heartbeat.is_alive()
