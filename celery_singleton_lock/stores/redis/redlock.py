@@ -320,9 +320,7 @@ class RedlockStore:
             if fence and trust.came_in_time(answers.sent_at, request.ttl):
                 request.late = False
                 return request.lease(fence=fence, sent_at=answers.sent_at)
-        if (
-            first := len(votes.new)
-        ) > 0:  # It has just begun to count: nobody else is told the same.
+        if first := votes.new.count(ms(request.ttl) / 1000):  # Nobody was told before.
             logger.warning(
                 "%s: %d of %d nodes are new, or came back without their data; they vote in %g s",
                 *(self.server, first, len(self._nodes.each), request.ttl),
