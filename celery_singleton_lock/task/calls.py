@@ -33,13 +33,12 @@ from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.ends import End
 from celery_singleton_lock.task.entrance import value_of
 from celery_singleton_lock.task.message import HEADER, RequestLike, TaskLike
-from celery_singleton_lock.task.queued import Queued
 from celery_singleton_lock.task.run import Run
 from celery_singleton_lock.task.turn import Execution, record_started, this_thread, turn_of
 
 
-def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | None = None) -> Any:
-    """Run `body` under the lock, or end as this message must; `brought`: the lock that it has, or gets, while it waits.
+def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
+    """Run `body` under the lock, or end as this message must.
 
     Raises:
         Ignore, Reject, LockConflict: as `on_conflict` says, of this message or of a newer one.
@@ -52,14 +51,14 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
     found: Lease | Held | Record | End | None
 
     def begin() -> Any:
-        following.wake_followers(acquisition, brought)
+        following.wake_followers(acquisition)
         return body()
 
     try:
         if is_plain:
             found = acquisition.acquire()
         else:
-            found = following.end_of_leader(acquisition, brought) or joining.acquire(acquisition)
+            found = following.end_of_leader(acquisition) or joining.acquire(acquisition)
         if isinstance(found, Lease):
             if not is_plain:
                 refusal.drop_if_expired(execution, found)
@@ -67,7 +66,7 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
             run = Run(execution, found)
             return run.carry_out(body if is_plain else begin)
         if _is_known(execution, found):
-            following.wake_followers(acquisition, brought)
+            following.wake_followers(acquisition)
     except Exception as error:
         if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
             return refusal.fail(acquisition, error)

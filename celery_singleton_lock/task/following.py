@@ -26,11 +26,11 @@ from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import ends, journal_entries, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.decide import SETTLING
 from celery_singleton_lock.task.ends import End
 from celery_singleton_lock.task.joining import MOST_HEIRS, Joining, NotYet, ancestors_of, as_end
-from celery_singleton_lock.task.queue_lock import QueueLock, is_by_time, lock_of
+from celery_singleton_lock.task.queue_lock import is_by_time
 from celery_singleton_lock.task.queued import Queued
-from celery_singleton_lock.task.redelivery import SETTLING
 from celery_singleton_lock.task.targets import Leader, RunIdentity, token_of
 from celery_singleton_lock.task.turn import Execution
 
@@ -41,16 +41,16 @@ class _Gone(NamedTuple):
     """The leader has no end, and will have none."""
 
 
-def end_of_leader(acquisition: Acquisition, brought: Queued | None) -> End | None:
+def end_of_leader(acquisition: Acquisition) -> End | None:
     """How this message's leader has ended; None if this message has no leader, or is to run.
 
     Raises:
         GoesOn: the leader has not ended; this message was put back.
     """
     it = acquisition.execution
-    if brought is None or (its_leader := _leader_of(it, brought.lock)) is None:
+    if it.brought is None or (its_leader := _leader_of(it, it.brought)) is None:
         return None
-    following = Following(acquisition, brought, its_leader)
+    following = Following(acquisition, it.brought, its_leader)
     try:
         answer = following.look()
     except LockUnavailable as silent:
@@ -62,18 +62,17 @@ def end_of_leader(acquisition: Acquisition, brought: Queued | None) -> End | Non
     if answer is None:
         # It runs, and the others in the line of its leader's run wait for it from now on. So do those in line for the
         # lock that it brought, if it has that lock: it may run without, since a copy of it has freed the lock.
-        acquisition.leave_line(it.key, brought.lock.key if brought.is_own else None)
+        acquisition.leave_line(it.key, it.brought.lock.key if it.brought.is_own else None)
     return answer
 
 
 def end_by_now(acquisition: Acquisition) -> End | None:
     """How this message's leader has ended; None if that is not known, or if it has no leader."""
     it = acquisition.execution
-    own = lock_of(it.task, it.request)
-    if own is None or (its_leader := _leader_of(it, own)) is None:
+    if it.brought is None or (its_leader := _leader_of(it, it.brought)) is None:
         return None
     with suppress(LockUnavailable):
-        answer = Following(acquisition, Queued(it.task, own), its_leader).look_at_leader()
+        answer = Following(acquisition, it.brought, its_leader).look_at_leader()
         return answer if isinstance(answer, End) else None
     return None
 
@@ -81,27 +80,27 @@ def end_by_now(acquisition: Acquisition) -> End | None:
 def is_led_by(acquisition: Acquisition, met: Held) -> bool:
     """Whether the task that has the lock of the run is this message's leader: the leader has outlived its own lock."""
     it = acquisition.execution
-    own = lock_of(it.task, it.request)
-    if own is None or (its_leader := _leader_of(it, own)) is None or met.holder is None or it.options.limit > 1:
+    if it.brought is None or met.holder is None or it.options.limit > 1:
         return False
-    return its_leader.task_id == met.holder.task_id
+    its_leader = _leader_of(it, it.brought)
+    return its_leader is not None and its_leader.task_id == met.holder.task_id
 
 
-def wake_followers(acquisition: Acquisition, brought: Queued | None) -> None:
+def wake_followers(acquisition: Acquisition) -> None:
     """This message, which has waited for the lock of its run, has got it, or another copy of it has. The end of the run
     before may have woken this message alone: followers of that run are in line for the same lock, but do not need it to
     end as that run did.
     """
     it = acquisition.execution
-    if brought is None or not (brought.lock.wakes_followers and acquisition.has_waited):
+    if it.brought is None or not (it.brought.lock.wakes_followers and acquisition.has_waited):
         return
-    if ends.may_be_followed(it.task, it.runtime.settings, brought.lock.scope):
+    if ends.may_be_followed(it.task, it.runtime.settings, it.brought.lock.scope):
         it.runtime.store.wake(it.key)
 
 
-def _leader_of(execution: Execution, own: QueueLock) -> Leader | None:
+def _leader_of(execution: Execution, brought: Queued) -> Leader | None:
     """The message that this message follows now; None if it follows none."""
-    return None if own.follows is None else execution.message.note.follows or own.follows
+    return None if brought.lock.follows is None else execution.message.note.follows or brought.lock.follows
 
 
 class Following:

@@ -28,9 +28,9 @@ from celery_singleton_lock.options.task import check_together
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import ends, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.decide import SETTLING
 from celery_singleton_lock.task.ends import REPLACED, End, Outcome
 from celery_singleton_lock.task.message import RequestLike, Waits
-from celery_singleton_lock.task.redelivery import SETTLING
 from celery_singleton_lock.task.targets import Joined
 from celery_singleton_lock.task.turn import Execution
 

@@ -23,8 +23,8 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Freeing, Held, Record
 from celery_singleton_lock.task import ends, on_conflict, replacing, requeue
-from celery_singleton_lock.task.message import RequestLike, TaskLike
-from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_of
+from celery_singleton_lock.task.message import Message, TaskLike
+from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_in
 from celery_singleton_lock.task.targets import Joined, name_of_run, token_of
 from celery_singleton_lock.task.turn import holder_of, message_of, turn_of
 
@@ -207,7 +207,7 @@ class Queued:
         return name_of_run(token_of(self.lock.owner))
 
 
-def brought_by(task: TaskLike, request: RequestLike) -> Queued | None:
-    """What to do about the lock that the message of a request brought with it; None if it has none."""
-    lock = lock_of(task, request)
-    return None if lock is None or request.is_eager else Queued(task, lock)
+def brought_by(task: TaskLike, message: Message) -> Queued | None:
+    """What to do about the lock that a message brought with it; None if it has none."""
+    lock = lock_in(message.carried, task.app, task.name)
+    return None if lock is None or task.request.is_eager else Queued(task, lock)

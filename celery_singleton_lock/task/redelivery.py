@@ -15,22 +15,14 @@ from celery.utils.log import get_logger
 from celery_singleton_lock._celery import counts_part_once
 from celery_singleton_lock.errors import LockSuperseded, ResultLost
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import ends, journal_entries, on_conflict, requeue
-from celery_singleton_lock.task.ends import MAX_CONTENT, REPLACED, End, Outcome
+from celery_singleton_lock.task import decide, ends, journal_entries, on_conflict, requeue
+from celery_singleton_lock.task.decide import Drop, Wait
+from celery_singleton_lock.task.ends import MAX_CONTENT, End, Outcome
 from celery_singleton_lock.task.message import TaskLike
 from celery_singleton_lock.task.run import settle_after
 from celery_singleton_lock.task.turn import Execution, named
 
 logger = get_logger(__name__)
-
-#: Seconds after the end of the body in which its own process may still be sending callbacks and storing the result.
-SETTLING = 10.0
-
-#: Seconds after the end of a lease at which the put-back copy of a running message is due.
-AFTER_LEASE = 1.0
-
-#: States of a message that has nothing more to report.
-_SILENT = (states.RETRY, states.IGNORED)
 
 
 def end(execution: Execution, found: Held | Record) -> Any:
@@ -44,23 +36,24 @@ def end(execution: Execution, found: Held | Record) -> Any:
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
         # Celery would store it as the end of a message that runs, or has ended.
         logger.warning("%s is a copy, and is put back: %r", execution, error)
-        requeue.put_back(execution.task, reason="copy", delay=SETTLING)
+        requeue.put_back(execution.task, reason="copy", delay=decide.SETTLING)
     return ended.result()
 
 
 def _stand_by(execution: Execution, found: Held) -> NoReturn:
     """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
     holder = found.holder or execution.holder
-    own = execution.holder.attempt
-    if holder.attempt > own or (holder.attempt == own and not execution.task.acks_late):
-        # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
+    lease = min(found.remaining, execution.options.ttl)
+    decided = decide.beside_copy(
+        execution.holder.attempt, holder.attempt, acks_late=execution.task.acks_late, lease=lease
+    )
+    if isinstance(decided, Drop):
         logger.info("%s is already running on %s; this copy is dropped", execution, holder.place)
         journal_entries.did_not_run(execution, "drop", holder)
-        raise requeue.GoesOn("already running")
+        raise requeue.GoesOn(decided.why)
     logger.info("%s is already running on %s; a copy waits, in case it dies", execution, holder.place)
     journal_entries.did_not_run(execution, "stand-by", holder)
-    delay = min(found.remaining, execution.options.ttl) + AFTER_LEASE
-    requeue.put_back(execution.task, reason="copy", delay=delay)
+    requeue.put_back(execution.task, reason="copy", delay=decided.delay)
 
 
 def _end_again(execution: Execution, found: Record) -> End:
@@ -86,20 +79,18 @@ def answer(task: TaskLike, record: Record) -> End:
         Skipped: the first one was revoked, which was recorded again.
     """
     recorded, age = ends.read(record)
-    is_over = recorded.settled or recorded.state in _SILENT or not ends.is_awaited(task, task.request)
-    stored = None if is_over else _stored(task, age)
-    # Celery counts a part when it has stored it; the worker may have died in between.
+    is_awaited = ends.is_awaited(task, task.request)
+    stored = None if decide.is_over(recorded, is_awaited=is_awaited) else _stored(task, age)
+    # Celery counts a part when it has stored it.
     is_part = task.request.chord is not None and counts_part_once(task.backend)
-    if is_over or (stored is not None and not is_part):
+    decided = decide.after_end(recorded, age, is_awaited=is_awaited, is_stored=stored is not None, is_part=is_part)
+    if isinstance(decided, Drop):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
-        if recorded.state == states.RETRY or recorded.content == REPLACED:
-            why = "retried" if recorded.state == states.RETRY else "replaced"
-            raise Ignore(why) if recorded.settled else requeue.GoesOn(why)
-        raise Ignore("already done")
-    if age < SETTLING:
+        raise (requeue.GoesOn if decided.goes_on else Ignore)(decided.why)
+    if isinstance(decided, Wait):
         logger.info("%s is already done; a copy checks later whether its result was stored", named(task))
-        requeue.put_back(task, reason="copy", delay=SETTLING - age)
+        requeue.put_back(task, reason="copy", delay=decided.delay)
     missing = "it is not known whether its chord counted it" if stored else "its result was not stored"
     logger.warning(
         "%s is already done (%s), but %s; its recorded end is reported again", named(task), recorded.state, missing
@@ -139,4 +130,4 @@ def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
         return ends.stored_end(task, task.request.id, age)
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be read: %r", named(task), error)
-        requeue.put_back(task, reason="copy", delay=SETTLING)
+        requeue.put_back(task, reason="copy", delay=decide.SETTLING)

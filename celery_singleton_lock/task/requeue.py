@@ -123,14 +123,6 @@ def try_to_put_back(
     raise GoesOn(f"put back, {begins}: {WHY[reason]}")
 
 
-def has_begun(task: TaskLike) -> bool:
-    """Whether the body of the running message may have begun before: in an earlier attempt; or in an earlier delivery
-    of a message that is acknowledged late, whose worker has died, or has lost the broker.
-    """
-    message = message_of(task.request)
-    return message.retries > 0 or bool(task.acks_late and message.may_have_begun)
-
-
 def returned(request: RequestLike) -> int:
     """How often the broker has taken this attempt back from workers that went, now and as the copies before.
 

@@ -50,7 +50,6 @@ from celery_singleton_lock.task.queue_lock import (
     holder_of_message,
     is_by_time,
     lock_in,
-    lock_of,
 )
 from celery_singleton_lock.task.targets import Leader
 from celery_singleton_lock.task.turn import turn_of
@@ -186,7 +185,9 @@ class _Before(NamedTuple):
         if header.is_new(named, sender):
             return cls(False, True)
         request = sender.request
-        return cls(True, True, request, None if turn_of(request).is_begun else lock_of(sender, request))
+        turn = turn_of(request)
+        carried = {} if turn.is_begun else turn.delivered(request).carried
+        return cls(True, True, request, lock_in(carried, sender.app, sender.name))
 
     def has_run(self, named: Mapping[str, Any]) -> bool:
         """Whether its body sends this message as its next attempt. The child may have died before it had begun if a

@@ -271,7 +271,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         turn.in_body = False
         following = self._body()
         message = turn.delivered(request)
-        brought = None if message.is_plain else queued.brought_by(self, request)
+        brought = None if message.is_plain else queued.brought_by(self, message)
 
         def body() -> Any:
             if brought is not None:
@@ -289,7 +289,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 return body()
             if brought is not None:
                 brought.key = lock.key
-            return carry_out(Execution.of(self, request, turn, lock), body, brought)
+            return carry_out(Execution.of(self, request, turn, lock, brought), body)
 
     def _add_call(self, given: object, options: dict[str, Any], *, applied: bool = False) -> None:
         """Add the lock options of a call to what else it was given."""

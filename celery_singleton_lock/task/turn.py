@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from celery import states
@@ -27,6 +28,9 @@ from celery_singleton_lock.task.ends import REPLACED, Outcome
 from celery_singleton_lock.task.interrupt import Body
 from celery_singleton_lock.task.message import Message, RequestLike, TaskLike, TaskLock
 from celery_singleton_lock.task.targets import record_name
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.task.queued import Queued
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +119,7 @@ class Execution:
         holder: itself, as the lock's holder.
         is_remembered: whether other copies of this message may come.
         is_awaited: whether anybody learns how it ends.
+        brought: the lock that the message has, or gets, while it waits; None if it has none.
         began: when it came here, by `clock.now()`.
     """
 
@@ -129,9 +134,12 @@ class Execution:
     is_remembered: bool
     is_awaited: bool
     began: float
+    brought: Queued | None = None
 
     @classmethod
-    def of(cls, task: TaskLike, request: RequestLike, turn: Turn, lock: TaskLock) -> Execution:
+    def of(
+        cls, task: TaskLike, request: RequestLike, turn: Turn, lock: TaskLock, brought: Queued | None = None
+    ) -> Execution:
         """The execution of the request, which this thread carries out."""
         runtime = Runtime.of(task.app)
         message = turn.delivered(request)
@@ -147,6 +155,7 @@ class Execution:
             is_remembered=runtime.settings.done_ttl > 0 and request.id is not None and not request.is_eager,
             is_awaited=ends.is_awaited(task, request),
             began=clock.now(),
+            brought=brought,
         )
 
     def __str__(self) -> str:

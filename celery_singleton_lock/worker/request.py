@@ -52,7 +52,7 @@ from celery_singleton_lock.task import delivery, ends, header, reports, requeue
 from celery_singleton_lock.task.ends import Outcome
 from celery_singleton_lock.task.message import Waits, carried_in
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
-from celery_singleton_lock.task.queue_lock import QueueLock, lock_in, lock_of
+from celery_singleton_lock.task.queue_lock import QueueLock, lock_in
 from celery_singleton_lock.task.turn import holder_of, message_of
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import line_of
@@ -322,7 +322,7 @@ class SingletonRequest(WorkerRequest):
     def _confirmed(self) -> QueueLock | None:
         """The lock that the message brought, confirmed: its sender may have died before it could confirm it."""
         try:
-            brought = lock_of(self.task, self.context)
+            brought = lock_in(carried_in(self.request_dict), self.app, self.task.name)
             if brought is not None and brought.ends_at_end:
                 Runtime.of(self.app).confirmations.add(brought.confirmed_again())
             return brought

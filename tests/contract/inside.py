@@ -287,6 +287,13 @@ def server_at(port: int) -> Any:
     return named("stores.redis.server.Server")(ConnectionPool(port=port))
 
 
+def cluster_at(port: int) -> Any:
+    """A cluster with a node there; nothing is connected to."""
+    return named("stores.redis.cluster.Cluster")(
+        [("localhost", port)], lambda host, port: ConnectionPool(host=host, port=port)
+    )
+
+
 #: How the nodes of a Redlock are asked, by what is done.
 STEPS = {
     "connect": ("Nodes", "_connect"),

@@ -24,7 +24,7 @@ def shop(staff: Staff) -> Iterator[Shop]:
 
 
 def assert_free_and_runs(shop: Shop, job: str = "report") -> None:
-    until(lambda: not shop.held(), seconds=30)
+    until(lambda: not shop.held())
     assert shop.send("exclusive", job).get(timeout=LIMIT) == job
     assert overlaps(shop.record.runs(job)) == []
 
@@ -77,7 +77,7 @@ class TestFromOutside:
         shop.app.control.revoke(result.id, terminate=True, signal=signal)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LIMIT)
-        until(lambda: not shop.held(), seconds=30)
+        until(lambda: not shop.held())
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
         assert len(shop.record.runs("report")) == 2
 
@@ -136,7 +136,7 @@ class TestByItself:
         result = shop.send("ending", "report", "exit")
         with pytest.raises(Exception, match=r"exited prematurely"):
             result.get(timeout=LIMIT)
-        until(lambda: not shop.held(), seconds=30)
+        until(lambda: not shop.held())
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
 
     def test_replaced(self, shop: Shop) -> None:
@@ -231,7 +231,7 @@ class TestRetry:
         runs = shop.record.runs()
         assert len(runs) == 60
         assert overlaps(runs) == []
-        until(lambda: not shop.held(), seconds=30)
+        until(lambda: not shop.held())
 
     def test_max_retries_of_autoretry(self, shop: Shop) -> None:
         with pytest.raises(ValueError, match="as told"):

@@ -10,7 +10,7 @@ from celery import chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.task import redelivery
+from celery_singleton_lock.task import decide
 from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
@@ -97,7 +97,7 @@ def test_lock_is_not_kept_for_a_retry_with_other_arguments(
     shop = shop_on(redis_server, singleton_lock_ttl=600.0)
     shop.start("one")
     assert shop.send("moving", "here", "there").get(timeout=LIMIT) == "there"
-    until(lambda: not shop.held(), seconds=30)
+    until(lambda: not shop.held())
     assert shop.send("exclusive", "here").get(timeout=LIMIT) == "here"
 
 
@@ -121,7 +121,7 @@ class TestForgottenResult:
             until(lambda: shop.state_of(result) == "PENDING")
         again(shop, "late", "report", link=link, task_id=result.id)
         # The copy may look once more after the time that the first execution gets.
-        clock.sleep(redelivery.SETTLING + AFTERWARDS)
+        clock.sleep(decide.SETTLING + AFTERWARDS)
         assert len(shop.record.runs("mark")) == 1
         assert len(shop.record.runs("report")) == 1
 

@@ -41,14 +41,15 @@ class TestRunningMessage:
     @pytest.mark.slow
     def test_is_run_once_though_it_is_delivered_again_and_again(self, forgetful: Shop) -> None:
         forgetful.start("one", "two", "three", concurrency=1)
-        result = forgetful.send("late", "report", 14.0)
+        result = forgetful.send("late", "report", LONG)
         states = set()
         while not result.ready():
             states.add(result.state)
+            if forgetful.log.count("a copy waits, in case it dies") > 1:
+                forgetful.record.let_end("report")
             clock.sleep(0.02)
         assert result.get(timeout=LIMIT) == "report"
         assert states <= {"PENDING", "STARTED", "SUCCESS"}
-        assert any("a copy waits, in case it dies" in worker.log for worker in forgetful.workers), "delivered again"
         # The last copy is dropped, and nothing comes after it.
         until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
         clock.sleep(VISIBILITY + 1)
@@ -58,11 +59,12 @@ class TestRunningMessage:
     @pytest.mark.slow
     def test_is_run_by_its_copy_when_its_worker_is_killed(self, forgetful: Shop) -> None:
         forgetful.start("one", "two", "three", concurrency=1)
-        result = forgetful.send("late", "report", 12.0)
+        result = forgetful.send("late", "report", LONG)
         (first,) = forgetful.record.wait_for(starts=1, job="report")
         until(lambda: any("a copy waits, in case it dies" in worker.log for worker in forgetful.workers))
         killed_at = clock.now()
         worker_of(forgetful, first).kill()
+        forgetful.record.let_end("report")
         assert result.get(timeout=LIMIT) == "report"
         runs = forgetful.record.runs("report", killed_at=killed_at)
         assert overlaps(runs) == []

@@ -156,14 +156,14 @@ class TestKeptLock:
 
     def test_lasts_until_a_late_retry_begins(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
         """A worker has no room for the message of the retry, which stays in the queue behind others."""
-        shop = shop_on(redis_server, singleton_lock_ttl=1.0)
+        shop = shop_on(redis_server, singleton_lock_ttl=3.0)
         shop.start("full", arguments=("-Q", "full"), concurrency=1)
         shop.start("idle")
         first = shop.send("retaining", "report", 0.1, queue="full")
         blockers = [shop.send("plain", "blocker", LONG, queue="full") for _ in range(3)]
         shop.record.wait_for(ends=1, job="report")
         shop.record.wait_for(starts=1, job="blocker")
-        clock.sleep(3.0)  # Countdown and lease are over.
+        clock.sleep(5.0)  # Countdown and lease are over.
         with pytest.raises(TaskRevokedError, match=first.id):
             shop.send("exclusive", "report").get(timeout=LIMIT)
         shop.record.let_end("blocker")

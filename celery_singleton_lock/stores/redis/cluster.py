@@ -6,6 +6,7 @@ when it is first needed, and again after a node failed or a slot had moved.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,7 +147,8 @@ class Node(Server):
 
     def __init__(self, cluster: Cluster, address: Address, pool_of: PoolOf) -> None:
         super().__init__(pool_of(*address))
-        self._cluster = cluster
+        # Weak, or the connections of a client's locks would not go with the client.
+        self._cluster: Cluster = weakref.proxy(cluster)
         self._address = address
 
     def run(self, call: Call, *, step: float | None = None) -> Any:

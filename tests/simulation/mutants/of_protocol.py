@@ -11,7 +11,7 @@ _store = partial(Mutant, file="stores/redis/store.py")
 _heartbeat = partial(Mutant, file="heartbeat.py")
 _run = partial(Mutant, file="task/run.py")
 _acquisition = partial(Mutant, file="task/acquisition.py")
-_redelivery = partial(Mutant, file="task/redelivery.py")
+_decide = partial(Mutant, file="task/decide.py")
 _children = partial(Mutant, file="worker/children.py")
 
 MUTANTS = (
@@ -158,9 +158,9 @@ MUTANTS = (
     ),
     Mutant(
         "lock_conflict_retries bounds how often a message is put back",
-        "task/on_conflict.py",
-        "    if bound is not None and message_of",
-        "    if bound == -1 and message_of",
+        "task/decide.py",
+        '"raise" if bound is not None and message',
+        '"raise" if bound == -1 and message',
     ),
     Mutant(
         "a copy knows that its message may have begun",
@@ -201,20 +201,20 @@ MUTANTS = (
         "    owners = note.given_up\n",
         kind="sent",
     ),
-    _redelivery(
+    _decide(
         "a redelivered copy waits as insurance while its message runs",
-        old="if holder.attempt > own or (holder.attempt == own and not execution.task.acks_late):",
-        new="if holder.attempt >= own:",
+        old="if running > own or (running == own and not acks_late):",
+        new="if running >= own:",
     ),
-    _redelivery(
+    _decide(
         "a copy leaves its message time to report its end",
         old="SETTLING = 10.0",
         new="SETTLING = 0.0",
     ),
-    _redelivery(
+    _decide(
         "an end that nobody has reported is reported by a copy",
-        old="is_over = recorded.settled or recorded.state in _SILENT",
-        new="is_over = True",
+        old="    return recorded.settled or recorded.state in (states.RETRY, states.IGNORED) or not is_awaited\n",
+        new="    return True\n",
     ),
     _children(
         "a child that is stopped keeps its lock",
