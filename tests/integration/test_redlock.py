@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -838,6 +839,15 @@ class TestForgetfulNodes:
         assert not isinstance(acquire_for(other, 2.0), Lease)
         assert lease.held
         until(lambda: isinstance(acquire_for(other, 2.0), (Lease, Held)), "they vote again after one ttl")
+
+    def test_log_says_once_when_new_nodes_vote(self, nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+        for _ in range(3):
+            with pytest.raises(LockUnavailable, match="has no vote"):
+                acquire(open_url(nodes.url))
+        said = re.compile(rf"(\d) of 5 nodes are new, or came back without their data; they vote in {TTL:g} s")
+        found = [said.search(record.getMessage()) for record in caplog.records]
+        # Several lines if a node was late.
+        assert 3 <= sum(int(each[1]) for each in found if each is not None) <= 5, caplog.text
 
     def test_flushed_node_has_no_vote_either(self, nodes: Nodes) -> None:
         self.remember(nodes)
