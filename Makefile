@@ -15,8 +15,8 @@ WHEELS := wheel-3.10 wheel-3.11 wheel-3.12 wheel-3.13
 # Tests start hundreds of programs: compiling everything anew in each would take longer than the tests.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all test-servers simulate smoke chaos flood soak celery-suite versions wheel prereleases docs bench bench-compare model fuzz coverage constraints clean
-.PHONY: mutants mutation dist $(CELERIES) $(WHEELS)
+.PHONY: help setup demo compose-demo test lint test-slow test-all test-servers simulate smoke storm celery-suite versions wheel prereleases docs bench bench-compare model fuzz coverage constraints clean
+.PHONY: mutants dist $(CELERIES) $(WHEELS)
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -27,14 +27,11 @@ help:
 	@echo "make test-servers  tests of stores and locks on other servers (SERVERS=\"dir dir\": each with a redis-server)"
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
-	@echo "make chaos     a storm: everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--report storm.md')"
-	@echo "make flood     10,000 sends of 100 jobs for each lock_scope, counted, without and with kills (FLOOD='--seed 1'; about 10 min)"
-	@echo "make soak      an hour of work, and a plot of what it leaves behind (MINUTES=60 SOAK='--picture soak.svg')"
+	@echo "make storm     real workers, and everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--load flood')"
 	@echo "make celery-suite  Celery's own tests, with its Task and with SingletonTask, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 20 min)"
 	@echo "make mutants   deliberate faults in the package, and the seed that finds each (about 2 min; BASE=main: in files that differ from it)"
-	@echo "make mutation  the share of random changes that the simulator, unit and contract tests detect (COUNT=150; about 1 h)"
-	@echo "make fuzz      hundreds of thousands of messages, settings, stored values and answers (CASES=500000; about 10 min)"
+	@echo "make fuzz      hundreds of thousands of messages, settings, stored values and answers (TIMES=100; about 10 min)"
 	@echo "make versions  make test on every supported Celery (about 40 min; one of them: make celery-5.4)"
 	@echo "make wheel     what is published, on every Python, with the oldest and the newest libraries (about 20 min; one of them: make wheel-3.10)"
 	@echo "make prereleases  unit and contract tests with what is not out yet of Celery and redis-py"
@@ -102,18 +99,10 @@ simulate: .venv/.dev
 smoke: .venv/.smoke
 	$(PYTEST) tests/smoke
 
-# SEED=… repeats what is sent and what goes wrong; the outcome depends on the machine.
-# STORM="--beat exclusive --beat redbeat" compares schedulers instead.
-# The storm's own tests, with broken builds that it has to find: pytest tests/storm
-chaos: .venv/.dev
+# STORM="--load flood" sends as fast as it can, "--on redlock" locks on five servers, "--soak" looks at what an hour of
+# work leaves behind. SEED=… repeats what goes wrong; the outcome depends on the machine.
+storm: .venv/.dev
 	$(BIN)/python -m tests.storm --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(STORM)
-
-# A part of it: FLOOD="--scope until_executed --only calm", see `python -m tests.storm.flood --help`.
-flood: .venv/.dev
-	$(BIN)/python -m tests.storm.flood $(FLOOD)
-
-soak: .venv/.dev
-	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(SOAK)
 
 # Slow, and so not in CI: the results are in tests/celery_suite/README.md.
 celery-suite: .venv/.dev
@@ -191,18 +180,10 @@ bench-compare: .venv/.dev
 mutants: .venv/.dev
 	$(BIN)/python -m tests.simulation.mutants $(NAMES) $(if $(BASE),--base $(BASE)) $(if $(SEEDS),--seeds $(SEEDS))
 
-mutation: .venv/.dev
-	$(BIN)/python -m tests.mutation --count $(or $(COUNT),150) $(MUTATION)
-
-.venv/.fuzz: .venv/.dev
-	@$(INSTALL) --group fuzz
-	@touch $@
-
-# A fault is printed with the command that repeats it. To run without end, guided by coverage:
-# .venv/bin/python -m tests.fuzz.guided parsers
-fuzz: .venv/.fuzz
-	$(BIN)/python -m tests.fuzz --cases $(or $(CASES),500000)
-	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=search
+# TIMES=100: as many cases as 100 times those of `make test`. A fault is printed with its smallest case.
+fuzz: .venv/.dev
+	FUZZ_TIMES=$(or $(TIMES),100) $(PYTEST) tests/fuzz -m "not slow" --hypothesis-profile=search
+	$(PYTEST) -m hypothesis --hypothesis-profile=search
 
 coverage: .venv/.dev
 	$(BIN)/coverage erase
@@ -212,7 +193,7 @@ coverage: .venv/.dev
 
 # The exact versions of what develops and tests this, renewed.
 constraints: .venv/.demo
-	$(BIN)/uv pip compile pyproject.toml --group dev --group bench --group smoke --group fuzz --all-extras \
+	$(BIN)/uv pip compile pyproject.toml --group dev --group bench --group smoke --all-extras \
 	  --universal --upgrade --no-header --no-annotate --quiet --output-file constraints.txt
 
 clean:

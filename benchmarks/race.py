@@ -1,6 +1,6 @@
 """How each way to lock behaves when things go wrong: the same events for all of them, on real servers and processes.
 
-    python -m benchmarks.race [--write docs/locks.md]
+    python -m benchmarks.race [--write benchmarks/results/schemes.md]
 
 Every cell of the table shows what was observed, not what is known.
 """

@@ -1,6 +1,6 @@
 """How each way to lock a Celery task behaves when things go wrong: the same events for all, on real workers and Redis.
 
-    python -m benchmarks.task_race [--write docs/compared.md]
+    python -m benchmarks.task_race [--write benchmarks/results/packages.md]
 
 Every cell of the table shows what was observed, not what is known. Each contestant has its own two workers, broker and
 lock server, and each event has its own job: the same task with the same arguments, over and over.

@@ -63,7 +63,7 @@ class Holder:
         process: see `process_identity.own`.
         ttl: seconds by which each renewal extends the lock; 0 if it is not renewed, as between two attempts, and for a
             holder that does not hold it yet.
-        sending: the name of the sending to which the message belongs, see `message_identity`; by default the task's id.
+        sending: the name of the sending to which the message belongs, see `message`; by default the task's id.
             All copies of one message have the same sending, and no other message has it.
         record: the name of the message's record; by default its sending.
         label: a few words about what the digest in the lock's key was made from; empty if unknown.
@@ -127,6 +127,11 @@ class Holder:
         """The owner token under which a lock is reserved for this holder's message."""
         # Made from what its copies have in common, so that each copy finds the reservation.
         return hashlib.sha256(f"heir:{self.message}".encode()).hexdigest()[:OWNER_LENGTH]
+
+    @property
+    def kept_as(self) -> str:
+        """The owner token under which the lock may have been kept for this attempt; empty for the first one."""
+        return self.reserved_as if self.attempt > FIRST else ""
 
     @property
     def order_member(self) -> str:

@@ -29,7 +29,7 @@ CONFIRM_AFTER = 0.02
 #: The seconds that a server has for each step of a confirmation.
 TIMEOUT = 2.0
 
-#: Seconds until records are written: well below `redelivery.SETTLING`, after which copies look again.
+#: Seconds until records are written: well below `decide.SETTLING`, after which copies look again.
 REWRITE_AFTER = 1.0
 
 

@@ -64,6 +64,8 @@ pygments_dark_style = "native"
 _BESIDE = {
     "CHANGELOG.md": "site/changelog.md",
     "benchmarks/results/README.md": "site/benchmarks.md",
+    "benchmarks/results/packages.md": "site/packages.md",
+    "benchmarks/results/schemes.md": "site/schemes.md",
     "tests/celery_suite/README.md": "site/celery-suite.md",
     "examples/README.md": "site/examples.md",
     "examples/django": "site/examples.md",

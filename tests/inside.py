@@ -28,7 +28,7 @@ from celery_singleton_lock.journal import writer
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.task import newest, queue_lock
+from celery_singleton_lock.task import queue_lock, run
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import aside, children_of
 from tests.patience import LIMIT
@@ -190,7 +190,7 @@ def writes_no_journal(monkeypatch: pytest.MonkeyPatch, *, most: int) -> None:
 
 def learns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that a newer message stops learns of it within some milliseconds, and not within a second."""
-    monkeypatch.setattr(newest, "STOPPED_WITHIN", 0.005)
+    monkeypatch.setattr(run, "STOPPED_WITHIN", 0.005)
 
 
 def says_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from celery_singleton_lock.diagnosis.settings import of_others
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.app import BeatSettings
 from celery_singleton_lock.task import header
-from celery_singleton_lock.task.message_identity import fixed
+from celery_singleton_lock.task.header import fixed
 
 if TYPE_CHECKING:
     from celery_singleton_lock._celery import ScheduleEntry

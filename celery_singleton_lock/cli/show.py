@@ -14,8 +14,8 @@ from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.keys.key import is_of_queue, key_of_queue, name_in
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
-from celery_singleton_lock.task import outcome
-from celery_singleton_lock.task.leader import FOLLOWED
+from celery_singleton_lock.task import ends
+from celery_singleton_lock.task.ends import FOLLOWED
 
 #: The name of a message's record, see `Holder.message`.
 _OF_MESSAGE = re.compile(r"(?P<id>.*):[0-9a-f]+:[0-9]+\.(?P<retries>[0-9]+)", re.DOTALL)
@@ -80,7 +80,7 @@ def _times(lock: HeldLock) -> str:
 
 def _ended(record: Record) -> dict[str, Any] | None:
     """What a record says about the end of a message; None if it says something else."""
-    ended, age = outcome.read(record)
+    ended, age = ends.read(record)
     if ended.state == FOLLOWED:
         return None
     named = _OF_MESSAGE.fullmatch(record.message)
@@ -89,7 +89,7 @@ def _ended(record: Record) -> dict[str, Any] | None:
         "task_id": named["id"] if named else record.message,
         "attempt": int(named["retries"]) + 1 if named else 1,
         "state": ended.state,
-        "ended_ago": None if age == outcome.OLD else round(age, 3),
+        "ended_ago": None if age == ends.OLD else round(age, 3),
         "known_for": round(record.seconds, 3),
     }
 

@@ -2,7 +2,7 @@
 
 Only the holder's own rules decide. A process of this host that has provably ended runs nothing. And a holder that could
 not renew its lease in time has stopped its task by the time that a tenth of the ttl is left: it gives up when a third
-is left, after one more try, and gives the body a tenth in which to end (see `heartbeat` and `abort`). A worker that
+is left, after one more try, and gives the body a tenth in which to end (see `heartbeat` and `interrupt`). A worker that
 does not answer proves nothing.
 """
 

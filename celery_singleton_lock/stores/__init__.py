@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+    from celery_singleton_lock.stores.redis.redlock import RedlockStore
     from celery_singleton_lock.stores.redis.store import RedisStore
 
 __all__ = ["check_servers", "open_store", "open_url"]
@@ -76,18 +76,13 @@ def _open(backend: Backend, options: Mapping[str, Any], *, prefix: str) -> Redis
     # Imported here: `memory://` needs no Redis client.
     from celery_singleton_lock.stores.redis import urls
     from celery_singleton_lock.stores.redis.cluster import Cluster
-    from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
-    from celery_singleton_lock.stores.redis.server import Server
+    from celery_singleton_lock.stores.redis.redlock import RedlockStore
     from celery_singleton_lock.stores.redis.store import RedisStore
 
-    others = {name: value for name, value in options.items() if name != "restart_delay"}
+    servers = urls.opened(backend, options)
+    if isinstance(servers, Cluster):
+        return RedisStore(servers, backend.masked)
     if backend.kind is Kind.REDLOCK:
-        nodes = [Server(pool) for pool in urls.of_each(backend, others)]
         memory = f"{prefix}:memory" if options.get("restart_delay", True) else None
-        return RedlockStore(nodes, backend.masked, memory=memory)
-    if backend.kind is Kind.CLUSTER:
-        return RedisStore(Cluster(*urls.of_cluster(backend, others)), backend.masked)
-    if backend.kind is Kind.SENTINEL:
-        return RedisStore(Server(urls.of_sentinels(backend, others)), backend.masked)
-    (pool,) = urls.of_each(backend, others)
-    return RedisStore(Server(pool), backend.masked)
+        return RedlockStore(servers, backend.masked, memory=memory)
+    return RedisStore(servers[0], backend.masked)

@@ -64,21 +64,21 @@ class MemoryStore:
             if request.owner not in live:
                 stops = request.arrival is not None and request.arrival.stops
                 if newer and stops:
-                    live.pop(holder.reserved_as, None)  # It must not keep the newest waiting.
-                is_its = any(it.holder.is_copy_of(holder) or it.owner == holder.reserved_as for it in live.values())
+                    live.pop(holder.kept_as, None)  # It must not keep the newest waiting.
+                is_its = any(it.holder.is_copy_of(holder) or it.owner == holder.kept_as for it in live.values())
                 if newer and not is_its:
                     return self._superseded(request, newer, live)
                 if not has_room(request, live) and not (stops and not is_its and _stop(request, live)):
                     if request.waiting:
                         self._place_of(key, request.owner)
                     return replace(in_the_way(request, live).held(sent_at), arrived=arrived)
-                live.pop(holder.reserved_as, None)
+                live.pop(holder.kept_as, None)
                 live[request.owner] = Occupant(request.owner, holder, next(self._fences), 0.0)
                 self._occupants[key] = live
             occupant = live[request.owner]
             if occupant.holder.superseded_by is None:  # Which is not to be forgotten.
                 occupant.holder = replace(holder, ttl=request.ttl)
-            occupant.ends_at = sent_at + request.ttl
+            occupant.ends_at = max(occupant.ends_at, sent_at + request.ttl)
             return request.lease(fence=occupant.fence, sent_at=sent_at)
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
@@ -345,18 +345,19 @@ Occupants = Mapping[str, Occupant]
 
 def has_room(request: LockRequest, occupants: Occupants) -> bool:
     """Whether fewer hold the lock than the request's limit, and none of them is a copy of its message."""
-    others = [it for it in occupants.values() if it.owner != request.holder.reserved_as]
+    others = [it for it in occupants.values() if it.owner != request.holder.kept_as]
     if any(it.holder.is_copy_of(request.holder) for it in others):
         return False
     if len(others) < len(occupants):
-        # Its next attempt begins beside what is only kept for others: they would wait for each other otherwise.
-        others = [it for it in others if it.holder.ttl]
+        # Its next attempt begins beside what is only kept for others: they would wait for each other otherwise. What is
+        # kept for nobody was taken from a task that may still run.
+        others = [it for it in others if it.holder.ttl or it.holder.is_nobody]
     return len(others) < request.limit
 
 
 def in_the_way(request: LockRequest, occupants: Occupants) -> Occupant:
     """What keeps this request from the lock: a copy of its message, or the lease that ends first."""
-    others = [it for it in occupants.values() if it.owner != request.holder.reserved_as]
+    others = [it for it in occupants.values() if it.owner != request.holder.kept_as]
     copies = [it for it in others if it.holder.is_copy_of(request.holder)]
     return min(copies or others, key=lambda it: it.ends_at)
 
@@ -364,7 +365,7 @@ def in_the_way(request: LockRequest, occupants: Occupants) -> Occupant:
 def copy_of(holder: Holder, occupants: Occupants) -> Occupant | None:
     """The holder that carries out the same message, or has it reserved."""
     for it in occupants.values():
-        if it.owner == holder.reserved_as or (it.holder.is_copy_of(holder) and it.holder.attempt == holder.attempt):
+        if it.owner == holder.kept_as or (it.holder.is_copy_of(holder) and it.holder.attempt == holder.attempt):
             return it
     return None
 

@@ -15,15 +15,19 @@ from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable, WrongLockServer, with_label
 from celery_singleton_lock.holder import FIRST, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Held, LockRequest, Record, Superseded
-from celery_singleton_lock.task import delivery, journal_entries, newest, reports, requeue
-from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.running import this_thread
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
+from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Arrival, Held, LockRequest, Record, Superseded
+from celery_singleton_lock.task import journal_entries, reports, requeue
+from celery_singleton_lock.task.turn import Execution, this_thread
 
 logger = get_logger(__name__)
 
 #: Seconds that a retry waits for its own previous attempt, which sent it a moment before it freed the lock.
 OWN_RETRY_WAIT = 5.0
+
+#: The least seconds that the order of a key is kept after the last request for its lock: if a worker holds a message
+#: and dies, the broker delivers the message again, and it must still be known whether it is the newest.
+KNOWN_FOR = 3600.0
 
 
 class Acquisition:
@@ -40,16 +44,16 @@ class Acquisition:
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self._store = execution.runtime.store
-        self._delivered_as = delivery.owner_of(execution.request)
+        self._delivered_as = execution.message.owner
         self._owner = self._delivered_as or new_owner()
         self._outage = execution.runtime.heartbeat.outage
-        self._arrival = newest.arrival_of(execution)
-        self._holder = newest.as_holder(execution)
-        self.given_up = requeue.given_up(execution.request)
-        self.has_waited = requeue.is_in_line(execution.request)
+        self._arrival = _arrival_of(execution)
+        self._holder = execution.as_holder()
+        self.given_up = execution.message.note.given_up
+        self.has_waited = execution.message.note.waits is not None
         self._has_left_line = False
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
-        self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
+        self._wait = execution.options.wait if execution.message.note.joins is None else 0.0
         #: When it began to wait for the lock; an item of a map, which stays here, does not count the server's silence.
         self._asks_since = execution.began
         if not self._report():
@@ -84,7 +88,7 @@ class Acquisition:
                 elif policy == "raise" or it.request.is_eager:
                     raise
                 else:
-                    it.progress.gives_up = self._owner
+                    it.turn.gives_up = self._owner
                     requeue.try_to_put_back(it.task, reason="unavailable")
             # There is no message to put back; or the broker does not answer either, and the message waits here, where
             # it is not lost.
@@ -105,7 +109,7 @@ class Acquisition:
             Ignore: the message was put back.
         """
         self._outage.failed(error, grants=False)
-        self.execution.progress.gives_up = self._owner
+        self.execution.turn.gives_up = self._owner
         requeue.put_back(self.execution.task, reason="unavailable")
 
     def leave_line(self, *stays: str | None) -> None:
@@ -116,10 +120,10 @@ class Acquisition:
             stays: the keys of these locks.
         """
         it = self.execution
-        waited_for = requeue.waits_for(it.request, it.runtime.settings.prefix)
-        if waited_for is not None and waited_for[0] not in stays and not self._has_left_line:
+        waited_for = it.message.note.waits_on(it.runtime.settings.prefix)
+        if waited_for is not None and waited_for.key not in stays and not self._has_left_line:
             self._has_left_line = True
-            self._store.wake(waited_for[0])
+            self._store.wake(waited_for.key)
 
     def is_own(self, found: Held) -> bool:
         """Whether only this delivery can run under this hold: it has the hold, or the hold was kept for its message, or
@@ -147,7 +151,7 @@ class Acquisition:
                     if left <= 0:
                         break
                     self.has_waited = self.has_waited or not it.is_copy_of(found)
-                    it.progress.gives_up = self._owner
+                    it.turn.gives_up = self._owner
                     found = waiter.wait(min(left, trust.seconds_until_over(found.remaining)))
                 else:
                     found = waiter.ask()
@@ -164,17 +168,17 @@ class Acquisition:
             once=it.is_remembered,
             limit=it.options.limit,
             given_up=self.given_up,
-            in_line=requeue.is_in_line(it.request),
+            in_line=it.message.note.waits is not None,
             arrival=self._arrival,
             another=self._ask_as_another,
         )
 
     def _ask_as_another(self) -> str:
         """Ask under another owner from now on: a copy that may be on its way treats the old owner's lock as free."""
-        progress = self.execution.progress
+        turn = self.execution.turn
         self.given_up = (*self.given_up, self._owner)[-MAX_GIVEN_UP:]
         self._owner = new_owner()
-        progress.gives_up = progress.gives_up and self._owner
+        turn.gives_up = turn.gives_up and self._owner
         self._report()
         return self._owner
 
@@ -207,3 +211,17 @@ class Acquisition:
     def _is_own_earlier_attempt(self, found: Held) -> bool:
         it = self.execution
         return it.is_copy_of(found) and found.holder is not None and found.holder.attempt < it.holder.attempt
+
+
+def _arrival_of(execution: Execution) -> Arrival | None:
+    """What its request for the lock says of the order of which only the newest message runs: it gets a number when it
+    first asks, in the same round trip. None if it has no place in it: it has another policy, or is not a message, or
+    comes too late to run, so that no other is to be stopped for it.
+
+    Protocol: `docs/protocol.md`, section 14.
+    """
+    policy, request = execution.options.on_conflict, execution.request
+    if policy not in NEWEST_POLICIES or request.is_eager or request.id is None or execution.message.comes_too_late():
+        return None
+    seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
+    return Arrival(execution.message.number, seconds, execution.task.name, stops=policy == REPLACE)

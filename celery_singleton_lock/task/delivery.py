@@ -1,7 +1,7 @@
 """The data that the worker's main process passes to the process that runs a task, along with its request.
 
 The owner token is in the delivery info, and the message as it came is among the properties: no sender can write there,
-and no retry takes them along. Only this module writes and reads them.
+and no retry takes them along. Only this module writes them, and reads the message; `message` reads the owner.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_singleton_lock._celery import DELAYED, queue_taken_from, without_delay
-from celery_singleton_lock.holder import is_owner
-from celery_singleton_lock.task import header
-from celery_singleton_lock.task.celery_types import RequestLike
+from celery_singleton_lock.task.message import OWNER, RequestLike, carried_in
 from celery_singleton_lock.task.putback import Original
 
-OWNER = "singleton_owner"
 _ORIGINAL = "singleton_lock_original"
 
 #: The most characters that a name may have in AMQP.
@@ -50,26 +47,11 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
     request["properties"] = {**properties, _ORIGINAL: (*place, exchange, routing_key, queue)}
 
 
-def owner_of(request: RequestLike) -> str | None:
-    """The owner that the main process gave the delivery; None if there is no such process."""
-    owner = (request.delivery_info or {}).get(OWNER)
-    return owner if is_owner(owner) else None
-
-
 def original_of(request: RequestLike) -> Original | None:
     """The message as it came; None if our main process has not passed it (see `give`)."""
     properties = dict(request.properties or {})
     place = properties.pop(_ORIGINAL, None)
     return Original(properties, *place) if isinstance(place, tuple) else None
-
-
-def is_redelivered(request: RequestLike) -> bool:
-    return bool((request.delivery_info or {}).get("redelivered"))
-
-
-def is_applied(request: RequestLike) -> bool:
-    """Whether it is called by `apply` in this process."""
-    return (request.delivery_info or {}).get("is_eager") is True
 
 
 def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +60,7 @@ def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sent_first(request: Mapping[str, Any]) -> tuple[str, str] | None:
     """The exchange and routing key with which a copy's original was sent."""
-    known = header.of_message(request).get("put_back")
+    known = carried_in(request).get("put_back")
     if not isinstance(known, dict):
         return None
     exchange, routing_key = known.get("exchange"), known.get("routing_key")

@@ -4,6 +4,10 @@ Other people's code stands around a body: a framework's base class whose `__call
 instrumentation. What comes before ours and calls `run` itself would run the body without its lock. As far as its code
 shows that, the task is refused when it is bound (`check`); whatever else there may be is stopped where the body would
 begin (`guard`).
+
+Functions that return before their work is done are refused, too. Celery calls an `async def`, or a function that
+yields, like any other, and gets a coroutine or a generator: nothing has run yet, and the lock would be free before
+anything does, even if a third-party pool runs the coroutine afterwards.
 """
 
 from __future__ import annotations
@@ -17,12 +21,20 @@ from typing import Any
 from celery import Task
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock._celery import innermost_request
+from celery_singleton_lock._celery import current_task, innermost_request
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.task import map_items
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task.message import TaskLike
+from celery_singleton_lock.task.turn import turn_of
 
 _CALL_ON = "super().__call__(*args, **kwargs)"
+
+_INSTEAD = (
+    "make it a plain function that runs the coroutine to its end, such as `def job(x): return asyncio.run(work(x))`, "
+    "or returns a list of what a generator yields"
+)
+
+#: Celery's own tasks that call another one for each item; chunks are sent as the second.
+_MAPS = ("celery.map", "celery.starmap")
 
 
 def check(task: Any, base: type) -> None:
@@ -68,12 +80,50 @@ def guard(task: Any, base: type) -> None:
     task.guarded_run = guarded, run
 
 
+def check_synchronous(task_name: str, run: Callable[..., Any]) -> None:
+    """Refuse a function that is asynchronous, or a generator, when the task is bound.
+
+    Raises:
+        InvalidOption: it is; a function that only returns a coroutine or a generator is not known before it runs.
+    """
+    if (kind := _kind(run)) is not None:
+        raise InvalidOption(
+            f"task {task_name} is {kind}, which returns before it has run: its lock would protect nothing; {_INSTEAD}"
+        )
+
+
+def value_of(task_name: str, value: Any) -> Any:
+    """The value that the function returned.
+
+    Raises:
+        InvalidOption: the work has not run yet; it is dropped.
+    """
+    kind = type(value)
+    if not (hasattr(kind, "__await__") or hasattr(kind, "throw") or hasattr(kind, "athrow")):
+        return value
+    if inspect.iscoroutine(value):
+        value.close()  # Otherwise Python warns that nobody has awaited it.
+    raise InvalidOption(
+        f"task {task_name} returned {type(value).__name__!r}, which is yet to run, when its lock was about to be "
+        f"freed; {_INSTEAD}"
+    )
+
+
+def map_item_of() -> TaskLike | None:
+    """The task that calls another one for each item in this thread; None if there is none.
+
+    If an item's function calls a task, the item is the caller: Celery keeps a stack of what runs.
+    """
+    task = current_task()
+    return task if task is not None and task.name in _MAPS else None
+
+
 def _is_outside(task: Any) -> bool:
     """Whether this thread carries out a message, an `apply` or an item of a map of the task, and not its body."""
     request = innermost_request(task)
     if request is None or request.called_directly:  # A plain function call, but not in a map.
-        return map_items.sender() is not None
-    return not progress_of(request).in_body
+        return map_item_of() is not None
+    return not turn_of(request).in_body
 
 
 def _before(task: Any, base: type) -> list[type]:
@@ -120,3 +170,15 @@ def _instead(task: Any, other: Any, base: type) -> str:
     order = f"class {joined.__name__}({', '.join(cls.__name__ for cls in bases)})"
     derived = "" if issubclass(other, Task) else f"derive {other.__name__} from celery.Task and "
     return f"{derived}write {order}, so that it runs under the lock, or have it call {_CALL_ON} instead"
+
+
+def _kind(function: Any) -> str | None:
+    """What kind of function returns before it has run; None for any other."""
+    # Do not follow `functools.wraps`: a plain function around an asynchronous one is what we ask for.
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        function = getattr(type(function), "__call__", function)  # An object that can be called.  # noqa: B004
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "an `async def`"
+    return "a generator" if inspect.isgeneratorfunction(function) else None

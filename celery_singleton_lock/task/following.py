@@ -24,15 +24,15 @@ from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import journal_entries, leader, outcome, requeue
+from celery_singleton_lock.task import ends, journal_entries, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
-from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.decide import SETTLING
+from celery_singleton_lock.task.ends import End
 from celery_singleton_lock.task.joining import MOST_HEIRS, Joining, NotYet, ancestors_of, as_end
-from celery_singleton_lock.task.leader import Leader, RunIdentity
-from celery_singleton_lock.task.outcome import End
-from celery_singleton_lock.task.queue_lock import QueueLock, is_by_time, lock_of
+from celery_singleton_lock.task.queue_lock import is_by_time
 from celery_singleton_lock.task.queued import Queued
-from celery_singleton_lock.task.redelivery import SETTLING
+from celery_singleton_lock.task.targets import Leader, RunIdentity, token_of
+from celery_singleton_lock.task.turn import Execution
 
 logger = get_logger(__name__)
 
@@ -41,16 +41,16 @@ class _Gone(NamedTuple):
     """The leader has no end, and will have none."""
 
 
-def end_of_leader(acquisition: Acquisition, brought: Queued | None) -> End | None:
+def end_of_leader(acquisition: Acquisition) -> End | None:
     """How this message's leader has ended; None if this message has no leader, or is to run.
 
     Raises:
         GoesOn: the leader has not ended; this message was put back.
     """
     it = acquisition.execution
-    if brought is None or (its_leader := _leader_of(it, brought.lock)) is None:
+    if it.brought is None or (its_leader := _leader_of(it, it.brought)) is None:
         return None
-    following = Following(acquisition, brought, its_leader)
+    following = Following(acquisition, it.brought, its_leader)
     try:
         answer = following.look()
     except LockUnavailable as silent:
@@ -62,18 +62,17 @@ def end_of_leader(acquisition: Acquisition, brought: Queued | None) -> End | Non
     if answer is None:
         # It runs, and the others in the line of its leader's run wait for it from now on. So do those in line for the
         # lock that it brought, if it has that lock: it may run without, since a copy of it has freed the lock.
-        acquisition.leave_line(it.key, brought.lock.key if brought.is_own else None)
+        acquisition.leave_line(it.key, it.brought.lock.key if it.brought.is_own else None)
     return answer
 
 
 def end_by_now(acquisition: Acquisition) -> End | None:
     """How this message's leader has ended; None if that is not known, or if it has no leader."""
     it = acquisition.execution
-    own = lock_of(it.task, it.request)
-    if own is None or (its_leader := _leader_of(it, own)) is None:
+    if it.brought is None or (its_leader := _leader_of(it, it.brought)) is None:
         return None
     with suppress(LockUnavailable):
-        answer = Following(acquisition, Queued(it.task, own), its_leader).look_at_leader()
+        answer = Following(acquisition, it.brought, its_leader).look_at_leader()
         return answer if isinstance(answer, End) else None
     return None
 
@@ -81,27 +80,27 @@ def end_by_now(acquisition: Acquisition) -> End | None:
 def is_led_by(acquisition: Acquisition, met: Held) -> bool:
     """Whether the task that has the lock of the run is this message's leader: the leader has outlived its own lock."""
     it = acquisition.execution
-    own = lock_of(it.task, it.request)
-    if own is None or (its_leader := _leader_of(it, own)) is None or met.holder is None or it.options.limit > 1:
+    if it.brought is None or met.holder is None or it.options.limit > 1:
         return False
-    return its_leader.task_id == met.holder.task_id
+    its_leader = _leader_of(it, it.brought)
+    return its_leader is not None and its_leader.task_id == met.holder.task_id
 
 
-def wake_followers(acquisition: Acquisition, brought: Queued | None) -> None:
+def wake_followers(acquisition: Acquisition) -> None:
     """This message, which has waited for the lock of its run, has got it, or another copy of it has. The end of the run
     before may have woken this message alone: followers of that run are in line for the same lock, but do not need it to
     end as that run did.
     """
     it = acquisition.execution
-    if brought is None or not (brought.lock.wakes_followers and acquisition.has_waited):
+    if it.brought is None or not (it.brought.lock.wakes_followers and acquisition.has_waited):
         return
-    if leader.may_be_followed(it.task, it.runtime.settings, brought.lock.scope):
+    if ends.may_be_followed(it.task, it.runtime.settings, it.brought.lock.scope):
         it.runtime.store.wake(it.key)
 
 
-def _leader_of(execution: Execution, own: QueueLock) -> Leader | None:
+def _leader_of(execution: Execution, brought: Queued) -> Leader | None:
     """The message that this message follows now; None if it follows none."""
-    return None if own.follows is None else requeue.followed_by(execution.request) or own.follows
+    return None if brought.lock.follows is None else execution.message.note.follows or brought.lock.follows
 
 
 class Following:
@@ -157,7 +156,7 @@ class Following:
             GoesOn: this message was put back.
         """
         it = self._execution
-        if not requeue.put_back_count(it.request, "follows"):
+        if not it.message.put_back_count("follows"):
             logger.info("%s is a duplicate, and follows message %s", it, self._leader.task_id)
             holder = Holder(self._leader.task_id, since=self._leader.since)
             journal_entries.did_not_run(it, "follow", holder)
@@ -166,9 +165,7 @@ class Following:
         requeue.put_back(it.task, reason="follows", delay=later.delay, carried=carried)
 
     def _has_lock(self) -> bool:
-        return any(
-            leader.token_of(held.owner) == leader.token_of(self._lock.owner) for held in self._held(self._lock.key)
-        )
+        return any(token_of(held.owner) == token_of(self._lock.owner) for held in self._held(self._lock.key))
 
     def _is_to_run(self) -> bool:
         """Whether a copy of it runs elsewhere, or a task that may be waiting for it has the lock of its run."""
@@ -218,7 +215,7 @@ class Following:
         if self._leader.run is None and raw_attribute(it.task, "lock_name"):
             return None  # It may be the result of another task.
         try:
-            stored = outcome.stored_end(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
+            stored = ends.stored_end(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be read: %r", it, error)
             return NotYet(SETTLING)
@@ -265,7 +262,7 @@ class Following:
             self._give_back(self._leader)
             return answer
         said = self._store.refuse(self._lock.key, self._leader.heirs_name, self._names_heir(self._leader, self._own))
-        other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
+        other = Leader.read(ends.noticed(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
         logger.info("%s runs: message %s, which it followed, has not ended", self._execution, self._leader.task_id)
@@ -278,22 +275,22 @@ class Following:
         return other
 
     def _names_heir(self, of: Leader, heir: Leader) -> Record:
-        return leader.record(of.heirs_name, heir.header(), self._execution.runtime.settings.done_ttl)
+        return ends.notice(of.heirs_name, heir.header(), self._execution.runtime.settings.done_ttl)
 
     @property
     def _own(self) -> Leader:
-        return Leader(self._execution.holder.task_id or "", leader.token_of(self._lock.owner), clock.wall())
+        return Leader(self._execution.holder.task_id or "", token_of(self._lock.owner), clock.wall())
 
     def _recorded_heir(self) -> Leader | None:
-        return Leader.read(leader.recorded(self._store.recorded(self._lock.key, self._leader.heirs_name.message)))
+        return Leader.read(ends.noticed(self._store.recorded(self._lock.key, self._leader.heirs_name.message)))
 
     def _is_this(self, other: Leader) -> bool:
-        return other.token == leader.token_of(self._lock.owner)
+        return other.token == token_of(self._lock.owner)
 
     def _started(self) -> RunIdentity | None:
         """The leader's run, which may have ended; None if the leader is not known to have started."""
-        named = leader.named(self._leader.token).message
-        run = leader.run_in(self._store.recorded(self._lock.key, named))
+        name = self._leader.name_of_run.message
+        run = RunIdentity.read(ends.noticed(self._store.recorded(self._lock.key, name)))
         return run if run is not None and is_key(self._execution.runtime.settings.prefix, run.key) else None
 
     def _lasts_for_its_time(self, held: Held) -> bool:

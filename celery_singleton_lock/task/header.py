@@ -1,9 +1,8 @@
-"""The one header of ours: what a message carries from its sender to its worker, and on to its next attempt.
+"""Our header of a message that is about to be sent; see `message` for what is in it, and who reads it.
 
-Other people write into headers, too. If one of them puts a dictionary `headers` into a message's headers, Celery takes
-that for all there are: `request.headers` shows nothing else, and a retry takes nothing else along. So our header is at
-the top level of the message, and only this module reads it, as the message was delivered. It names the task id that it
-was made for: copied to another message, it has no effect. What a message gets is decided in `message_identity`.
+Its random digits are new for each send, and the same in whatever follows from it: a redelivered, put-back or retried
+copy, a replacement, and the next steps that a worker sends when a task has ended. So two copies of one message send the
+same next step, while a chain that is sent again has new steps.
 """
 
 from __future__ import annotations
@@ -14,45 +13,75 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.task.celery_types import RequestLike
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.task.message import HEADER, RequestLike, carried_in, ids_in
+from celery_singleton_lock.task.targets import digest
+from celery_singleton_lock.task.turn import message_of, turn_of
 
 logger = get_logger(__name__)
 
-#: The name of the header: a dictionary of `id`, the task id, and what else the message needs: `sent` and `replaced`
-#: (see `message_identity`); `call`, the lock options of this call; `queue`, the lock that was taken when it was sent
-#: (`queue_lock`); `put_back`, what a copy has to know (`requeue`); `due` and `entry`, of a tick of beat. A header
-#: without an `id` was written by hand, and is the `call` itself.
-HEADER = "singleton_lock"
-
-_NOTHING: Mapping[str, Any] = {}
+#: Celery's own task that sends the body of a chord, where the result backend does not.
+_UNLOCKS = "celery.chord_unlock"
 
 
 class Made(dict[str, Any]):
     """A header that was made for the very message that is about to be sent, and did not just come along."""
 
 
-def of(request: RequestLike) -> Mapping[str, Any]:
-    """What a message carries. Others may have written it: each part is checked where it is used."""
-    attributes = request.__dict__  # Celery makes each header of a message one.
-    if HEADER in attributes:
-        return _parts(attributes[HEADER], request.id)
-    if request.is_eager and isinstance(request.headers, Mapping):  # `apply` puts what it is given nowhere else.
-        return _parts(request.headers.get(HEADER), request.id)
-    return _NOTHING
+def header_for(task_id: object, options: Mapping[str, Any], sender: Any) -> dict[str, Any]:
+    """Our header of a message that is about to be sent with these options.
 
+    What the body of a task sends is new. What a worker sends for a task that has ended (its next step, its callbacks,
+    its chord's body) follows from the task's message, and so do its retries and replacements.
 
-def of_message(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same, from the headers of a message as it was delivered."""
-    return _parts(headers.get(HEADER), headers.get("id"))
+    Args:
+        sender: see `current_worker_task`.
+    """
+    headers = options.get("headers")
+    if sender is not None and is_new(options, sender):
+        carried = _new(task_id)
+    elif headers and (made := given(headers, task_id)) is not None and not _nesting(options):
+        return {**made}
+    else:
+        carried = _new(task_id) if sender is None else _following(task_id, options, sender.request)
+    if headers and (call := written(headers)) is not None:
+        carried["call"] = call
+    return carried
 
 
 def of_next_attempt(request: RequestLike) -> dict[str, Any]:
     """What the next attempt of a message carries. Its number in the order of its key is all that stays of copies."""
-    header = {**of(request), "id": request.id}
+    header = {**message_of(request).carried, "id": request.id}
     put_back = header.pop("put_back", None)
     if isinstance(put_back, dict) and "arrived" in put_back:
         header["put_back"] = {"arrived": put_back["arrived"]}
     return header
+
+
+def is_new(options: Mapping[str, Any], sender: Any) -> bool:
+    """Whether the body of this task sends a new message with these options, whatever its id; not its next attempt, nor
+    its replacement.
+    """
+    return is_sent_by_body(options, sender) and not _goes_on(options, sender.request)
+
+
+def is_sent_by_body(options: Mapping[str, Any], sender: Any) -> bool:
+    """Whether the body of a task that a worker carries out sends a message with these options; otherwise Celery sends
+    it for the task, which has ended.
+    """
+    request = sender.request
+    if (in_body := turn_of(request).in_body) is not None:
+        return in_body
+    # A plain task: nobody says when its body ends. But Celery names the root of whatever it sends on; only a chord's
+    # body is sent as anybody would send it, under the id that its parts know.
+    if sender.name == _UNLOCKS or options.get("root_id") == (request.root_id or request.id):
+        return False
+    return not (request.chord and str(options.get("task_id")) in ids_in(request.chord))
+
+
+def fixed(name: str) -> str:
+    """The random part for a sending that several programs may make: with the same name, it is the same sending."""
+    return digest("fixed", name)
 
 
 def given(headers: Any, task_id: object) -> Made | None:
@@ -81,20 +110,13 @@ def added(headers: Any, header: object) -> Any:
         return headers
 
 
-def _parts(header: Any, task_id: object) -> Mapping[str, Any]:
-    # This is called several times for each message, and `isinstance` costs a call.
-    if (type(header) is dict or type(header) is Made) and "id" in header:
-        return header if task_id is not None and header["id"] == task_id else _NOTHING
-    return _NOTHING if header is None else {"call": header}
-
-
 _reported: list[str] = []
 
 
 def report_if_stripped(headers: Mapping[str, Any]) -> None:
     """Log, once in a process, that a message came without our header although its sender wrote one."""
     inner = headers.get("headers")
-    is_moved = isinstance(inner, Mapping) and "id" in _parts(inner.get(HEADER), headers.get("id"))
+    is_moved = isinstance(inner, Mapping) and "id" in carried_in({**inner, "id": headers.get("id")})
     if _reported or not (is_moved or headers.get("retries")):
         return
     _reported.append(HEADER)
@@ -108,3 +130,30 @@ def report_if_stripped(headers: Mapping[str, Any]) -> None:
         HEADER,
         ", but in its inner headers" if is_moved else ", though it is a retry",
     )
+
+
+def _new(task_id: object) -> dict[str, Any]:
+    return {"id": task_id, "sent": new_owner()}
+
+
+def _following(task_id: object, options: Mapping[str, Any], request: RequestLike) -> dict[str, Any]:
+    message = message_of(request)
+    sent = message.sent
+    if task_id == request.id:
+        if _nesting(options):
+            return {"id": task_id, "sent": sent or new_owner(), "replaced": message.sending}
+        if _goes_on(options, request):
+            return of_next_attempt(request)
+        # Its handlers send it again as it ends: a new message, but the same one for each copy of this message.
+        sent = digest("after", sent, message.sending, request.retries or 0)
+    return {"id": task_id} if sent is None else {"id": task_id, "sent": sent}
+
+
+def _goes_on(options: Mapping[str, Any], request: RequestLike) -> bool:
+    """Whether it is the next attempt of this message, or replaces it."""
+    is_own_id = options.get("task_id") is not None and options.get("task_id") == request.id
+    return bool(_nesting(options) or (is_own_id and options.get("retries")))
+
+
+def _nesting(options: Mapping[str, Any]) -> int:
+    return cleaned.count(options.get("replaced_task_nesting"))

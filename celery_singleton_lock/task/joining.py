@@ -26,13 +26,13 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN
 from celery_singleton_lock.options.task import check_together
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import leader, outcome, requeue
+from celery_singleton_lock.task import ends, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
-from celery_singleton_lock.task.celery_types import RequestLike
-from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.joined import Joined
-from celery_singleton_lock.task.outcome import REPLACED, End, Outcome
-from celery_singleton_lock.task.redelivery import SETTLING
+from celery_singleton_lock.task.decide import SETTLING
+from celery_singleton_lock.task.ends import REPLACED, End, Outcome
+from celery_singleton_lock.task.message import RequestLike, Waits
+from celery_singleton_lock.task.targets import Joined
+from celery_singleton_lock.task.turn import Execution
 
 logger = get_logger(__name__)
 
@@ -60,9 +60,9 @@ class NotYet(NamedTuple):
     delay: float | None = None
     key: str | None = None
 
-    def waits(self, limit: int) -> requeue.Waits | None:
+    def waits(self, limit: int) -> Waits | None:
         """The same, as its message carries it."""
-        return None if self.key is None else requeue.Waits(self.key, limit)
+        return None if self.key is None else Waits(self.key, limit)
 
 
 def joinable(execution: Execution, found: Held) -> Joined | None:
@@ -86,7 +86,7 @@ def ancestors_of(request: RequestLike) -> set[str]:
 
 def acquire(acquisition: Acquisition) -> Lease | Held | Record | End | None:
     """As `Acquisition.acquire`; for a copy that has joined another task, how that task has ended, if it has."""
-    joined = requeue.joined_by(acquisition.execution.request)
+    joined = acquisition.execution.message.note.joins
     if joined is None:
         return acquisition.acquire()
     joining = Joining(acquisition, joined)
@@ -191,7 +191,7 @@ class Joining:
     def _look(self) -> End | NotYet | None:
         it = self._execution
         while (record := self._recorded(self.joined)) is not None:
-            recorded, age = outcome.read(record)
+            recorded, age = ends.read(record)
             if recorded.state == states.RETRY:
                 self.joined = self.joined.next_attempt()
                 continue
@@ -204,7 +204,7 @@ class Joining:
         if not is_expected or (record := self._recorded(self.joined.attempt_before())) is None:
             return None
         # It may end without a record here: under another lock, or revoked before it began.
-        _, age = outcome.read(record)
+        _, age = ends.read(record)
         stored = self._stored(age)
         if stored is not None:
             return stored if isinstance(stored, NotYet) else as_end(stored)
@@ -220,14 +220,14 @@ class Joining:
         """Since when this attempt has had the lock, as it has recorded that; 0 if it has not."""
         it = self._execution
         name = self.joined.name_of_begin(it.task.name).message
-        recorded = leader.recorded(it.runtime.store.recorded(self._key, name))
+        recorded = ends.noticed(it.runtime.store.recorded(self._key, name))
         return cleaned.seconds(recorded[0]) if recorded else 0.0
 
     def _end(self, recorded: Outcome, age: float) -> End | NotYet | None:
         """The end of a message that is known to be over."""
         if recorded.state not in (states.SUCCESS, states.FAILURE, states.IGNORED):
             return None
-        if recorded.state != states.IGNORED and (kept := outcome.end_of(recorded)) is not None:
+        if recorded.state != states.IGNORED and (kept := ends.end_of(recorded)) is not None:
             return None if isinstance(kept.error, _DIED) else kept
         stored = self._stored(age)
         if stored is not None:
@@ -240,7 +240,7 @@ class Joining:
     def _stored(self, age: float) -> Mapping[str, Any] | NotYet | None:
         """What the result backend has of a task of which an attempt ended `age` seconds ago."""
         try:
-            return outcome.stored_end(self._execution.task, self.joined.task_id, age)
+            return ends.stored_end(self._execution.task, self.joined.task_id, age)
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be read: %r", self._execution, error)
             return NotYet(SETTLING)

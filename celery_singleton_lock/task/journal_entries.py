@@ -17,9 +17,8 @@ from celery_singleton_lock.keys.key import without_queue
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.task import header
-from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.ends import Outcome
+from celery_singleton_lock.task.turn import Execution
 
 
 def ran(
@@ -34,7 +33,7 @@ def ran(
 
 def did_not_run(execution: Execution, kind: Kind, holder: Holder | None) -> None:
     """Its body did not run; `holder` has the lock."""
-    scheduled, now = header.of(execution.request).get("entry"), clock.now()
+    scheduled, now = execution.message.carried.get("entry"), clock.now()
     of_copy: dict[str, Any] = {"scheduled": cleaned.text(scheduled) if scheduled else ""}
     if holder is not None:
         of_copy |= {"holder": holder.task_id, "holder_node": holder.node, "holder_since": holder.since}

@@ -21,12 +21,12 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import signals
 from celery_singleton_lock._celery import record_end
 from celery_singleton_lock.errors import LockConflict, LockSuperseded
-from celery_singleton_lock.options.rules import JOIN, NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
-from celery_singleton_lock.task import requeue
-from celery_singleton_lock.task.celery_types import TaskLike
-from celery_singleton_lock.task.execution import named
-from celery_singleton_lock.task.outcome import ignores_result
+from celery_singleton_lock.task import decide, requeue
+from celery_singleton_lock.task.ends import ignores_result
+from celery_singleton_lock.task.message import TaskLike, Waits
+from celery_singleton_lock.task.turn import message_of, named
 
 logger = get_logger(__name__)
 
@@ -56,19 +56,11 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     Raises:
         InvalidOption: the user's callable did not return a policy.
     """
-    policy: ConflictPolicy
-    # To join is no refusal; and the copies of a message, one of which may come again, join one task, or none does.
-    waits = requeue.is_later_attempt if options.on_conflict == JOIN else requeue.has_begun
-    if options.on_conflict not in NEWEST_POLICIES and waits(task):
-        policy = "retry"
-    else:
-        policy = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)
-    if policy in WAITING_POLICIES and task.request.is_eager:
-        return "raise"
-    bound = _bound_of(task, policy, options)
-    if bound is not None and requeue.put_back_count(task.request, "conflict") >= bound:
-        return "raise"
-    return policy
+    message, acks_late = message_of(task.request), task.acks_late
+    chosen: ConflictPolicy = "retry"
+    if decide.may_be_refused(message, options, acks_late=acks_late):
+        chosen = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)
+    return decide.policy_for(message, options, chosen, acks_late=acks_late, is_eager=task.request.is_eager)
 
 
 def end(
@@ -81,13 +73,14 @@ def end(
 ) -> NoReturn:
     """End the execution that lost to another task; `carried`: what its copy has to know, if it is put back."""
     # A copy that looks again and again says so once.
-    level = logging.DEBUG if requeue.put_back_count(task.request, "conflict") else logging.INFO
+    level = logging.DEBUG if message_of(task.request).put_back_count("conflict") else logging.INFO
     logger.log(level, "%s on_conflict=%s: %s", named(task), policy, conflict)
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy in WAITING_POLICIES:
         # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.
-        is_bounded = _bound_of(task, policy, options) is not None
-        waits = None if is_bounded else requeue.Waits(conflict.key, options.limit)
+        message = message_of(task.request)
+        is_bounded = decide.bound_of(message, options, policy, acks_late=task.acks_late) is not None
+        waits = None if is_bounded else Waits(conflict.key, options.limit)
         requeue.put_back(task, reason="conflict", carried=carried._replace(waits=waits))
     elif policy == "raise":
         fail(task, conflict, conflict)
@@ -117,11 +110,6 @@ def revoke(task: TaskLike, why: Ignore) -> NoReturn:
         # A bare Ignore would leave chains and chords waiting forever.
         _record(task, TaskRevokedError(str(why)), states.REVOKED)
     raise why
-
-
-def _bound_of(task: TaskLike, policy: ConflictPolicy, options: Options) -> int | None:
-    """How often the execution is put back; None: without a limit, as a copy that has joined, which only looks."""
-    return options.conflict_retries if policy == "retry" and not requeue.has_begun(task) else None
 
 
 def reject(task: TaskLike, error: Exception) -> NoReturn:

@@ -38,7 +38,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock._celery import consumed_queues, delayed_way, lead_delayed_to, queues_reached
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
-from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.message import HEADER
 
 logger = get_logger(__name__)
 

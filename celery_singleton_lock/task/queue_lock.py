@@ -32,9 +32,7 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
-from celery_singleton_lock.task import header
-from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
-from celery_singleton_lock.task.leader import Leader
+from celery_singleton_lock.task.targets import Leader
 
 logger = get_logger(__name__)
 
@@ -139,13 +137,8 @@ def is_by_time(held: Held) -> bool:
     return held.holder is not None and held.holder.ttl > UNCONFIRMED_TTL
 
 
-def lock_of(task: TaskLike, request: RequestLike) -> QueueLock | None:
-    """The lock that the message of a request has; None if it has none, or somebody else wrote that."""
-    return lock_in(header.of(request), task.app, task.name)
-
-
 def lock_in(carried: Mapping[str, Any], app: Any, task: str) -> QueueLock | None:
-    """The same, from what a message for a task of this name carries."""
+    """The lock of a message for a task of this name, as our header says; None if it has none, or others wrote that."""
     if "queue" not in carried:  # As in most messages.
         return None
     part = carried["queue"]

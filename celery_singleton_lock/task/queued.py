@@ -22,13 +22,11 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Freeing, Held, Record
-from celery_singleton_lock.task import leader, on_conflict, replacing, requeue
-from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
-from celery_singleton_lock.task.execution import holder_of
-from celery_singleton_lock.task.joined import Joined
-from celery_singleton_lock.task.leader import may_be_followed
-from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_of
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task import ends, on_conflict, replacing, requeue
+from celery_singleton_lock.task.message import Message, TaskLike
+from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_in
+from celery_singleton_lock.task.targets import Joined, name_of_run, token_of
+from celery_singleton_lock.task.turn import holder_of, message_of, turn_of
 
 logger = get_logger(__name__)
 
@@ -50,7 +48,7 @@ class Queued:
         self.lock = lock
         self.key: str | None = None
         self._task = task
-        self._progress = progress_of(task.request)
+        self._turn = turn_of(task.request)
         self._runtime = Runtime.of(task.app)
         self._lease: Lease | None = None
         self.is_own = lock.follows is None
@@ -108,16 +106,16 @@ class Queued:
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         if not self.is_own:
-            self._progress.is_begun = True  # What its handlers send under its id follows nobody.
+            self._turn.is_begun = True  # What its handlers send under its id follows nobody.
             return
-        if self._progress.is_begun or not (error is None or isinstance(error, Exception)):
+        if self._turn.is_begun or not (error is None or isinstance(error, Exception)):
             return  # It has ended; or whatever stops this process decides what becomes of the message.
         if (hold := self._going_on(error)) is not None:
             if self._lease is not None:  # The renewed lease is shorter.
                 self._runtime.confirmations.add(hold)
         elif self.lock.ends_at_end:
             self._free()
-        self._progress.is_begun = True  # What its handlers send under its id asks for the lock anew.
+        self._turn.is_begun = True  # What its handlers send under its id asks for the lock anew.
 
     def start(self) -> None:
         """The body is about to run.
@@ -126,7 +124,7 @@ class Queued:
             Ignore: another message has replaced this one, and that was recorded.
         """
         if not self.is_own:
-            self._progress.is_begun = True  # Nothing is passed on to its next attempt.
+            self._turn.is_begun = True  # Nothing is passed on to its next attempt.
             return
         if not self.lock.ends_at_start:
             self._keep()
@@ -134,14 +132,14 @@ class Queued:
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         freed = self._free()
-        self._progress.is_begun = True  # Only now: an interruption before leaves it to the end.
+        self._turn.is_begun = True  # Only now: an interruption before leaves it to the end.
         if freed in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (why := replacing.started(self._runtime.store, self.lock)):
             on_conflict.supersede(self._task, why, None)
 
     def _going_on(self, error: Exception | None) -> Hold | None:
         """The lock as the copy or the next attempt has it, if the message goes on."""
-        if self._progress.passes_on is not None:
-            return self._progress.passes_on
+        if self._turn.passes_on is not None:
+            return self._turn.passes_on
         # Celery gives nothing back that it has acknowledged.
         is_given_back = isinstance(error, Reject) and self._task.acks_late and getattr(error, "requeue", False)
         return self.lock.confirmed() if is_given_back or isinstance(error, requeue.GoesOn) else None
@@ -149,7 +147,7 @@ class Queued:
     def _keep_early(self) -> None:
         """Have it renewed from now on, if its message will not be delivered again."""
         # A copy may come while another one runs in this process, whose lease is not to be touched.
-        if not (self._task.acks_late or requeue.may_have_begun(self._task.request)):
+        if not (self._task.acks_late or message_of(self._task.request).may_have_begun):
             with suppress(RuntimeError):  # No thread is available, as the run will find out.
                 self._keep()
 
@@ -195,21 +193,21 @@ class Queued:
     def _what_it_is(self) -> Record | None:
         """The message's run, for its followers; None if it can have none."""
         task, settings = self._task, self._runtime.settings
-        if self.key is None or not may_be_followed(task, settings, self.lock.scope):
+        if self.key is None or not ends.may_be_followed(task, settings, self.lock.scope):
             return None
         joined = Joined.of(holder_of(task, task.request))
         if joined is None:
             return None
         content = task.name, self.key, joined._replace(since=0.0)
-        return leader.record(self._own_name, content, settings.done_ttl)
+        return ends.notice(self._own_name, content, settings.done_ttl)
 
     @property
     def _own_name(self) -> Holder:
         """The name under which the message's run is recorded."""
-        return leader.named(leader.token_of(self.lock.owner))
+        return name_of_run(token_of(self.lock.owner))
 
 
-def brought_by(task: TaskLike, request: RequestLike) -> Queued | None:
-    """What to do about the lock that the message of a request brought with it; None if it has none."""
-    lock = lock_of(task, request)
-    return None if lock is None or request.is_eager else Queued(task, lock)
+def brought_by(task: TaskLike, message: Message) -> Queued | None:
+    """What to do about the lock that a message brought with it; None if it has none."""
+    lock = lock_in(message.carried, task.app, task.name)
+    return None if lock is None or task.request.is_eager else Queued(task, lock)

@@ -15,21 +15,14 @@ from celery.utils.log import get_logger
 from celery_singleton_lock._celery import counts_part_once
 from celery_singleton_lock.errors import LockSuperseded, ResultLost
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling
-from celery_singleton_lock.task.celery_types import TaskLike
-from celery_singleton_lock.task.execution import Execution, named
-from celery_singleton_lock.task.outcome import MAX_CONTENT, REPLACED, End, Outcome
+from celery_singleton_lock.task import decide, ends, journal_entries, on_conflict, requeue
+from celery_singleton_lock.task.decide import Drop, Wait
+from celery_singleton_lock.task.ends import MAX_CONTENT, End, Outcome
+from celery_singleton_lock.task.message import TaskLike
+from celery_singleton_lock.task.run import settle_after
+from celery_singleton_lock.task.turn import Execution, named
 
 logger = get_logger(__name__)
-
-#: Seconds after the end of the body in which its own process may still be sending callbacks and storing the result.
-SETTLING = 10.0
-
-#: Seconds after the end of a lease at which the put-back copy of a running message is due.
-AFTER_LEASE = 1.0
-
-#: States of a message that has nothing more to report.
-_SILENT = (states.RETRY, states.IGNORED)
 
 
 def end(execution: Execution, found: Held | Record) -> Any:
@@ -43,35 +36,36 @@ def end(execution: Execution, found: Held | Record) -> Any:
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
         # Celery would store it as the end of a message that runs, or has ended.
         logger.warning("%s is a copy, and is put back: %r", execution, error)
-        requeue.put_back(execution.task, reason="copy", delay=SETTLING)
+        requeue.put_back(execution.task, reason="copy", delay=decide.SETTLING)
     return ended.result()
 
 
 def _stand_by(execution: Execution, found: Held) -> NoReturn:
     """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
     holder = found.holder or execution.holder
-    own = execution.holder.attempt
-    if holder.attempt > own or (holder.attempt == own and not execution.task.acks_late):
-        # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
+    lease = min(found.remaining, execution.options.ttl)
+    decided = decide.beside_copy(
+        execution.holder.attempt, holder.attempt, acks_late=execution.task.acks_late, lease=lease
+    )
+    if isinstance(decided, Drop):
         logger.info("%s is already running on %s; this copy is dropped", execution, holder.place)
         journal_entries.did_not_run(execution, "drop", holder)
-        raise requeue.GoesOn("already running")
+        raise requeue.GoesOn(decided.why)
     logger.info("%s is already running on %s; a copy waits, in case it dies", execution, holder.place)
     journal_entries.did_not_run(execution, "stand-by", holder)
-    delay = min(found.remaining, execution.options.ttl) + AFTER_LEASE
-    requeue.put_back(execution.task, reason="copy", delay=delay)
+    requeue.put_back(execution.task, reason="copy", delay=decided.delay)
 
 
 def _end_again(execution: Execution, found: Record) -> End:
     """Repeat the first copy's end, which settles the message, unless this copy only looks, or looks later."""
     journal_entries.did_not_run(execution, "repeat", None)
-    recorded, _ = outcome.read(found)
+    recorded, _ = ends.read(found)
     try:
         ended = answer(execution.task, found)
     except on_conflict.Skipped:  # It was revoked, which is stored again.
-        settling.settle_after(execution, recorded)
+        settle_after(execution, recorded)
         raise
-    settling.settle_after(execution, recorded)
+    settle_after(execution, recorded)
     return ended
 
 
@@ -84,27 +78,25 @@ def answer(task: TaskLike, record: Record) -> End:
             brought, or if the copy was put back.
         Skipped: the first one was revoked, which was recorded again.
     """
-    recorded, age = outcome.read(record)
-    is_over = recorded.settled or recorded.state in _SILENT or not outcome.is_awaited(task, task.request)
-    stored = None if is_over else _stored(task, age)
-    # Celery counts a part when it has stored it; the worker may have died in between.
+    recorded, age = ends.read(record)
+    is_awaited = ends.is_awaited(task, task.request)
+    stored = None if decide.is_over(recorded, is_awaited=is_awaited) else _stored(task, age)
+    # Celery counts a part when it has stored it.
     is_part = task.request.chord is not None and counts_part_once(task.backend)
-    if is_over or (stored is not None and not is_part):
+    decided = decide.after_end(recorded, age, is_awaited=is_awaited, is_stored=stored is not None, is_part=is_part)
+    if isinstance(decided, Drop):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
-        if recorded.state == states.RETRY or recorded.content == REPLACED:
-            why = "retried" if recorded.state == states.RETRY else "replaced"
-            raise Ignore(why) if recorded.settled else requeue.GoesOn(why)
-        raise Ignore("already done")
-    if age < SETTLING:
+        raise (requeue.GoesOn if decided.goes_on else Ignore)(decided.why)
+    if isinstance(decided, Wait):
         logger.info("%s is already done; a copy checks later whether its result was stored", named(task))
-        requeue.put_back(task, reason="copy", delay=SETTLING - age)
+        requeue.put_back(task, reason="copy", delay=decided.delay)
     missing = "it is not known whether its chord counted it" if stored else "its result was not stored"
     logger.warning(
         "%s is already done (%s), but %s; its recorded end is reported again", named(task), recorded.state, missing
     )
     if recorded.state == states.REVOKED:
-        kept = outcome.end_of(recorded)
+        kept = ends.end_of(recorded)
         if kept is not None and isinstance(kept.error, LockSuperseded):
             on_conflict.supersede(task, kept.error, None)
         on_conflict.revoke(task, on_conflict.Skipped("revoked or skipped before"))
@@ -122,7 +114,7 @@ def _stored_end(task: TaskLike, stored: Mapping[str, Any]) -> End:
 
 def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
     """The end as it was recorded; `ResultLost` if it was not kept."""
-    if (kept := outcome.end_of(recorded)) is not None:
+    if (kept := ends.end_of(recorded)) is not None:
         return kept
     return End(error=ResultLost(task.name, task.request.id, MAX_CONTENT))
 
@@ -132,10 +124,10 @@ def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
 
     A result that was stored before the body ended, `age` seconds ago, is that of another task with this id.
     """
-    if not outcome.backend_knows(task, task.request):
+    if not ends.backend_knows(task, task.request):
         return None
     try:
-        return outcome.stored_end(task, task.request.id, age)
+        return ends.stored_end(task, task.request.id, age)
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be read: %r", named(task), error)
-        requeue.put_back(task, reason="copy", delay=SETTLING)
+        requeue.put_back(task, reason="copy", delay=decide.SETTLING)

@@ -14,27 +14,27 @@ from celery import states
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 from celery.utils.log import get_logger
 
+from celery_singleton_lock import signals
 from celery_singleton_lock.errors import LockConflict, LockSuperseded, LockUnavailable, ResultLost
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.stores.base import Held, Record, Superseded
 from celery_singleton_lock.task import (
+    ends,
     following,
     joining,
     journal_entries,
-    newest,
     on_conflict,
-    outcome,
     redelivery,
     requeue,
-    settling,
 )
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.delivery import original_of
-from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.outcome import End, Outcome
+from celery_singleton_lock.task.ends import End, Outcome
 from celery_singleton_lock.task.putback import Publisher
+from celery_singleton_lock.task.run import settle_after
+from celery_singleton_lock.task.turn import Execution
 
 logger = get_logger(__name__)
 
@@ -62,7 +62,7 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
         try:
             copy = _record(acquisition, policy, met)
             if copy is None:
-                if policy not in WAITING_POLICIES or not requeue.put_back_count(it.request, "conflict"):
+                if policy not in WAITING_POLICIES or not it.message.put_back_count("conflict"):
                     journal_entries.did_not_run(it, policy, found.holder)  # Not each time that a copy looks.
                 carried = requeue.Carried(joins=joins, arrived=found.arrived)
                 on_conflict.end(it.task, met, policy, it.options, carried=carried)
@@ -84,9 +84,9 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
         return redelivery.end(it, found)
     except ResultLost:
         # The task that it joined may still have what such a record could not keep.
-        if isinstance(found, Held) or not outcome.read(found)[0].mark:
+        if isinstance(found, Held) or not ends.read(found)[0].mark:
             raise
-        joined = requeue.joined_by(it.request)
+        joined = it.message.note.joins
         ended = joining.end_by_now(acquisition, joined) if joined is not None else following.end_by_now(acquisition)
         if ended is None:
             raise
@@ -112,9 +112,9 @@ def _end_superseded(acquisition: Acquisition, found: Superseded) -> Any:
     it = acquisition.execution
     error, met = LockSuperseded(it.key, found.by), found.conflict(it.key) if found.owner else None
     try:
-        copy = _record_end(acquisition, outcome.superseded(it.task, it.request, error))
+        copy = _record_end(acquisition, ends.superseded(error, is_awaited=it.is_awaited))
         if copy is None:
-            newest.superseded(it, error, found)
+            _say_superseded(it, error, found)
             on_conflict.supersede(it.task, error, met)
     except Ignore:
         raise
@@ -141,7 +141,7 @@ def end_stopped(acquisition: Acquisition, failure: Exception, *, why: LockSupers
     """
     it = acquisition.execution
     try:
-        newest.stopped(it, why, failure)
+        _say_stopped(it, why, failure)
         on_conflict.supersede(it.task, why, None)
     except Ignore:
         raise
@@ -162,11 +162,11 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
 
 def drop_if_expired(execution: Execution, lease: Lease) -> None:
     """End the execution without a run if its message comes too late."""
-    if requeue.comes_too_late(execution.request):
+    if execution.message.comes_too_late():
         revoked = Outcome(states.REVOKED)
         with suppress(LockUnavailable):  # It is repeated until it is answered.
             execution.runtime.store.free(lease, record=execution.record(revoked))
-        settling.settle_after(execution, revoked)
+        settle_after(execution, revoked)
         on_conflict.revoke(execution.task, on_conflict.Expired("expired"))
 
 
@@ -176,7 +176,7 @@ def reject_if_returned_too_often(execution: Execution, lease: Lease) -> None:
     The broker counts that of each copy anew. As long as an earlier delivery may be running, there is no lease.
     """
     task, request = execution.task, execution.request
-    if not (requeue.was_put_back(request) and task.acks_late):
+    if not (execution.message.was_put_back and task.acks_late):
         return
     count, original = requeue.returned(request), original_of(request)
     if original is None or count <= original.returned:
@@ -197,14 +197,14 @@ def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) 
     if policy == "reject" or policy in WAITING_POLICIES:
         return None  # The message has not ended: a dead-letter exchange may send it again on purpose.
     it = acquisition.execution
-    ended = outcome.ended_by(it.task, it.request, error) if policy == "raise" else Outcome(states.REVOKED)
+    ended = ends.ended_by(it.task, error, is_awaited=it.is_awaited) if policy == "raise" else Outcome(states.REVOKED)
     return _record_end(acquisition, ended)
 
 
 def _record_lost(acquisition: Acquisition, lost: Exception) -> Held | Record | None:
     """Record a failure without the lock; what a copy of the message does or did, as far as is known."""
     it = acquisition.execution
-    ended = outcome.ended_by(it.task, it.request, lost)
+    ended = ends.ended_by(it.task, lost, is_awaited=it.is_awaited)
     try:
         return _record_at_store(acquisition, ended)
     except LockUnavailable:
@@ -233,12 +233,34 @@ def _record_at_store(acquisition: Acquisition, ended: Outcome | None) -> Held | 
         if isinstance(copy, Held) and acquisition.is_own(copy):
             raise LockUnavailable(store.server, "the hold of a message that ends could not be freed")
     if copy is None:
-        settling.settle_after(it, ended)
+        settle_after(it, ended)
     return copy
 
 
 def _outcome_of(execution: Execution, ended: End) -> Outcome | None:
     """The outcome, for one copy alone to record: the copy that records it sends what follows from the value."""
-    task, request, error = execution.task, execution.request, ended.error
-    found = outcome.succeeded(task, request, ended.value) if error is None else outcome.ended_by(task, request, error)
+    is_awaited = execution.is_awaited
+    if ended.error is None:
+        found: Outcome | None = ends.succeeded(ended.value, is_awaited=is_awaited)
+    else:
+        found = ends.ended_by(execution.task, ended.error, is_awaited=is_awaited)
     return None if found is None else found._replace(mark=new_owner())
+
+
+def _say_superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:
+    """Report that an execution that has not run is superseded."""
+    _say(execution, error)
+    journal_entries.did_not_run(execution, "superseded", found.holder)
+
+
+def _say_stopped(execution: Execution, error: LockSuperseded, failure: Exception) -> None:
+    """Report that an execution that ran was stopped for a newer one; its body then raised `failure`."""
+    if not isinstance(failure, LockSuperseded):
+        logger.warning("%s was stopped, and failed as it ended: %r", execution, failure)
+    _say(execution, error)
+
+
+def _say(execution: Execution, error: LockSuperseded) -> None:
+    logger.info("%s is superseded by task %s: %s", execution, error.task_id, error.key)
+    details = {"task_id": execution.request.id, "key": error.key, "by": error.task_id}
+    signals.lock_superseded.send(sender=execution.task, **details)

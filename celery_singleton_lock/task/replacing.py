@@ -25,8 +25,8 @@ from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task import outcome
-from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task import ends
+from celery_singleton_lock.task.ends import Outcome
 from celery_singleton_lock.task.queue_lock import SAID_FOR, QueueLock, holder_of_message
 
 logger = get_logger(__name__)
@@ -121,7 +121,7 @@ def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
     store.abandon(lock.hold())
     if found is None or isinstance(found, Held):
         return None
-    ended, _ = outcome.read(found)
+    ended, _ = ends.read(found)
     if ended.state == states.STARTED:
         return None
     newest = cleaned.array(ended.content or b"") or [None]

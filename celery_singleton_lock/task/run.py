@@ -8,16 +8,19 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 from celery import states
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
@@ -26,24 +29,22 @@ from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
 from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.options.rules import QUEUE_TTL
+from celery_singleton_lock.options.rules import JOIN, QUEUE_TTL
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import (
-    header,
+    ends,
     journal_entries,
-    leader,
-    newest,
-    outcome,
-    requeue,
-    settling,
 )
-from celery_singleton_lock.task.abort import Body
-from celery_singleton_lock.task.execution import Execution, record_started
-from celery_singleton_lock.task.joined import Joined
-from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.running import this_thread
+from celery_singleton_lock.task.ends import Outcome
+from celery_singleton_lock.task.interrupt import Body
+from celery_singleton_lock.task.message import HEADER
+from celery_singleton_lock.task.targets import Joined
+from celery_singleton_lock.task.turn import Execution, record_started, this_thread, unsettled
 
 logger = get_logger(__name__)
+
+#: The most seconds between two renewals of a run that newer messages may stop: a renewal says so.
+STOPPED_WITHIN = 1.0
 
 
 class Run:
@@ -65,9 +66,7 @@ class Run:
         self._is_loss_said = False
         # Not the lease's own beginning: from then on it is trusted, which for a waiter is its last look.
         self._began = clock.now()
-        self._waited = (
-            self._began - execution.began + requeue.seconds_in_line(execution.request, execution.holder.since)
-        )
+        self._waited = self._began - execution.began + execution.message.note.seconds_in_line(execution.holder.since)
 
     def carry_out(self, body: Callable[[], Any]) -> Any:
         """Run `body`; return or raise what it does."""
@@ -76,10 +75,10 @@ class Run:
         reservation: Reservation | None = None
         try:
             self.is_under_way = True
-            it.progress.lease = lease
+            it.turn.lease = lease
             this_thread.owners.append(lease.owner)
             value = self._run_body(body)
-            ended = outcome.succeeded(it.task, it.request, value)
+            ended = ends.succeeded(value, is_awaited=it.is_awaited)
             return value
         except BaseException as error:
             # What interrupts from now on, a soft time limit say, comes once, and too late: the body has ended.
@@ -101,10 +100,11 @@ class Run:
         self.superseded = self._superseded(error)
         self.was_lost = self.superseded is None and not lease.held and _is_failure(error)
         if self.superseded is not None:
-            return outcome.superseded(it.task, it.request, self.superseded), None
+            return ends.superseded(self.superseded, is_awaited=it.is_awaited), None
         if self.was_lost:  # A waiting copy may do what that left undone.
             return None, None
-        return outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
+        ended = ends.ended_by(it.task, error, is_awaited=it.is_awaited, is_replaced=it.turn.is_replaced)
+        return ended, _for_next_attempt(it, error)
 
     def _clean_up(self, ended: Outcome | None, reservation: Reservation | None) -> None:
         it, lease = self._execution, self._lease
@@ -112,7 +112,7 @@ class Run:
             it.runtime.heartbeat.stop(lease)
             self._body.end()
         finally:
-            it.progress.body = None  # Its retry may refer to the request.
+            it.turn.body = None  # Its retry may refer to the request.
             with suppress(ValueError):
                 this_thread.owners.remove(lease.owner)
             self._free(ended, reservation)
@@ -123,7 +123,7 @@ class Run:
             it.runtime.heartbeat.start(
                 lease,
                 self._when_to_stop,
-                every=newest.STOPPED_WITHIN if newest.is_stopped_by_newer(it) else math.inf,
+                every=STOPPED_WITHIN if it.stops_for_newer else math.inf,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
             self._record_attempt_before()
@@ -131,7 +131,7 @@ class Run:
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
                 lease.check()  # The receivers and the result backend may have taken long.
-            it.progress.body = self._body
+            it.turn.body = self._body
             with self._body:
                 return body()
         except Aborted:
@@ -162,10 +162,10 @@ class Run:
         """
         it = self._execution
         # Whether anybody waits is not known here: a copy may join as its own call says.
-        is_awaited = leader.may_be_followed(it.task, it.runtime.settings, it.options.scope)
+        is_awaited = ends.may_be_followed(it.task, it.runtime.settings, it.options.scope)
         if is_awaited and (own := Joined.of(it.holder)) is not None:
             name, seconds = own.name_of_begin(it.task.name), it.runtime.settings.done_ttl
-            it.runtime.store.remember(it.key, leader.record(name, [own.since], seconds))
+            it.runtime.store.remember(it.key, ends.notice(name, [own.since], seconds))
 
     def _why_lost(self) -> str:
         """The lease's own reason, unless the store knows that an operator has taken the lock."""
@@ -221,7 +221,7 @@ class Run:
             logger.log(level, "%s could not free %s, which expires by itself: %s", it, lease.key, error)
         finally:
             if ended is not None:
-                settling.settle_after(it, ended)
+                settle_after(it, ended)
         if ended is not None and it.options.retain_on_retry and it.request.retries:
             # A slow node of a Redlock may keep the lock for this attempt after the others have granted it.
             it.runtime.store.abandon(Hold(lease.key, it.holder.reserved_as, ttl=lease.ttl, limit=lease.limit))
@@ -263,7 +263,7 @@ def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation
         return None
     if not _asks_for_this_lock(execution, error):
         return None
-    holder = newest.as_holder(execution)
+    holder = execution.as_holder()
     following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
     # Nobody renews it until a worker begins with that attempt, whose message may wait in the queue behind others.
     late = max(options.ttl, options.queue_ttl or QUEUE_TTL)
@@ -275,9 +275,9 @@ def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
     signature: Any = getattr(retry, "sig", None)
     if signature is None or signature.options.get("task_id") != execution.request.id:
         return False
-    call = signature.options.get("singleton_lock", header.of(execution.request).get("call"))
+    call = signature.options.get("singleton_lock", execution.message.carried.get("call"))
     try:
-        lock = execution.task.lock_of(Context({header.HEADER: call}), signature.args, signature.kwargs)
+        lock = execution.task.lock_of(Context({HEADER: call}), signature.args, signature.kwargs)
     except SingletonLockError:
         return False
     return lock is not None and lock.key == execution.key
@@ -308,3 +308,29 @@ def _fail_for_loss(execution: Execution, lost: LockLost) -> NoReturn:
             full_jitter=getattr(task, "retry_jitter", True),
         )
     raise task.retry(exc=lost, **options)
+
+
+def settle_after(execution: Execution, ended: Outcome) -> None:
+    """Have the record say that all was sent, once it was."""
+    task, request, records = execution.task, execution.request, execution.runtime.records
+    if not execution.needs_settling(ended):
+        return
+    # A copy that has joined this one may look later: when its result is forgotten, or Celery has stored RETRY over it.
+    policy = execution.options.on_conflict
+    content = ended.content if policy == JOIN or callable(policy) else None
+    if (record := execution.record(Outcome(ended.state, content, settled=True))) is None:
+        return
+    # At once if there is no result backend to ask instead.
+    replace = records.replace if ends.backend_knows(task, request) else records.replace_now
+    unsettled[request] = partial(replace, execution.key, record)
+
+
+@task_postrun.connect
+def _settle(sender: Any = None, state: str | None = None, **_: Any) -> None:
+    if not unsettled or sender is None:  # As after most messages.
+        return
+    settle = unsettled.get(sender.request)
+    # Celery sends the signal from a `finally`: an error that is on its way means that not all was sent.
+    is_sent = sys.exc_info()[1] is None and state in (*states.READY_STATES, states.IGNORED)
+    if settle is not None and is_sent:
+        settle()

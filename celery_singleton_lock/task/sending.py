@@ -42,19 +42,17 @@ from celery_singleton_lock.options.task import Options, chosen_policy, raw_attri
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task import journal_entries, message_identity, outcome, replacing
-from celery_singleton_lock.task.celery_types import RequestLike
-from celery_singleton_lock.task.header import HEADER
-from celery_singleton_lock.task.leader import Leader, may_be_followed
+from celery_singleton_lock.task import ends, header, journal_entries, replacing
+from celery_singleton_lock.task.message import HEADER, RequestLike
 from celery_singleton_lock.task.queue_lock import (
     SAID_FOR,
     QueueLock,
     holder_of_message,
     is_by_time,
     lock_in,
-    lock_of,
 )
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task.targets import Leader
+from celery_singleton_lock.task.turn import turn_of
 
 logger = get_logger(__name__)
 
@@ -184,10 +182,12 @@ class _Before(NamedTuple):
             # If a worker's main process retries, no task sends it.
             lock = lock_in(named["headers"][HEADER], task.app, task.name)
             return cls(lock is not None, lock is not None, None, lock)
-        if message_identity.is_new(named, sender):
+        if header.is_new(named, sender):
             return cls(False, True)
         request = sender.request
-        return cls(True, True, request, None if progress_of(request).is_begun else lock_of(sender, request))
+        turn = turn_of(request)
+        carried = {} if turn.is_begun else turn.delivered(request).carried
+        return cls(True, True, request, lock_in(carried, sender.app, sender.name))
 
     def has_run(self, named: Mapping[str, Any]) -> bool:
         """Whether its body sends this message as its next attempt. The child may have died before it had begun if a
@@ -198,9 +198,9 @@ class _Before(NamedTuple):
     def pass_on(self, lock: QueueLock, named: Mapping[str, Any]) -> None:
         """This message was sent with its lock."""
         if self.request is not None:
-            progress = progress_of(self.request)
-            progress.passes_on = lock.confirmed()
-            progress.is_retried |= (named.get("retries") or 0) > (self.request.retries or 0)
+            turn = turn_of(self.request)
+            turn.passes_on = lock.confirmed()
+            turn.is_retried |= (named.get("retries") or 0) > (self.request.retries or 0)
 
 
 def _take(store: Store, request: LockRequest) -> tuple[Held | None, DuplicateTask | LockUnavailable | None]:
@@ -248,7 +248,7 @@ def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
     """Whether it follows from a task that a worker has carried out, and no body sends it."""
     if (sender := current_worker_task()) is None:  # A main process sends what follows from a task whose child is lost.
         return named.get("parent_id") is not None
-    return _is_part(named) and not message_identity.is_sent_by_body(named, sender)
+    return _is_part(named) and not header.is_sent_by_body(named, sender)
 
 
 class _Duplicate(NamedTuple):
@@ -293,7 +293,7 @@ class _Duplicate(NamedTuple):
 
         def ask(task_id: str = holder.task_id, since: float = holder.since) -> None:
             try:
-                answers.put(outcome.has_ended(self.task, task_id, since))
+                answers.put(ends.has_ended(self.task, task_id, since))
             except Exception as error:  # noqa: BLE001 - every backend has its own
                 logger.info("%s: it is not known whether task %s has ended: %r", self.task.name, task_id, error)
                 answers.put(False)
@@ -328,7 +328,7 @@ class _Duplicate(NamedTuple):
         An answer to its sender would not reach those who wait for it, nor start what follows from it.
         """
         task, leader = self.task, Leader.of(self.found)
-        is_able = may_be_followed(task, Runtime.of(task.app).settings, self.lock.scope)
+        is_able = ends.may_be_followed(task, Runtime.of(task.app).settings, self.lock.scope)
         if leader is None or leader.task_id == named["task_id"] or not is_able or self._wants_a_run_of_its_own(named):
             return _publish_without(publish, task, named, self.error)
         logger.info("%s[%s] follows: %s", task.name, named["task_id"], self.error)

@@ -35,13 +35,11 @@ from celery_singleton_lock.options.task import (
 )
 from celery_singleton_lock.options.words import wrong_in_call
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import entrance, header, map_items, message_identity, queued, sending, synchronous
-from celery_singleton_lock.task.carry_out import carry_out
-from celery_singleton_lock.task.celery_types import RequestLike, TaskLock
-from celery_singleton_lock.task.delivery import is_applied
-from celery_singleton_lock.task.execution import Execution, record_started
+from celery_singleton_lock.task import entrance, header, queued, sending
+from celery_singleton_lock.task.calls import call_item, carry_out
+from celery_singleton_lock.task.message import Message, RequestLike, TaskLock
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
-from celery_singleton_lock.task.running import progress_of, share
+from celery_singleton_lock.task.turn import Execution, message_of, record_started, share, turn_of
 
 logger = get_logger(__name__)
 
@@ -155,7 +153,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             check_task(cls, SingletonTask)
             entrance.check(cls, SingletonTask)
             run = object.__new__(cls).run
-            synchronous.check(cls.name, run)
+            entrance.check_synchronous(cls.name, run)
             check_lock_key(cls.name, raw_attribute(cls, "lock_key"), run)
         except Exception:
             forget_task(app, cls.name)
@@ -168,7 +166,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     @property
     def lock(self) -> Lease:
         """The lease of the current execution; one that is not `held`, with fence 0, if there is no lock."""
-        return progress_of(self.request).lease or unheld()
+        return turn_of(self.request).lease or unheld()
 
     def lock_key_of(self, *args: Any, **kwargs: Any) -> str:
         """The key of the lock that a call with these arguments takes, as logs and errors show it.
@@ -208,7 +206,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         has_new_id = not named.get("task_id")
         task_id = named["task_id"] = named.get("task_id") or uuid()
         sender = current_worker_task()
-        carried = message_identity.header_for(task_id, named, sender)
+        carried = header.header_for(task_id, named, sender)
         named["headers"] = header.added(named.get("headers"), carried)
         if not sending.is_locked_when_sent(self) or (call := check_call(carried.get("call"), self.name)) is False:
             return super().apply_async(args, kwargs, *rest[len(_BY_PLACE) :], **named)
@@ -239,7 +237,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         """Like Celery's. Once the next attempt is sent, this one has ended, even if its lock is lost meanwhile."""
-        body = progress_of(self.request).body
+        body = turn_of(self.request).body
         with nullcontext() if body is None else body.sending():
             return super().retry(*args, **kwargs)
 
@@ -247,9 +245,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         """Like Celery's. Once the replacement is sent, this task has ended, as for `retry`, and copies that have joined
         it wait for the replacement.
         """
-        progress = progress_of(self.request)
-        progress.is_replaced = True
-        body = None if self.request.is_eager else progress.body  # It runs within this task, and is not sent.
+        turn = turn_of(self.request)
+        turn.is_replaced = True
+        body = None if self.request.is_eager else turn.body  # It runs within this task, and is not sent.
         with nullcontext() if body is None else body.sending():
             return super().on_replace(sig)
 
@@ -258,39 +256,40 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         present = self.request
         super().push_request(*args, **{**vars(present), **kwargs})  # Celery 5.4 pushes an empty one.
         if not ("id" in kwargs or present.called_directly):
-            share(progress_of(present), self.request)
+            share(turn_of(present), self.request)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock if a worker or `apply` calls; plainly if a program calls the task as a function."""
         request: RequestLike = self.request
         if is_builtin(self.name):
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
-        if (sender := map_items.sender()) is not None:
-            return map_items.call(self, sender, self._body(), args, kwargs)
-        progress = progress_of(request)
-        if request.called_directly or progress.in_body or progress.lease is not None:
+        if (sender := entrance.map_item_of()) is not None:
+            return call_item(self, sender, self._body(), args, kwargs)
+        turn = turn_of(request)
+        if request.called_directly or turn.in_body or turn.lease is not None:
             return super().__call__(*args, **kwargs)
-        progress.in_body = False
+        turn.in_body = False
         following = self._body()
-        brought = queued.brought_by(self, request)
+        message = turn.delivered(request)
+        brought = None if message.is_plain else queued.brought_by(self, message)
 
         def body() -> Any:
             if brought is not None:
                 brought.start()
-            progress.in_body = True
+            turn.in_body = True
             try:
-                return synchronous.value_of(self.name, following(*args, **kwargs))
+                return entrance.value_of(self.name, following(*args, **kwargs))
             finally:
-                progress.in_body = False
+                turn.in_body = False
 
         with nullcontext() if brought is None else brought:
-            lock = self.lock_of(request, args, kwargs)
+            lock = self._lock_of(message, args, kwargs)
             if lock is None:
                 record_started(self)
                 return body()
             if brought is not None:
                 brought.key = lock.key
-            return carry_out(Execution.of(self, lock), body, brought)
+            return carry_out(Execution.of(self, request, turn, lock, brought), body)
 
     def _add_call(self, given: object, options: dict[str, Any], *, applied: bool = False) -> None:
         """Add the lock options of a call to what else it was given."""
@@ -332,13 +331,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         Raises:
             InvalidOption: what the caller asked for is not allowed.
         """
-        settings = Runtime.of(self.app).settings
-        call = check_call(header.of(request).get("call"), self.name)
-        if call is not None and not is_applied(request):
-            check_accepted(call, settings.accept, self)
-        if call is False or not settings.enabled or is_builtin(self.name):
-            return None
-        return options_for(self, settings, call)
+        return self._options_of(message_of(request), Runtime.of(self.app).settings)
 
     def lock_of(self, request: RequestLike, args: Any, kwargs: Any) -> TaskLock | None:
         """The lock that an execution takes; None when it takes none.
@@ -347,13 +340,23 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidOption: what the caller asked for is not allowed.
             InvalidKey: an argument has no stable form.
         """
-        options = self.lock_options(request)
+        return self._lock_of(message_of(request), args, kwargs)
+
+    def _options_of(self, message: Message, settings: Settings) -> Options | None:
+        call = check_call(message.carried.get("call"), self.name)
+        if call is not None and not message.is_applied:
+            check_accepted(call, settings.accept, self)
+        if call is False or not settings.enabled or is_builtin(self.name):
+            return None
+        return options_for(self, settings, call)
+
+    def _lock_of(self, message: Message, args: Any, kwargs: Any) -> TaskLock | None:
+        settings = Runtime.of(self.app).settings
+        options = self._options_of(message, settings)
         if options is None:
             return None
-        settings = Runtime.of(self.app).settings
         if options.scope in OF_EACH_MESSAGE:
-            own = message_identity.sending_of(request)
-            return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, own))
+            return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, message.sending))
         made = self.call_key(settings, options.key, args, kwargs)
         return TaskLock(options, made.key, made.label if settings.labels else "")
 

@@ -46,11 +46,13 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import delivery, header, outcome, reports, requeue
-from celery_singleton_lock.task.execution import holder_of
+from celery_singleton_lock.stores.store import Place
+from celery_singleton_lock.task import delivery, ends, header, reports, requeue
+from celery_singleton_lock.task.ends import Outcome
+from celery_singleton_lock.task.message import Waits, carried_in
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
-from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.queue_lock import QueueLock, lock_in, lock_of
+from celery_singleton_lock.task.queue_lock import QueueLock, lock_in
+from celery_singleton_lock.task.turn import holder_of, message_of
 from celery_singleton_lock.worker.children import Children, RunHold, free
 from celery_singleton_lock.worker.line import Line, line_of
 
@@ -95,7 +97,7 @@ class SingletonRequest(WorkerRequest):
         if not isinstance(self.request_dict.get("headers"), Mapping):
             # Celery would take it for the message's headers, and could not send the message again.
             self.request_dict.pop("headers", None)
-        carried = header.of_message(self.request_dict)
+        carried = carried_in(self.request_dict)
         if not carried:
             header.report_if_stripped(self.request_dict)
         self._owner = new_owner()
@@ -106,7 +108,7 @@ class SingletonRequest(WorkerRequest):
         #: Whether the pool has it.
         self.has_begun = False
         #: The lock that it waits for in the line of this process.
-        self._waits_for: requeue.Waits | None = None
+        self._waits_for: Waits | None = None
         #: Whether it begins because a lock was freed.
         self.is_woken = False
         #: When it begins at the latest, if it can be woken, or expires before the message is due.
@@ -115,10 +117,10 @@ class SingletonRequest(WorkerRequest):
         #: The lock that the message brought with it.
         self._brought = self._confirmed() if "queue" in carried else None
         # Making the context takes as long as everything else here.
-        if self.delivery_info["redelivered"] or ("put_back" in carried and requeue.may_have_begun(self.context)):
+        if self.delivery_info["redelivered"] or ("put_back" in carried and message_of(self.context).may_have_begun):
             # It may be running: recording that it has expired would overwrite its state. The child asks first.
             self.expires = None
-        if self.eta is not None and "put_back" in carried and requeue.was_put_back(self.context):
+        if self.eta is not None and "put_back" in carried and message_of(self.context).was_put_back:
             self._wait()
 
     @property
@@ -293,27 +295,27 @@ class SingletonRequest(WorkerRequest):
         else:  # If the lock was taken meanwhile, its holder wakes the next one.
             line.give_back_if_free(*waits)
 
-    def _waited_in(self) -> tuple[Line, requeue.Waits] | None:
+    def _waited_in(self) -> tuple[Line, Waits] | None:
         line, waits = line_of.get(self.app), self._waits_for
         return None if line is None or waits is None else (line, waits)
 
     @property
     def _is_one_of_many(self) -> bool:
         """Whether it is in line with others that end without the lock, so that each wakes the next, whoever has it."""
-        its = self.context
-        return any(it is not None for it in (requeue.joined_by(its), requeue.followed_by(its), requeue.arrived(its)))
+        its = message_of(self.context)
+        return any(it is not None for it in (its.note.joins, its.note.follows, its.number))
 
     def _wait(self) -> None:
         """Wait: begin when the lock that it was put back for is free, and end when it expires."""
-        line, waits = line_of.get(self.app), requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)
+        line, its = line_of.get(self.app), message_of(self.context)
+        waits = its.note.waits_on(Runtime.of(self.app).settings.prefix)
         if line is not None and waits is not None:
-            key, place = waits
-            self._waits_for = requeue.Waits(key, place.limit)
+            self._waits_for = waits
             # Now and then such a copy checks whether the task that it joined has ended, or a newer message has come.
-            looks = requeue.joined_by(self.context) is not None or requeue.arrived(self.context) is not None
+            looks = its.note.joins is not None or its.number is not None
             # A follower may have taken the lock for which this copy of it waits, and its process has died.
-            may_have_it = self.delivery_info["redelivered"] and requeue.followed_by(self.context) is not None
-            if line.park(self, key, place) and not (looks or may_have_it):
+            may_have_it = self.delivery_info["redelivered"] and its.note.follows is not None
+            if line.park(self, waits.key, Place(its.note.since_now(), waits.limit)) and not (looks or may_have_it):
                 longest = min(HELD, longest_delay(self.app.conf))
                 self._held_until = datetime.fromtimestamp(clock.wall() + longest, timezone.utc)
         if self.expires is not None and self.eta - self.expires > EXPIRED:
@@ -322,7 +324,7 @@ class SingletonRequest(WorkerRequest):
     def _confirmed(self) -> QueueLock | None:
         """The lock that the message brought, confirmed: its sender may have died before it could confirm it."""
         try:
-            brought = lock_of(self.task, self.context)
+            brought = lock_in(carried_in(self.request_dict), self.app, self.task.name)
             if brought is not None and brought.ends_at_end:
                 Runtime.of(self.app).confirmations.add(brought.confirmed_again())
             return brought
@@ -368,7 +370,7 @@ class SingletonRequest(WorkerRequest):
             logger.debug("%s: it is not known whether it has ended: %r", self, error)
             return None
         outage.answered()
-        return None if found is None else outcome.read(found)[0]
+        return None if found is None else ends.read(found)[0]
 
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; a child that still cleans up frees it itself, or dies and is noticed."""
@@ -452,7 +454,9 @@ class SingletonRequest(WorkerRequest):
             return None
         if isinstance(error, Terminated):
             return Outcome(states.REVOKED)
-        return outcome.failed(self.task, self.context, error) if isinstance(error, Exception) else None
+        if not isinstance(error, Exception):
+            return None
+        return ends.failed(error, is_awaited=ends.is_awaited(self.task, self.context))
 
     @property
     def _is_over(self) -> bool:
@@ -496,6 +500,6 @@ def _end_brought(sender: Any, message: Any, **_: Any) -> None:
     """
     try:
         headers = message.headers or {}
-        end_brought(sender.app, lock_in(header.of_message(headers), sender.app, headers.get("task", "")))
+        end_brought(sender.app, lock_in(carried_in(headers), sender.app, headers.get("task", "")))
     except Exception as error:  # noqa: BLE001 - what a message carries may be anything
         logger.debug("the worker cannot tell which lock a message brought that reaches no task: %r", error)

@@ -258,6 +258,18 @@ def test_nodes_that_have_no_answer_are_asked_last(nodes: Sequence[ForgingProxy],
     assert sum(node.answered for node in nodes[:2]) == before
 
 
+def test_nodes_go_with_the_last_user_of_the_cluster() -> None:
+    """And with them their connections, before Python looks for cycles."""
+    gc.disable()
+    try:
+        cluster = inside.cluster_at(1)
+        gone = [weakref.ref(cluster), weakref.ref(cluster.node(("localhost", 1)))]
+        del cluster
+        assert [it() for it in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
 def is_taken(store: Store) -> bool:
     with suppress(LockUnavailable):
         return bool(store.free(taken(store)))

@@ -23,7 +23,7 @@ from celery.exceptions import Ignore
 from kombu.utils.uuid import uuid
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.task import redelivery
+from celery_singleton_lock.task import decide
 
 SERIALIZERS = ("json", "pickle", "yaml", "msgpack")
 
@@ -267,7 +267,7 @@ def _of_django() -> list[str]:
 
 
 #: As if the first execution had had the time to store its result.
-settle_at_once = partial(setattr, redelivery, "SETTLING", 0.0)
+settle_at_once = partial(setattr, decide, "SETTLING", 0.0)
 
 
 if __name__ == "__main__":

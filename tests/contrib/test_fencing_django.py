@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -190,23 +189,6 @@ def test_row_cannot_be_claimed_outside_of_a_transaction(alias: str) -> None:
     with pytest.raises(transaction.TransactionManagementError):
         Report.objects.using(alias).fenced_get(NEW, pk=7)
     assert row(alias) == (0, 0)
-
-
-def test_highest_fence_of_many_writers_is_the_last(alias: str) -> None:
-    fences = random.sample(range(OLD, OLD + 40), 40)
-
-    def try_to_write(fence: int) -> bool:
-        try:
-            return write(alias, fence, fence - OLD) == 1
-        except StaleFence:
-            return False
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(4) as pool:
-        written = list(pool.map(try_to_write, fences))
-    assert row(alias) == (39, OLD + 39)
-    assert written[fences.index(OLD + 39)]
 
 
 class TestUpdateOrCreate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -144,21 +143,6 @@ def test_later_holder_waits_for_the_holder_that_claimed_the_row(engine: Engine) 
             assert not later.done()
         assert later.result() == 1
     assert row(engine) == (2, NEW)
-
-
-def test_highest_fence_of_many_writers_is_the_last(engine: Engine) -> None:
-    fences = random.sample(range(OLD, OLD + 60), 60)
-
-    def try_to_write(fence: int) -> bool:
-        try:
-            return write(engine, fence, fence - OLD) == 1
-        except StaleFence:
-            return False
-
-    with ThreadPoolExecutor(4) as pool:
-        written = list(pool.map(try_to_write, fences))
-    assert row(engine) == (59, OLD + 59)
-    assert written[fences.index(OLD + 59)]
 
 
 def test_claimed_object_is_read_from_the_database_again(engine: Engine) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.task import redelivery
+from celery_singleton_lock.task import decide
 from tests.contrib.endings import SERIALIZERS, differences
 from tests.redis_server import RedisServer
 
@@ -42,7 +42,7 @@ QUICK = {"Redis", "json"}
 def test_tasks_end_as_they_do_with_the_stock_task(
     backend: str, serializer: str, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redelivery, "SETTLING", 0.0)
+    monkeypatch.setattr(decide, "SETTLING", 0.0)
     try:
         assert differences(BACKENDS[backend](tmp_path, redis_server), serializer) == []
     finally:

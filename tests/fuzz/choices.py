@@ -1,7 +1,6 @@
 """Decisions that are derived from bytes: the same bytes make the same case.
 
-So one definition of a case serves everything that produces bytes: chance, a coverage-guided fuzzer, and the reduction
-of a case. Where the bytes end, each decision is the simplest one.
+So Hypothesis only makes bytes, and reduces them. Where the bytes end, each decision is the simplest one.
 """
 
 from __future__ import annotations

@@ -1,35 +1,39 @@
-"""A few seconds of what `make fuzz` does for minutes, and a check that it can find faults.
+"""Any input is answered, and the fuzzer can find faults.
 
-The cases are the same each time: `make fuzz` searches, a test repeats.
+The cases are the same each time: `make fuzz` searches for others, a test repeats.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import random
+import os
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
+import hypothesis
 import pytest
+from hypothesis import strategies
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis.script import Call
-from tests.fuzz.choices import Choices
-from tests.fuzz.running import Found, by_chance, once
+from tests.fuzz.choices import Choices, Stuck
 from tests.fuzz.targets import TARGETS
 
-#: The number of cases of each target that takes a second or less.
-FEW = {"parsers": 1000, "keys": 500, "options": 200, "messages": 60, "answers": 150, "stored": 60, "commands": 40}
+#: How many times as many cases as in `make test`.
+TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
 
-SEED = 1
+#: Numbers of bytes that a case may have.
+SIZES = (0, 2, 8, 24, 64, 160, 400)
 
+#: Seconds of CPU time that one case may take: if it takes more it is stuck, however busy the machine is.
+MOST_WORK = 20.0
 
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    warnings.simplefilter("ignore")  # Celery warns about such messages.
+INPUTS = strategies.sampled_from(SIZES).flatmap(lambda size: strategies.binary(min_size=size, max_size=size))
 
 
 class Written(logging.Handler):
@@ -39,62 +43,60 @@ class Written(logging.Handler):
         logging.Formatter().format(record)
 
 
-@contextmanager
-def written_nowhere() -> Iterator[None]:
-    """Celery logs task names that may not be valid Unicode, which pytest could not pass between processes."""
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Celery warns about such messages, and logs task names that pytest could not pass between processes."""
+    warnings.simplefilter("ignore")
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, [Written()]
+    yield
+    root.handlers = handlers
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Stuck(f"it has worked for {MOST_WORK:.0f} s")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_WORK)
     try:
         yield
     finally:
-        root.handlers = handlers
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
+def fuzz(target: str, cases: int, **settings: Any) -> None:
+    """Run this many cases; Hypothesis reduces the one that fails."""
+    checks = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
+    with TARGETS[target][0]() as case:
+
+        @hypothesis.settings(
+            max_examples=cases, suppress_health_check=checks, report_multiple_bugs=False, database=None
+        )
+        @hypothesis.given(data=INPUTS)
+        def run(data: bytes) -> None:
+            with limited():
+                case(Choices(data))
+
+        run()
+
+
+@pytest.mark.timeout(max(600, 60 * TIMES))
 @pytest.mark.parametrize("target", TARGETS)
-def test_any_input_is_answered(target: str) -> None:
-    with written_nowhere(), TARGETS[target][0]() as case:
-        by_chance(target, case, FEW[target], SEED)
+@pytest.mark.parametrize("times", [TIMES, pytest.param(20, marks=pytest.mark.slow)])
+def test_any_input_is_answered(target: str, times: int) -> None:
+    fuzz(target, times * TARGETS[target][1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-def test_many_inputs_are_answered(target: str) -> None:
-    with written_nowhere(), TARGETS[target][0]() as case:
-        by_chance(target, case, 20 * FEW[target], SEED)
-
-
-def test_same_bytes_make_the_same_case() -> None:
-    data = random.Random(5).randbytes(200)
-    assert repr(Choices(data).mutated({"a": [1, "x"]})) == repr(Choices(data).mutated({"a": [1, "x"]}))
-
-
-def test_each_decision_is_the_simplest_where_the_bytes_end() -> None:
-    choices = Choices(b"")
-    assert (choices.below(1000), choices.content(), choices.mutated([1])) == (0, b"", [1])
-
-
-def test_failing_case_is_reduced() -> None:
-    def case(choices: Choices) -> None:
-        assert b"!" not in choices.content(200)
-
-    with pytest.raises(Found) as found:
-        once("none", case, bytes([150]) + b"x" * 100 + b"!" + b"y" * 200)
-    assert len(found.value.data) < 8
-
-
-class TestFaultsAreFound:
-    def test_json_that_is_not_checked(self) -> None:
-        with (
-            patch.object(cleaned, "array", json.loads),
-            TARGETS["parsers"][0]() as case,
-            pytest.raises(Found, match=r"python -m tests\.fuzz parsers --data"),
-        ):
-            by_chance("parsers", case, 2000, 1)
-
-    def test_answers_that_are_not_checked(self) -> None:
-        with (
-            patch.object(Call, "understood", lambda self, answer: answer),
-            TARGETS["answers"][0]() as case,
-            pytest.raises(Found),
-        ):
-            by_chance("answers", case, 2000, 1)
+@pytest.mark.parametrize(
+    ("target", "broken", "error"),
+    [
+        ("parsers", lambda: patch.object(cleaned, "array", json.loads), "Expecting value"),
+        ("answers", lambda: patch.object(Call, "understood", lambda self, answer: answer), "not enough values"),
+    ],
+)
+def test_what_is_not_checked_is_found(target: str, broken: Any, error: str) -> None:
+    with broken(), pytest.raises(ValueError, match=error):
+        fuzz(target, 2000, phases=[hypothesis.Phase.generate])

@@ -55,6 +55,9 @@ def kill_child(run: Run) -> float:
 #: Seconds that a run takes if the test has to end it, see `Record.let_end`: longer than any test.
 LONG = 300.0
 
+#: Seconds of leases, unless a module or a test has others: a busy machine stops no process for a third of that.
+TTL = 6.0
+
 #: Options of a broker that counts a message as lost if it is not acknowledged within three seconds. Workers look for
 #: such messages under a lock of kombu's: one that is killed meanwhile would keep the others away for five minutes.
 FORGETFUL = {
@@ -165,7 +168,7 @@ def shop_on(tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisS
                 "broker_url": broker.url_of(0),
                 "result_backend": broker.url_of(1),
                 "singleton_lock_backend": (locks or broker).url_of(2),
-                "singleton_lock_ttl": 2.0,
+                "singleton_lock_ttl": TTL,
                 **conf,
             }
             shops.append(Shop(Record(tmp_path / "record"), tmp_path, full, broker.url_of(3), exits))
@@ -182,8 +185,8 @@ def shop_on(tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisS
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    """A shop on the shared server. Its leases take as many seconds as the module's `TTL` says, or two."""
-    made: Shop = shop_on(redis_server, singleton_lock_ttl=getattr(request.module, "TTL", 2.0))
+    """A shop on the shared server. Its leases take as many seconds as the module's `TTL` says."""
+    made: Shop = shop_on(redis_server, singleton_lock_ttl=getattr(request.module, "TTL", TTL))
     return made
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from celery import Celery
 from kombu.utils.encoding import ensure_bytes
 
-from celery_singleton_lock.task.header import HEADER
+from celery_singleton_lock.task.message import HEADER
 from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 

@@ -34,14 +34,6 @@ def test_exit_status_is_that_of_a_linter(shop: Shop) -> None:
     assert "Traceback" not in wrong.stderr
 
 
-def test_replace_where_the_scope_does_not_allow_it(shop: Shop) -> None:
-    wrong = of_shop(shop, "audit", singleton_lock_on_duplicate="replace", singleton_lock_scope="until_executed")
-    assert wrong.returncode == 1
-    assert "is 'replace' with lock_scope 'until_executed'" in wrong.stderr
-    assert "allowed: 'until_executing' and 'until_and_while_executing'" in wrong.stderr
-    assert "Traceback" not in wrong.stderr
-
-
 def test_worker_logs_at_its_start_what_is_wrong_and_nothing_else(shop: Shop) -> None:
     (worker,) = shop.start("one")
     told = re.findall(r"WARNING.*singleton lock: (.*)", worker.log)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -359,11 +358,3 @@ def test_user_with_the_documented_rights_is_enough(own_redis: RedisServer, beats
     first.terminate()
     beats.wait_for_sent(2)
     check(beats)
-
-
-def test_wrong_setting_is_refused_at_the_start(beats: Studio) -> None:
-    beats.conf["singleton_lock_beat_mode"] = "leader"
-    (beat,) = beats.start("first")
-    with pytest.raises(AssertionError, match="there is no setting singleton_lock_beat_mode; remove it"):
-        beat.wait_for("Sending due")
-    assert os.listdir(beats.directory)

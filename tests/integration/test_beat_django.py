@@ -239,20 +239,6 @@ def test_edits_are_honoured(site: Site) -> None:
         check_distinct(site.sent(entry))
 
 
-@pytest.mark.slow
-def test_edit_while_no_beat_runs_is_honoured_by_the_next(site: Site) -> None:
-    site.orm("add", name="edited", every=1)
-    (first,) = site.start("first")
-    site.wait_for_sent("edited", 2)
-    site.kill_between_ticks(first, "edited")
-    before = site.sent("edited")
-    site.orm("change", name="edited", every=2)
-    site.start("second")
-    after = site.wait_for_sent("edited", 4)[len(before) :]
-    check_distinct(before + after)
-    assert spacings(after)[1:] == pytest.approx([2] * (len(after) - 2), abs=JITTER)
-
-
 def soon(seconds: float) -> float:
     return round(clock.wall() + seconds, 3)
 
@@ -398,25 +384,6 @@ def test_database_learns_what_a_killed_beat_has_sent(site: Site) -> None:
     site.start("third")
     site.wait_for_sent("clock", 2)
     assert site.sent("rare") == [sent]
-
-
-@pytest.mark.slow
-def test_each_beat_sends_what_no_other_has_claimed(site: Site) -> None:
-    names = ["clock", "a", "b", "c"]
-    for name in names:
-        site.orm("add", name=name, every=1)
-    beats = site.start("first", "second", "third")
-    site.wait_for_sent("clock", 4)
-    site.orm("add", name="one", clocked=soon(2), one_off=True)
-    site.wait_until_recorded("one")
-    beats[0].terminate()
-    site.wait_for_sent("clock", 4)
-    for beat in beats[1:]:
-        beat.terminate()
-    assert len(site.sent("one")) == 1
-    for name in names:
-        _, *sent = site.sent(name)
-        check_distinct(sorted(sent, key=lambda message: message.due))
 
 
 def test_worker_runs_what_is_due(site: Site) -> None:

@@ -42,7 +42,7 @@ class TestList:
         assert (line["name"], line["label"]) == ("job", "job='report'"), "its lock_name"
         assert (line["node"], line["pid"]) == (worker.name, run.pid)
         assert 0 <= line["held_for"] < 60
-        assert 0 < line["expires_in"] <= line["ttl"] == 2.0
+        assert 0 < line["expires_in"] <= line["ttl"] == 6.0
         assert (line["waiters"], line["scope"], line["left_behind"]) == (0, "while_executing", False)
         titles, row = ask(shop, "list").stdout.splitlines()
         assert titles.split() == ["TASK", "LABEL", "HOLDER", "WORKER", "FOR", "WAITING"]

@@ -145,7 +145,7 @@ def test_lock_is_free_after_one_ttl_though_the_worker_dies_meanwhile(shop: Shop)
     inspected_once(shop, 1)
     assert "is stopped" in released(shop, key_of(shop))["ok"]
     shop.workers[0].kill()
-    until(lambda: shop.held() == [], seconds=TTL + 8)
+    until(lambda: shop.held() == [])
 
 
 def test_lock_that_is_not_held_here_is_reported(shop: Shop) -> None:

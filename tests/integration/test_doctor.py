@@ -108,11 +108,6 @@ class TestOnTheCommandLine:
         assert "-> correct the user and the password in singleton_lock_backend" in shown.output
         assert "start it" not in shown.output
 
-    def test_even_number_of_nodes_is_refused(self) -> None:
-        shown = run_here(singleton_lock_backend="redis://a;redis://b;redis://c;redis://d")
-        assert shown.exit_code == 1
-        assert "4 nodes for Redlock" in shown.output
-
 
 class TestWorkers:
     """Those that differ from this app."""
@@ -153,13 +148,6 @@ class TestOneServer:
             left = list(client.scan_iter())
             assert all(client.ttl(key) > 0 for key in left)
             assert not [key for key in left if key.endswith(":run")]
-
-    def test_eviction_is_a_problem(self, own_redis: RedisServer) -> None:
-        with own_redis.client() as client:
-            client.execute_command("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
-            client.execute_command("CONFIG", "SET", "maxmemory", "100mb")
-        (finding,) = serious(looked_at(own_redis.url))
-        assert (finding.severity, "volatile-lru" in finding.text) == ("problem", True)
 
     def test_least_rights_are_enough(self, own_redis: RedisServer) -> None:
         with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting", "+time") as url:

@@ -27,7 +27,7 @@ def test_explains_a_call_and_names_the_holder(shop: Shop) -> None:
     assert "lock_wait" not in for_people, "it was not set"
     wrong = of_shop(shop, "explain", TASK, "report", "tenant=7")
     assert (wrong.returncode, "got an unexpected keyword argument 'tenant'" in wrong.stderr) == (2, True)
-    assert "lock_ttl = 2.0  from the setting singleton_lock_ttl" in for_people
+    assert "lock_ttl = 6.0  from the setting singleton_lock_ttl" in for_people
 
 
 def test_two_calls_are_compared(shop: Shop) -> None:

@@ -345,6 +345,7 @@ class TestWaiting:
         threads: list[threading.Thread] = []
         for number in range(4):
             threads += self.one(client, number, got)
+            until(lambda number=number: client.info("clients")["blocked_clients"] > number)
             clock.sleep(1.0)
         clock.sleep(2.5)
         lock.release()
@@ -436,12 +437,14 @@ class TestWhatBreaksOtherLocks:
         assert os.waitpid(pid, 0)[1] == 0
         lock.release()
 
-    def test_renewal_survives_a_read_only_server(self, client: Redis) -> None:
-        with Lock(client, NAME, timeout=3):
+    def test_renewal_survives_a_read_only_server(self, client: Redis, caplog: pytest.LogCaptureFixture) -> None:
+        with Lock(client, NAME, timeout=12) as lock:
             client.replicaof("127.0.0.1", 1)
-            clock.sleep(1.5)
+            until(lambda: "trying again" in caplog.text, "a renewal has failed")
+            left = client.pttl(NAME)
             client.replicaof("NO", "ONE")
-            clock.sleep(2.0)
+            until(lambda: client.pttl(NAME) > left, "it is renewed")
+            lock.check()
 
     def test_many_locks_take_two_threads_and_few_connections(self, client: Redis) -> None:
         threads, before = set(threading.enumerate()), client.info("clients")["connected_clients"]

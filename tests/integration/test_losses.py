@@ -232,6 +232,7 @@ class TestChildDoesNotRun:
             _, run = shop.record.wait_for(starts=2)
             os.kill(run.pid, signal.SIGSTOP)
             for node in nodes.clients():
+                until(lambda node=node: node.keys("*:run"), "the slowest node has granted it, too")
                 (key,) = node.keys("*:run")
                 node.delete(key)
                 until(lambda node=node, key=key: node.exists(key), "it has the lock again")

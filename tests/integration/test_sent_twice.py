@@ -142,6 +142,7 @@ class Sender:
         self.app, self._record, self._stored, self._by_name = app, record, stored, by_name
         self._made: dict[tuple[str, str], Any] = {}
         self._results: dict[tuple[str, str], list[AsyncResult]] = {}
+        self._waited_in_vain = False
 
     def send(self, family: str, names: tuple[str, ...]) -> None:
         for name in names:
@@ -166,11 +167,12 @@ class Sender:
         """What ran, with its arguments."""
         return Counter(item.decode() for item in self._record.lrange(f"ran:{family}:{name}", 0, -1))
 
-    def wait(self, family: str, names: tuple[str, ...], times: int, *, seconds: float = LIMIT) -> None:
-        """Wait until all have run that many times, but no longer than `seconds`."""
-        deadline = clock.now() + seconds
+    def wait(self, family: str, names: tuple[str, ...], times: int) -> None:
+        """Wait until all have run that many times. Those that do not will not: one long wait is enough."""
+        deadline = clock.now() + (AFTERWARDS if self._waited_in_vain else LIMIT)
         while any(self.ran(family, name).total() < times * SHAPES[name].runs for name in names):
             if clock.now() > deadline:
+                self._waited_in_vain = True
                 return
             clock.sleep(0.02)
 
@@ -272,12 +274,11 @@ def compare(sender: Sender, family: str, names: tuple[str, ...], *, at_once: boo
         for one in ("stock", family):
             sender.send(one, names)
         if not at_once:
-            # Shapes that differ do so forever: one long wait is enough.
             sender.wait("stock", names, number)
-            sender.wait(family, names, number, seconds=LIMIT if number == 1 else 10)
+            sender.wait(family, names, number)
             sender.forget_chords()
     sender.wait("stock", names, TIMES)
-    sender.wait(family, names, TIMES, seconds=10)
+    sender.wait(family, names, TIMES)
     clock.sleep(AFTERWARDS)
     return differences(sender, family, names)
 

@@ -13,9 +13,6 @@ from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.redis_server import RedisServer
 
-#: Seconds of the leases in these tests (see `shop_on`).
-TTL = 2.0
-
 #: For tasks that must stop in time: what is left of the lease by then is more than a busy machine takes away.
 LONG_TTL = 8.0
 
@@ -95,22 +92,34 @@ def test_no_permission_any_more(split: Shop, server: Redis) -> None:
 
 def test_full_memory(split: Shop, server: Redis) -> None:
     """A holder keeps its lock and frees it; newcomers wait."""
-    result = split.send("exclusive", "report", 2 * TTL)
+    result = split.send("exclusive", "report", LIMIT)
     split.record.wait_for(starts=1)
     server.config_set("maxmemory", 1)
-    assert_waits_and_runs(split, lambda: (result.get(timeout=LIMIT), server.config_set("maxmemory", 0)))
-    assert result.get(timeout=LIMIT) == "report"
+
+    def heal() -> None:
+        split.wait_for_renewals(2)
+        split.record.let_end("report")
+        assert result.get(timeout=LIMIT) == "report"
+        server.config_set("maxmemory", 0)
+
+    assert_waits_and_runs(split, heal)
     assert split.record.runs("lost") == []
 
 
 def test_killed_connections_and_forgotten_scripts(split: Shop, server: Redis) -> None:
-    result = split.send("exclusive", "report", 3 * TTL)
+    result = split.send("exclusive", "report", LIMIT)
     split.record.wait_for(starts=1)
     waiting = split.send("waiting", "report")
+    (key,) = split.held()
+    renewals, left = 0, server.pttl(key)
     while not result.ready():
         server.client_kill_filter(_type="normal", skipme=True)
         server.script_flush()
         clock.sleep(0.1)
+        before, left = left, server.pttl(key)
+        renewals += left > before
+        if renewals > 2:
+            split.record.let_end("report")
     assert result.get(timeout=LIMIT) == "report"
     assert waiting.get(timeout=LIMIT) == "report"
     assert overlaps(split.record.runs("report")) == []

@@ -106,7 +106,7 @@ def test_cold_shutdown_frees_the_lock(shop: Shop, pool: str) -> None:
         shop.send("exclusive", "report")
         shop.record.wait_for(starts=2, job="report")
         return
-    until(lambda: not shop.held(), seconds=10)
+    until(lambda: not shop.held())
 
 
 @pytest.mark.skipif(celery.VERSION[:2] < (5, 6), reason="it stores RETRY, for which the hub of greenlets cannot wait")
@@ -159,7 +159,7 @@ def test_autoscale_down_while_a_task_runs(
     short = [shop.send("exclusive", f"job-{n}", 1.0) for n in range(8)]
     for n, result in enumerate(short):
         assert result.get(timeout=LIMIT) == f"job-{n}"
-    until(lambda: "Scaling down" in worker.log, seconds=30)
+    until(lambda: "Scaling down" in worker.log)
     assert long.get(timeout=LIMIT) == "long"
     assert shop.held() == []
     assert shop.record.runs("lost") == []
@@ -171,6 +171,6 @@ def test_pool_restart_waits_for_the_task(shop: Shop) -> None:
     (run,) = shop.record.wait_for(starts=1)
     shop.app.control.broadcast("pool_restart", arguments={"reload": False})
     assert result.get(timeout=LIMIT) == "report"
-    until(lambda: not is_alive(run.pid), seconds=30)
+    until(lambda: not is_alive(run.pid))
     assert shop.held() == []
     assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"

@@ -19,7 +19,7 @@ from tests.redis_server import RedisServer
 pytestmark = pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="Celery has worker_pool_start_method since 5.7")
 
 #: Seconds of leases that are to be renewed.
-TTL = 2.0
+TTL = 4.0
 
 #: Celery's setting; billiard's default, as on macOS; and a server that forks.
 METHODS = quick_first("setting", "spawn", "forkserver")
@@ -44,7 +44,7 @@ def start(shop: Shop, method: str, **options: object) -> Worker:
 @pytest.mark.parametrize("method", METHODS)
 def test_c_code_that_holds_the_gil_keeps_the_lock(shop: Shop, method: str) -> None:
     start(shop, method)
-    result = shop.send("holding_gil", "report", int(3 * TTL))
+    result = shop.send("holding_gil", "report", int(2 * TTL))
     shop.record.wait_for(starts=1)
     waiter = shop.send("waiting", "report")
     assert result.get(timeout=LIMIT) == "report"

@@ -59,22 +59,6 @@ def numbered(name: str) -> list[str]:
     return re.findall(rf"\b{name}-(\d+\.\d+)", re.findall(rf"^\w+ := {name}-.*", MAKEFILE, re.MULTILINE)[0])
 
 
-def test_site_is_built_from_existing_files() -> None:
-    built = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
-    assert (ROOT / built["sphinx"]["configuration"]).is_file()
-    assert built["build"]["tools"]["python"] in PYTHONS
-
-
-def test_issue_forms_have_labels_and_distinct_ids() -> None:
-    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-    assert {form.stem for form in forms} == {"bug", "config", "feature"}
-    for form in forms:
-        if form.stem != "config":
-            body = yaml.safe_load(form.read_text())["body"]
-            assert all(part["attributes"]["label"] for part in body)
-            assert len({part["id"] for part in body}) == len(body)
-
-
 @pytest.mark.parametrize(
     ("tag", "changelog", "expected"),
     [

@@ -20,13 +20,12 @@ from celery import states
 from celery_singleton_lock.holder import OWNER_LENGTH
 from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
-from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
-from celery_singleton_lock.stores.redis.redlock.node import MAX_PAUSE as PAUSE_OF_NODE
+from celery_singleton_lock.stores.redis.lock_commands import MEMORY_TTL, WAKE_TTL
+from celery_singleton_lock.stores.redis.nodes import MAX_PAUSE as PAUSE_OF_NODE
 from celery_singleton_lock.stores.redis.script import ms
 from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
-from celery_singleton_lock.task import header
+from celery_singleton_lock.task import message as messages
 from celery_singleton_lock.task.queued import SOON
 from celery_singleton_lock.trust import STEP_SHARE
 from celery_singleton_lock.worker.line import MAX_PAUSE
@@ -176,7 +175,7 @@ LISTS = {
 
 def header_of(headers: Mapping[str, Any]) -> Header:
     """What a message with these headers carries."""
-    parts = dict(header.of_message(headers))
+    parts = dict(messages.carried_in(headers))
     if "queue" in parts:
         parts["queue"] = lock = _listed("queue", parts["queue"])
         if lock.follows is not None:
@@ -200,7 +199,7 @@ def lock_in(headers: Mapping[str, Any]) -> QueueLock | None:
 def header_with(task_id: str, lock: QueueLock) -> dict[str, Any]:
     """Our header of a message that brings this lock, and nothing else."""
     parts = [lock.task, lock.key, lock.owner, lock.seconds, lock.limit, lock.scope]
-    return {header.HEADER: {"id": task_id, "queue": parts}}
+    return {HEADER: {"id": task_id, "queue": parts}}
 
 
 def _listed(name: str, value: Any) -> Any:
@@ -416,7 +415,7 @@ def repeated_by(process: Any) -> list[tuple[str, str, str]]:
 
 #: The modules that each process needs; they import the others.
 NEEDED = (
-    *("", "worker.bootstep", "worker.request", "task.singleton_task", "task.settling", "beat.scheduler", "lock"),
+    *("", "worker.bootstep", "worker.request", "task.singleton_task", "task.run", "beat.scheduler", "lock"),
     *("stores.redis.store", "stores.redis.redlock", "stores.redis.cluster", "stores.redis.urls"),
 )
 
@@ -434,7 +433,7 @@ def is_loaded(
     assign(identity, "_state_and_start", state_and_start)
     for name in ("own", "is_dead"):
         assign(identity, name, uninterrupted()(attribute(identity, name)))
-    assign(module(package, "task.abort"), "is_child_of_a_pool", is_child)
+    assign(module(package, "task.interrupt"), "is_child_of_a_pool", is_child)
 
 
 def all_that_start_anew(package: Any) -> Any:
@@ -444,7 +443,7 @@ def all_that_start_anew(package: Any) -> Any:
 
 def begin_anew(package: Any) -> None:
     """Reset what is neither a container of a module nor starts anew in the child of a fork."""
-    abort, runtime = module(package, "task.abort"), module(package, "runtime")
+    abort, runtime = module(package, "task.interrupt"), module(package, "runtime")
     assign(abort, "_by_signal", attribute(abort, "_BySignal")())
     vars(attribute(module(package, "heartbeat"), "watchdog")).clear()
     attribute(runtime, "_all_opened")[:] = [attribute(runtime, "_Opened")()]
@@ -589,7 +588,7 @@ def nodes_of(lock: Any) -> Any:
 def reaches_no_majority(nodes: Any, now: float) -> bool:
     """Whether a process has no connections to most nodes of its Redlock, and avoids these nodes by its clock."""
     avoided = sum(attribute(node, "_avoided_until") > now for node in nodes.each)
-    connected = max((it.reaches for it in attribute(nodes, "_conversations")), default=0)
+    connected = max((len(talk.lines) for talk in attribute(nodes, "_talks")), default=0)
     return bool(avoided >= nodes.quorum > connected)
 
 
@@ -608,7 +607,7 @@ def _unknown(what: str) -> UnknownInside:
 # What a copy that was put back carries
 
 #: The name of the header.
-HEADER = attribute(header, "HEADER")
+HEADER = attribute(messages, "HEADER")
 
 #: Reasons that are counted.
 REASONS = ("conflict", "unavailable", "follows")

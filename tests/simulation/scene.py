@@ -6,14 +6,11 @@ import gc
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
-from tests.simulation import found, inside, loading
+from tests.simulation import found, loading
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.plan import Plan, draw
-from tests.simulation.renames import PLANS
 from tests.simulation.scheduler import Simulation
 from tests.simulation.shrinking import shrink
 from tests.simulation.simulate import Result, prepare, simulate
@@ -61,28 +58,6 @@ def again() -> dict[str, str]:
             if (failure := simulate(replace(plan, seed=plan.seed + order)).failure) is not None:
                 failed[f"{file.stem}, {order}"] = failure
     return failed
-
-
-def not_carried() -> list[str]:
-    """The fields of headers, and the parts of keys, that are in none of the renames' plans: nobody would miss them."""
-    prepare(processes=1, rounds=0)
-    seen, read, check = set[str](), inside.header_of, inside.check_keys
-
-    def reads(headers: Mapping[str, Any]) -> inside.Header:
-        header = read(headers)
-        parts = (header, header.put_back or inside.PutBack())
-        seen.update(it.name for part in parts for it in fields(part) if getattr(part, it.name) != it.default)
-        return header
-
-    def checks(keys: Iterable[str]) -> None:
-        check(known := [*keys])
-        seen.update(map(inside.part_of, known))
-
-    inside.header_of, inside.check_keys = reads, checks
-    for kind, seed in PLANS:
-        simulate(draw(seed, kind=kind))
-    names = {it.name for part in (inside.Header, inside.PutBack) for it in fields(part)}
-    return sorted((names | inside.PARTS) - seen - {""})
 
 
 def mutant(file: str, old: str, new: str, seeds: str) -> dict[str, object]:

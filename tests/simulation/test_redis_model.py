@@ -19,7 +19,7 @@ from tests.simulation.redis.questions import HAND_OVERS, SEQUENCES
 
 Steps = Sequence[tuple[int, Sequence[Command]]]
 
-SOME, MANY = 60, int(os.environ.get("MODEL_SEQUENCES", "5000"))
+SOME, MANY = 60, int(os.environ.get("MODEL_SEQUENCES", "2000"))
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.script import Script
-from celery_singleton_lock.task.abort import Body
 
 
 def apply(name: str) -> None:
@@ -26,10 +26,6 @@ def _change(old: bytes, new: bytes) -> None:
         script.sha = hashlib.sha1(script.text, usedforsecurity=False).hexdigest()
 
 
-def _free_without_owner() -> None:
-    _change(b"ours, _, is_set = hold_of(lock, owner)", b"ours, _, is_set = hold_of(lock, '')")
-
-
 def _no_heartbeat() -> None:
     def start(self: Heartbeat, *_: object, **__: object) -> None:
         """Renew nothing."""
@@ -37,25 +33,8 @@ def _no_heartbeat() -> None:
     Heartbeat.start = start  # type: ignore[method-assign]
 
 
-def _nothing_remembered() -> None:
-    _change(b"if record_ms ~= '0' then", b"if false then")
-
-
-def _take_what_is_held() -> None:
-    _change(b"if not takes then", b"if false then")
-
-
-def _stops_for_nobody() -> None:
-    def strike(self: Body) -> None:
-        """Let it go on."""
-
-    Body.strike = strike  # type: ignore[method-assign]
-
-
 MUTANTS: dict[str, Callable[[], None]] = {
-    "free without owner": _free_without_owner,
     "no heartbeat": _no_heartbeat,
-    "nothing remembered": _nothing_remembered,
-    "take what is held": _take_what_is_held,
-    "stops for nobody": _stops_for_nobody,
+    "nothing remembered": partial(_change, b"if record_ms ~= '0' then", b"if false then"),
+    "take what is held": partial(_change, b"if not takes then", b"if false then"),
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.task import redelivery
+from celery_singleton_lock.task import decide
 from tests.bench import Bench
 
 _numbers = itertools.count()
@@ -33,4 +33,4 @@ def bench(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 @pytest.fixture
 def settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the first execution had had the time to store its result."""
-    monkeypatch.setattr(redelivery, "SETTLING", 0.0)
+    monkeypatch.setattr(decide, "SETTLING", 0.0)

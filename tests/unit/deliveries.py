@@ -12,8 +12,8 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.task.header import HEADER
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task.message import HEADER
+from celery_singleton_lock.task.turn import turn_of
 
 _numbers = itertools.count()
 
@@ -64,8 +64,8 @@ def carried_out(task: Any, request: Context) -> Iterator[None]:
     monkeypatch.setattr("celery_singleton_lock.task.sending.current_worker_task", lambda: task)
     monkeypatch.setattr("celery_singleton_lock.task.singleton_task.current_worker_task", lambda: task)
     task.request_stack.push(request)
-    if progress_of(request).in_body is None:
-        progress_of(request).in_body = False
+    if turn_of(request).in_body is None:
+        turn_of(request).in_body = False
     try:
         yield
     finally:

@@ -26,8 +26,8 @@ from celery_singleton_lock.beat import ExclusiveScheduler, claiming, ticks
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task.header import HEADER
-from celery_singleton_lock.task.message_identity import fixed
+from celery_singleton_lock.task.header import fixed
+from celery_singleton_lock.task.message import HEADER
 from tests.books import MemoryLedger, StoreWithBooks
 from tests.patience import LIMIT
 

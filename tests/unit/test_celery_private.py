@@ -15,7 +15,6 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cache, cached_property
 from pathlib import Path
-from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -27,10 +26,8 @@ from billiard import reduction
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app import trace
-from celery.app.amqp import AMQP, Queues
 from celery.app.control import Control, Inspect
 from celery.app.task import Context
-from celery.backends.base import Backend
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
 from celery.exceptions import Ignore, Reject
@@ -45,8 +42,7 @@ from kombu.transport import virtual
 from kombu.utils import functional
 from pydantic import BaseModel
 from redis import Sentinel
-from redis.cluster import ClusterNode, NodesManager, RedisCluster
-from redis.connection import ConnectionPool
+from redis.cluster import ClusterNode, NodesManager
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -57,7 +53,6 @@ from redis.exceptions import (
     ResponseError,
     TryAgainError,
 )
-from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock import _celery
 from celery_singleton_lock._celery import WorkerRequest, reported
@@ -141,21 +136,6 @@ IMPORTED = (
     "redis.sentinel",
 )
 
-#: Classes that have undocumented attributes, and the names of theirs that other modules use, here or of something else.
-CLASSES = (
-    *(Celery, celery.Task, AMQP, Queues, Backend, Control, Inspect),
-    *(RedisCluster, NodesManager, ConnectionPool, SentinelConnectionPool, Sentinel),
-)
-READ = frozenset(
-    """
-    AsyncResult EXCEPTION_STATES READY_STATES Strategy Task TimeoutError acks_on_failure active_queues amqp as_uri
-    before_start broadcast callback connection_class connection_for_read connection_for_write
-    connection_kwargs delete disconnect echo encoder execute_command exists finalize flushall get_connection
-    get_state get_task_meta is_master loader max_retries ping producer_or_acquire query_task queue_arguments
-    register_script registered reject_on_worker_lost retry_on_worker_lost router save select send_event
-    serializer service_name set shutdown soft_time_limit store_result sync time_limit touch type unlink user_options utc
-    """.split()  # noqa: SIM905 - as a list it takes fifty lines
-)
 
 #: Private names that are documented, and therefore as good as public.
 DOCUMENTED = {
@@ -264,36 +244,6 @@ class TestOtherModulesUseNoPrivateParts:
         unknown = {name for name in found if not f"{name}.".startswith(tuple(f"{known}." for known in IMPORTED))}
         assert unknown == set(), "list it if it is documented; give it a name in _celery.py otherwise"
 
-    def test_modules_read_listed_attributes(self) -> None:
-        """By their names alone: one that we define, too, is not found."""
-        theirs = {name for cls in CLASSES for owner in cls.__mro__ for name in attributes(owner)}
-        ours = {name for path in MODULES for name in Source.of(path).own_names}
-        builtin = {name for cls in (dict, list, str, bytes, BaseException) for name in dir(cls)}
-        used = {name for path in MODULES for _, name in Source.of(path).used}
-        unknown = {name for name in used & theirs - ours - builtin - READ if not name.startswith("_")}
-        assert unknown == set(), "list it if it is documented, or of another class; name it in _celery.py otherwise"
-
-    def test_modules_write_into_nothing_foreign(self) -> None:
-        found = {(path.name, line) for path in MODULES for line in Source.of(path).foreign_writes}
-        assert found == set()
-
-    def test_this_check_finds_what_is_undocumented(self) -> None:
-        tree = ast.parse("from redis.connection import DefaultParser\nimport kombu.pools\nfrom celery import uuid")
-        assert set(imported_names(nodes(tree))) == {"redis.connection.DefaultParser", "kombu.pools", "celery.uuid"}
-        theirs = {name for cls in CLASSES for owner in cls.__mro__ for name in attributes(owner)}
-        for name in (
-            "consume_from",
-            "mark_as_failure",
-            "nodes_manager",
-            "producer_pool",
-            "sentinel_manager",
-            "sentinels",
-        ):
-            assert name in theirs - READ
-        lines = ["from celery import Task", "setattr(Task, 'x', 1)", "Task.y = 2", "vars(a)['z'] = 3"]
-        lines += ["vars(a).setdefault('z', 4)", "setattr(self, 'x', 5)", "self.y = vars(a)['z']"]
-        assert list(foreign_writes(nodes(ast.parse("\n".join(lines))))) == [2, 3, 4, 5]
-
     def test_this_check_finds_private_names(self) -> None:
         tree = ast.parse("from celery import _state\nclass A(B):\n  def f(self): return self._heap, getattr(b, '_x')")
         assert {name for _, name in names_used(nodes(tree))} == {"_heap", "_x"}
@@ -322,13 +272,12 @@ class Source(NamedTuple):
     own_names: frozenset[str]
     imports: frozenset[str]
     imported_names: frozenset[str]
-    foreign_writes: frozenset[int]
 
     @staticmethod
     @cache
     def of(path: Path) -> Source:
         found = nodes(ast.parse(path.read_text()))
-        looks = (names_used, own_names, imports, imported_names, foreign_writes)
+        looks = (names_used, own_names, imports, imported_names)
         return Source(*(frozenset(look(found)) for look in looks))
 
 
@@ -368,41 +317,8 @@ def imported_names(found: Nodes) -> Iterator[str]:
             yield from (alias.name for alias in node.names if "." in alias.name and is_of_library(alias.name))
 
 
-@cache
-def attributes(cls: type) -> frozenset[str]:
-    """The names of a class, and of the attributes that it gives its instances."""
-    if not is_of_library(cls.__module__):
-        return frozenset()
-    found = nodes(ast.parse(dedent(inspect.getsource(cls))))
-    given = {it.attr for it in found if isinstance(it, ast.Attribute) and isinstance(it.ctx, ast.Store)}
-    return frozenset({*vars(cls), *given})
-
-
-def foreign_writes(found: Nodes) -> Iterator[int]:
-    """The lines that give an attribute to an imported class of another library, or to anything by `vars`."""
-    theirs = {name.rpartition(".")[2] for name in imported_names(found)}
-    for node in found:
-        owner = changed(node)
-        if is_vars(owner) or (isinstance(owner, ast.Name) and owner.id in theirs):
-            yield node.lineno  # type: ignore[attr-defined]
-
-
-def changed(node: ast.AST) -> ast.AST | None:
-    """What gets an attribute or an item by this."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
-        return node.args[0]
-    is_method = isinstance(node, ast.Attribute) and node.attr in ("setdefault", "update", "pop")
-    if isinstance(node, ast.Attribute | ast.Subscript) and (is_method or isinstance(node.ctx, ast.Store)):
-        return node.value
-    return None
-
-
 def is_of_library(module: str) -> bool:
     return module.partition(".")[0] in LIBRARIES
-
-
-def is_vars(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "vars"
 
 
 class TestDeclared:

@@ -16,7 +16,7 @@ from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.timeline import Window, page
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task import outcome
+from celery_singleton_lock.task import ends
 
 #: Anything that a message or a value in Redis can hold.
 anything = st.recursive(
@@ -204,16 +204,16 @@ def test_counts_that_look_the_same_are_added() -> None:
 @example(b'["SUCCESS", 1e999, true]')
 @example(b"22337203685477")
 def test_any_record_is_an_outcome(record: bytes) -> None:
-    ended, age = outcome.read(Record("message", record, 1.0))
+    ended, age = ends.read(Record("message", record, 1.0))
     assert is_clean(ended.state)
     assert 0 <= age <= cleaned.MAX_SECONDS
 
 
 def test_additions_of_a_later_version_to_a_record_are_ignored() -> None:
-    ended = outcome.Outcome("FAILURE", b"content", settled=True, mark="one of two")
+    ended = ends.Outcome("FAILURE", b"content", settled=True, mark="one of two")
     head, _, content = ended.record_of(Holder("task"), 60.0).content.partition(b"\n")
     later = b"\n".join((json.dumps([*json.loads(head), "more"]).encode(), content))
-    assert outcome.read(Record("message", later, 45.0)) == (ended, 15.0)
+    assert ends.read(Record("message", later, 45.0)) == (ended, 15.0)
 
 
 @pytest.mark.parametrize("task_id", ["\x1b[2J\x1b]0;owned\x07", "x" * 100_000, 7, {"a": 1}, "\ud800"])

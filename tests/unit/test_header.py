@@ -10,8 +10,8 @@ from celery.app.task import Context
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.task import header
-from celery_singleton_lock.task.header import HEADER
-from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task.message import HEADER, carried_by, carried_in
+from celery_singleton_lock.task.turn import turn_of
 from tests.unit.deliveries import bound, carried_out
 
 OURS = {"id": "the id", "sent": "a" * 32}
@@ -20,23 +20,23 @@ OURS = {"id": "the id", "sent": "a" * 32}
 @pytest.mark.parametrize("inner", [{}, {"x": "y"}, {HEADER: {"id": "the id", "sent": "b" * 32}}])
 def test_it_is_read_at_the_top_level_whatever_is_inside(inner: dict[str, Any]) -> None:
     message = {"id": "the id", HEADER: OURS, "headers": inner}
-    assert header.of_message(message) == OURS
-    assert header.of(Context(message)) == OURS
+    assert carried_in(message) == OURS
+    assert carried_by(Context(message)) == OURS
 
 
 @pytest.mark.parametrize("headers", [{"headers": {HEADER: OURS}}, {HEADER: {**OURS, "id": "another"}}, {HEADER: None}])
 def test_header_elsewhere_or_of_another_message_has_no_effect(headers: dict[str, Any]) -> None:
     message = {"id": "the id", **headers}
-    assert header.of_message(message) == header.of(Context(message)) == {}
+    assert carried_in(message) == carried_by(Context(message)) == {}
 
 
 @pytest.mark.parametrize("call", [{"wait": 5}, False, "nonsense", {}])
 def test_header_without_an_id_is_a_call_that_somebody_wrote_by_hand(call: object) -> None:
-    assert header.of_message({"id": "the id", HEADER: call}) == {"call": call}
+    assert carried_in({"id": "the id", HEADER: call}) == {"call": call}
 
 
 def test_message_without_an_id_has_none() -> None:
-    assert header.of_message({HEADER: {"id": None, "sent": "a" * 32}}) == {}
+    assert carried_in({HEADER: {"id": None, "sent": "a" * 32}}) == {}
 
 
 def test_next_attempt_carries_the_same_but_was_not_put_back() -> None:
@@ -97,7 +97,7 @@ def test_body_that_sends_its_message_again_sends_a_new_one_with_the_same_options
 ) -> None:
     request = Context({"id": "the id", "args": (), "kwargs": {}, HEADER: {**OURS, "call": {"wait": 5}}})
     with carried_out(task, request):
-        progress_of(request).in_body = True
+        turn_of(request).in_body = True
         task.signature_from_request(request).apply_async()
     assert sent[0][HEADER]["call"] == {"wait": 5}
     assert sent[0][HEADER]["sent"] != OURS["sent"]
@@ -116,7 +116,7 @@ def test_eager_call_has_its_options(app: Celery, always_eager: bool) -> None:
 
     @app.task(base=SingletonTask, shared=False, bind=True, name="eager")
     def eager(self: Any) -> None:
-        found.append(header.of(self.request).get("call"))
+        found.append(carried_by(self.request).get("call"))
 
     (eager.apply_async if always_eager else eager.apply)(singleton_lock={"wait": 5}, headers={"headers": {"user": 7}})
     assert found == [{"wait": 5}]

@@ -11,8 +11,8 @@ from celery import Celery
 from celery.app.trace import build_tracer
 
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import outcome, requeue
-from celery_singleton_lock.task.outcome import End
+from celery_singleton_lock.task import ends, requeue
+from celery_singleton_lock.task.ends import End
 from tests.unit.deliveries import id_for, make, request_of
 
 pytestmark = [
@@ -77,6 +77,6 @@ def test_value_is_kept_for_copies_that_join(app: Celery, policy: Any, is_kept: b
     runtime = Runtime.of(app)
     runtime.records.send_all()
     (record,) = runtime.store.inspect(task.lock_key_of()).records
-    recorded, _ = outcome.read(record)
+    recorded, _ = ends.read(record)
     assert recorded.settled
-    assert (outcome.end_of(recorded) == End("value")) is is_kept
+    assert (ends.end_of(recorded) == End("value")) is is_kept

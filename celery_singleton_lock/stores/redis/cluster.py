@@ -6,22 +6,22 @@ when it is first needed, and again after a node failed or a slot had moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from redis.connection import ConnectionPool
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
 
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
-from celery_singleton_lock.stores.redis.urls import PoolOf
-
-T = TypeVar("T")
 
 Address = tuple[str, int]
+
+#: Makes a pool for one node.
+PoolOf = Callable[[str, int], ConnectionPool]
 
 #: How often one call follows a slot that has moved, before it counts as not answered.
 REDIRECTIONS = 5
@@ -40,41 +40,43 @@ class Cluster:
 
     def __init__(self, start: Sequence[Address], pool_of: PoolOf) -> None:
         self._start = tuple(start)
-        #: The nodes of the map, to be asked for it in this order, before those it was made with.
-        self._known: tuple[Address, ...] = ()
+        #: Whom to ask for the map, in this order.
+        self._known = self._start
         self._pool_of = pool_of
-        self._servers: dict[Address, Server] = {}
+        self._nodes: dict[Address, Node] = {}
         #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
         self._slots: dict[int, Address] = {}
         #: The same, or what it was before it was forgotten.
         self._last_slots = self._slots
-        self.step = self._server(self._start[0]).step
+        self.step = self.node(self._start[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
-        return self.followed(
-            self._address_of(call.keys[0]), lambda server, asking: server.run(call, step=step, asking=asking)
-        )
+        return self.server_of(call.keys[0]).run(call, step=step)
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         answers: dict[int, Any] = {}
-        by_address: dict[Address, list[int]] = {}
+        by_node: dict[Node, list[int]] = {}
         for index, call in enumerate(calls):
             try:
-                by_address.setdefault(self._address_of(call.keys[0]), []).append(index)
+                by_node.setdefault(self.server_of(call.keys[0]), []).append(index)
             except (RedisError, OSError) as error:
                 answers[index] = alone(error)
-        for address, indexes in by_address.items():
+        for node, indexes in by_node.items():
             try:
-                with self.watching(address) as server:
-                    given = server.run_each([calls[index] for index in indexes], step=step)
+                given = node.run_each([calls[index] for index in indexes], step=step)
             except (RedisError, OSError) as error:
                 given = [alone(error)] * len(indexes)
-            self.learn(given, address)
             answers.update(zip(indexes, given, strict=True))
-        return redirected([answers[index] for index in range(len(calls))], calls, partial(self.run, step=step))
+        return [answers[index] for index in range(len(calls))]
 
-    def server_of(self, key: str) -> ClusterPart:
-        return ClusterPart(self, self._address_of(key))
+    def server_of(self, key: str) -> Node:
+        """The master that has the key."""
+        slot, slots = self.slot_of(key), self._map()
+        try:
+            return self.node(slots[slot])
+        except KeyError:
+            self._slots = {}
+            raise ConnectionError(f"no node of the cluster has slot {slot}") from None
 
     def slot_of(self, key: str) -> int:
         """Keys with the same slot can be named in one call."""
@@ -84,65 +86,29 @@ class Cluster:
         """The master that has the key, or had it when the map was last known; None if it never was."""
         return self._last_slots.get(self.slot_of(key))
 
-    def servers(self) -> Sequence[ClusterPart]:
+    def servers(self) -> Sequence[Node]:
         """All masters, as they are now."""
         self._slots = {}
-        return [ClusterPart(self, address) for address in self._masters()]
-
-    def masters(self) -> Sequence[Server]:
-        """All masters as single servers, which do not follow moved keys."""
-        return [self._server(address) for address in self._masters()]
+        return [self.node(address) for address in sorted(set(self._map().values()))]
 
     def close(self) -> None:
-        for server in [*self._servers.values()]:  # Other threads add some meanwhile.
-            server.close()
+        for node in [*self._nodes.values()]:  # Other threads add some meanwhile.
+            node.close()
 
-    def followed(self, address: Address, ask: Callable[[Server, bool], T]) -> T:
-        """What `ask` gets, from this server or from the one that the keys have moved to, or are about to move to."""
-        asking = False
-        for _ in range(REDIRECTIONS):
-            try:
-                with self.watching(address) as server:
-                    return ask(server, asking)
-            except AskError as moved:  # Or a MovedError, which is one.
-                address, asking = _target(moved, address), not isinstance(moved, MovedError)
-        raise ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")
+    def node(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = Node(self, address, self._pool_of)
+        return node
 
-    @contextmanager
-    def watching(self, address: Address) -> Iterator[Server]:
-        """A master whose error says that others may know better where the slots are."""
-        try:
-            yield self._server(address)
-        except (MovedError, *_REPLACED) as error:
-            self.learn([error], address)
-            raise
-
-    def learn(self, answers: Sequence[Any], address: Address) -> None:
-        """Learn from the errors of a master where the slots are."""
-        for answer in answers:
-            if isinstance(answer, MovedError) and self._slots:  # Or the map is read anew.
-                self._slots = self._last_slots = {**self._slots, answer.slot_id: _target(answer, address)}
-            elif isinstance(answer, _REPLACED):
-                # Before the next call, and from this node at last.
-                self._slots = {}
-                self._put_last(address)
-
-    def _masters(self) -> Sequence[Address]:
-        return sorted(set(self._map().values()))
-
-    def _address_of(self, key: str) -> Address:
-        slot, slots = self.slot_of(key), self._map()
-        try:
-            return slots[slot]
-        except KeyError:
+    def learn(self, answer: object, address: Address) -> None:
+        """Learn from what a node has answered, or raised, where the slots are."""
+        if isinstance(answer, MovedError) and self._slots:  # Or the map is read anew.
+            self._slots = self._last_slots = {**self._slots, answer.slot_id: _target(answer, address)}
+        elif isinstance(answer, _REPLACED):
+            # Before the next call, and from this node at last.
             self._slots = {}
-            raise ConnectionError(f"no node of the cluster has slot {slot}") from None
-
-    def _server(self, address: Address) -> Server:
-        server = self._servers.get(address)
-        if server is None:
-            server = self._servers[address] = Server(self._pool_of(*address))
-        return server
+            self._put_last(address)
 
     def _map(self) -> dict[int, Address]:
         if not (slots := self._slots):
@@ -154,68 +120,85 @@ class Cluster:
 
     def _read_map(self) -> dict[int, Address]:
         error: Exception = ConnectionError("the cluster has no nodes")
-        for address in dict.fromkeys((*self._known, *self._start)):
+        for address in self._known:
+            # Others are asked first for the next one: this node may have lost them.
+            self._put_last(address)
             try:
-                ranges = self._server(address).command("CLUSTER", "SLOTS")
-            except (RedisError, OSError) as failed:
-                error = alone(failed)
-            else:
-                if ranges:
+                if ranges := self.node(address).command("CLUSTER", "SLOTS"):
                     return self._shown(ranges, address)
                 error = ConnectionError("the node has left the cluster")
-            self._put_last(address)
+            except (RedisError, OSError) as failed:
+                error = alone(failed)
         try:
             raise error
         finally:
-            del error  # It refers to this frame from now on; see `Connection.read`.
+            del error  # As in `_unless_error`.
 
     def _shown(self, ranges: Sequence[Any], asked: Address) -> dict[int, Address]:
-        """The map, as this node has shown it; others are asked first for the next one: it may have lost them."""
-        there = dict.fromkeys(_named(node, asked) for _, _, *nodes in ranges for node in nodes)
-        self._known = tuple(dict.fromkeys((*(each for each in self._known if each in there), *there)))
-        self._put_last(asked)
+        """The map, as this node has shown it."""
+        there = [_named(node, asked) for _, _, *nodes in ranges for node in nodes]
+        known = [each for each in self._known if each in there or each in self._start]
+        self._known = tuple(dict.fromkeys((*(each for each in there if each not in known), *known)))
         return {slot: _named(master, asked) for first, last, master, *_ in ranges for slot in range(first, last + 1)}
 
 
-class ClusterPart:
-    """What a cluster shows of one key, or of one master: a key that has moved is followed to where it is.
+class Node(Server):
+    """A node of a cluster. What it does not have is asked of the node that it names, which has it or is about to."""
 
-    Args:
-        cluster: whose part it is.
-        address: where to ask first.
-    """
-
-    def __init__(self, cluster: Cluster, address: Address) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, address: Address, pool_of: PoolOf) -> None:
+        super().__init__(pool_of(*address))
+        # Weak, or the connections of a client's locks would not go with the client.
+        self._cluster: Cluster = weakref.proxy(cluster)
         self._address = address
 
-    def run(self, call: Call) -> Any:
-        return self._cluster.run(call)
+    def run(self, call: Call, *, step: float | None = None) -> Any:
+        return _unless_error(self.run_each([call], step=step)[0])
+
+    def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
+        answers = super().run_each(calls, step=step)
+        return [call.understood(self._followed(one, call.by_text)) for call, one in zip(calls, answers, strict=True)]
 
     def command(self, *command: object) -> Any:
-        return self._cluster.followed(self._address, lambda server, asking: server.command(*command, asking=asking))
+        return _unless_error(self.command_each([command])[0])
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
-        with self._cluster.watching(self._address) as server:
-            answers = server.command_each(commands)
-        self._cluster.learn(answers, self._address)
-        return redirected(answers, commands, lambda command: self.command(*command))
+        answers = super().command_each(commands)
+        return [self._followed(answer, command) for command, answer in zip(commands, answers, strict=True)]
 
-    @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        with self._cluster.watching(self._address) as server, server.connection() as connection:
-            yield connection
+    def open(self, step: float | None = None) -> Connection:
+        try:
+            return super().open(step)
+        except (RedisError, OSError) as error:
+            self._cluster.learn(error, self._address)
+            raise
 
+    def give_back(self, connection: Connection, error: BaseException | None) -> None:
+        self._cluster.learn(error, self._address)
+        super().give_back(connection, error)
 
-def redirected(answers: list[Any], asked: Sequence[T], again: Callable[[T], Any]) -> list[Any]:
-    """The answers; what was answered that a key is elsewhere is asked `again`."""
-    for index, answer in enumerate(answers):
-        if isinstance(answer, AskError):  # Or a MovedError, which is one.
+    def _followed(self, answer: Any, command: Command) -> Any:
+        """The answer to a command, or an error; that of another node, if this one has named it."""
+        node = self
+        for _ in range(REDIRECTIONS):
+            self._cluster.learn(answer, node._address)
+            if not isinstance(answer, AskError):  # Nor a MovedError, which is one.
+                return answer
+            commands: list[Command] = [command] if isinstance(answer, MovedError) else [("ASKING",), command]
+            node = self._cluster.node(_target(answer, node._address))
             try:
-                answers[index] = again(asked[index])
+                answer = Server.command_each(node, commands)[-1]
             except (RedisError, OSError) as error:
-                answers[index] = alone(error)
-    return answers
+                answer = alone(error)
+        return ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")
+
+
+def _unless_error(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        try:
+            raise answer
+        finally:
+            del answer  # It refers to this frame from now on; see `Connection.read`.
+    return answer
 
 
 def _target(moved: AskError, asked: Address) -> Address:

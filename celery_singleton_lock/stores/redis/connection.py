@@ -42,8 +42,6 @@ Late = TimeoutError
 
 Failure = TypeVar("Failure", bound=Exception)
 
-_ASKING: Sequence[Command] = (("ASKING",),)
-
 _NOTHING = object()
 
 _READ = 65_536
@@ -130,7 +128,7 @@ class Connection:
         # what was given up would come minutes later.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         #: Seconds that a step may take; None if that is not known.
-        self.step: float | None = None
+        self.step: float | None = undialed.socket_timeout
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
         #: Digests of scripts that were run here by their text, as their user has noted.
@@ -172,18 +170,9 @@ class Connection:
         self.unanswered -= 1
         return answer
 
-    def ask(self, command: Command, *, asking: bool = False) -> Any:
-        """The answer to a command.
-
-        Args:
-            command: what to ask.
-            asking: whether the server is about to get the keys of the command.
-        """
-        if asking:
-            self.send(*_ASKING, command)
-            self.read()
-        else:
-            self.send(command)
+    def ask(self, command: Command) -> Any:
+        """The answer to a command."""
+        self.send(command)
         return self.read()
 
     def answers(self, commands: Sequence[Command]) -> list[Any]:
@@ -193,17 +182,12 @@ class Connection:
         self.is_doubtful |= any(map(may_be_replaced, answers))
         return answers
 
-    def run(self, call: Call, *, asking: bool = False) -> Any:
-        """Run a script by its digest, or by its text if the server does not know it yet.
-
-        Args:
-            call: what to run; its answer is returned.
-            asking: see `ask`.
-        """
+    def run(self, call: Call) -> Any:
+        """Run a script by its digest, or by its text if the server does not know it yet."""
         try:
-            return call.understood(self.ask(call.by_digest, asking=asking))
+            return call.understood(self.ask(call.by_digest))
         except NoScriptError:
-            return call.understood(self.ask(call.by_text, asking=asking))
+            return call.understood(self.ask(call.by_text))
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
         """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
@@ -216,16 +200,14 @@ class Connection:
             known = self.answers([calls[place].by_text for place in unknown])
             for place, answer in zip(unknown, known, strict=True):
                 answers[place] = answer
-        if refused := [answer for answer in answers if may_be_replaced(answer)]:
-            raise ReadOnlyError(str(refused[0]))
-        return [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
-
-    def _understood(self, call: Call, answer: Any) -> Any:
-        try:
-            return call.understood(answer)
-        except InvalidResponse as error:
-            self.is_doubtful = True
-            return alone(error)
+        for place, call in enumerate(calls):
+            if may_be_replaced(answers[place]):
+                raise ReadOnlyError(str(answers[place]))
+            try:
+                call.understood(answers[place])
+            except InvalidResponse as error:
+                self.is_doubtful, answers[place] = True, alone(error)
+        return answers
 
     def _answer(self) -> Any:
         try:
@@ -242,7 +224,8 @@ class Connection:
     @property
     def is_quiet(self) -> bool:
         """Whether it is still open, and nothing has come to read."""
-        self.step = None  # redis-py before version 8 sets the time back that a step may take.
+        if self.step != self._dialed.socket_timeout:
+            self.step = None  # redis-py before version 8 sets it back to the other one.
         try:
             return not self._dialed.can_read()
         except (RedisError, OSError):

@@ -7,6 +7,7 @@ is no answer, or an error, each function raises `RedisError` or `OSError`.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -19,7 +20,7 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
 from celery_singleton_lock.stores.redis.script import Command, ms
-from celery_singleton_lock.stores.redis.server import Endpoint
+from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
 
 #: The name of a key.
@@ -82,13 +83,13 @@ _STEP = 500
 _RUN = ":run"
 
 
-def held(server: Endpoint, key: str) -> list[Held]:
+def held(server: Server, key: str) -> list[Held]:
     """The holders of the key."""
     (found,) = _looked_up(server, [key])
     return found
 
 
-def all_held(server: Endpoint, prefix: str) -> Iterator[tuple[str, Held]]:
+def all_held(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
     """The locks whose key begins with `prefix` and a colon."""
     for names in _named(server, f"{prefix}:*{_RUN}"):
         keys = [name.removesuffix(_RUN) for name in names]
@@ -96,7 +97,7 @@ def all_held(server: Endpoint, prefix: str) -> Iterator[tuple[str, Held]]:
             yield from ((key, held) for held in found)
 
 
-def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeyState:
+def inspect(server: Server, everywhere: Sequence[Server], key: str) -> KeyState:
     """All that there is of one key; `everywhere` is searched for its records."""
     done = keyspace.done_key(key, "")
     remaining: dict[str, int] = {}
@@ -121,14 +122,40 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
     )
 
 
-def entries(server: Endpoint, key: str) -> Iterator[tuple[bytes, int]]:
+def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:
+    """The locks that at least this many nodes of a Redlock show."""
+    by_owner: defaultdict[tuple[str, str], list[Held]] = defaultdict(list)
+    for of_node in each:
+        # A search may find a key twice.
+        once = {(key, held.owner): held for key, held in of_node}
+        for place, held in once.items():
+            by_owner[place].append(held)
+    for (key, owner), alike in by_owner.items():
+        if len(alike) >= quorum:
+            holder = next((held.holder for held in alike if held.holder is not None), None)
+            remaining, waiters = max(held.remaining for held in alike), max(held.waiters for held in alike)
+            yield key, Held(holder, owner, remaining, waiters)
+
+
+def merged(states: Sequence[KeyState], quorum: int) -> KeyState:
+    """What the nodes of a Redlock have of one key."""
+    records = {each.message: each for it in states for each in sorted(it.records, key=lambda each: each.seconds)}
+    return KeyState(
+        tuple(held for _, held in agreed([[("", held) for held in it.held] for it in states], quorum)),
+        max((it.fence for it in states if it.fence is not None), default=None),
+        max(it.waiters for it in states),
+        tuple(sorted(records.values(), key=lambda each: each.seconds, reverse=True)[:MOST_RECORDS]),
+    )
+
+
+def entries(server: Server, key: str) -> Iterator[tuple[bytes, int]]:
     """The entries that a ledger knows, and their last runs (0 if that is not a number); some perhaps twice."""
     for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
         for entry, last in zip(pairs[::2], pairs[1::2], strict=True):
             yield entry, cleaned.whole(last) or 0
 
 
-def scanned(server: Endpoint, *command: object, match: str = "*") -> Iterator[list[bytes]]:
+def scanned(server: Server, *command: object, match: str = "*") -> Iterator[list[bytes]]:
     """What a SCAN or HSCAN finds, step by step; some perhaps more than once."""
     cursor = b"0"
     while True:
@@ -138,12 +165,12 @@ def scanned(server: Endpoint, *command: object, match: str = "*") -> Iterator[li
             return
 
 
-def _named(server: Endpoint, pattern: str) -> Iterator[list[str]]:
+def _named(server: Server, pattern: str) -> Iterator[list[str]]:
     for names in scanned(server, "SCAN", match=pattern):
         yield [name.decode(errors="replace") for name in names]
 
 
-def _looked_up(server: Endpoint, keys: Sequence[str], *, others: bool = False) -> list[list[Held]]:
+def _looked_up(server: Server, keys: Sequence[str], *, others: bool = False) -> list[list[Held]]:
     """The holders of each of the locks, in the order in which they took it.
 
     Args:
@@ -176,7 +203,7 @@ def _no_lock(name: str, error: ResponseError) -> ResponseError:
     return ResponseError(f"the value at {name} is not a lock: {error}") if _is_strange(error) else error
 
 
-def sets_among(server: Endpoint, values: Mapping[Name, object]) -> dict[Name, tuple[Any, Any]]:
+def sets_among(server: Server, values: Mapping[Name, object]) -> dict[Name, tuple[Any, Any]]:
     """What is in those keys that are sets, by their values or errors; with their remaining milliseconds."""
     asked = [name for name, value in values.items() if _is_strange(value)]
     commands: list[Sequence[Command]] = [(("ZRANGE", name, 0, -1, "WITHSCORES"), ("PTTL", name)) for name in asked]

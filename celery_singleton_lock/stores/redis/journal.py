@@ -14,7 +14,7 @@ from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.stores import store
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.script import Command, ms
-from celery_singleton_lock.stores.redis.server import Endpoint
+from celery_singleton_lock.stores.redis.server import Server
 
 #: Seconds for which the journal is kept after it was written to: 30 days.
 JOURNAL_TTL = 2_592_000.0
@@ -26,8 +26,8 @@ PAGE = 1000
 _IN_THE_WAY = ("not an integer", "overflow", "last possible ID", "WRONGTYPE")
 
 #: Applies a function to one of the servers; or to each that has a part. What it returned.
-First = Callable[[Callable[[Endpoint], list[Any]]], list[Any]]
-Read = Callable[[Callable[[Endpoint], Any]], Sequence[Any]]
+First = Callable[[Callable[[Server], list[Any]]], list[Any]]
+Read = Callable[[Callable[[Server], Any]], Sequence[Any]]
 
 
 class RedisJournal:
@@ -79,7 +79,7 @@ class RedisJournal:
             elif it.kind == "run":
                 yield "HDEL", self._refused, it.key
 
-    def _written(self, server: Endpoint, commands: Sequence[Command]) -> list[Any]:
+    def _written(self, server: Server, commands: Sequence[Command]) -> list[Any]:
         """The answers to the commands, in one pipeline; in another one, to those that met somebody else's value.
 
         Raises:
@@ -115,7 +115,7 @@ def _cure(command: Command, error: Exception) -> Command:
     return ("HDEL", *command[1:3]) if is_field else ("DEL", command[1])
 
 
-def _elements(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
+def _elements(server: Server, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
     """The elements of the stream since that many milliseconds after the epoch, with their ids."""
     start = str(since)
     while True:
@@ -128,7 +128,7 @@ def _elements(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[in
         start = f"({page[-1][0].decode()}"
 
 
-def _answer(server: Endpoint, *command: object) -> Sequence[Any]:
+def _answer(server: Server, *command: object) -> Sequence[Any]:
     """The answer; nothing if somebody else has put a value of another type there, which the next write replaces."""
     try:
         answer: Sequence[Any] = server.command(*command)

@@ -14,47 +14,47 @@ from redis.crc import key_slot
 
 def run_key(key: str) -> str:
     """Where a lock is held: a string; or a sorted set, if several may hold it."""
-    return key if isinstance(key, PlainKey) else _beside(key, "run")
+    return key if isinstance(key, PlainKey) else key + ":run"
 
 
 def wake_key(key: str) -> str:
     """The list whose elements wake waiters."""
-    return _beside(key, "wake")
+    return key + ":wake"
 
 
 def fence_key(key: str) -> str:
     """The highest fencing token that was given out."""
-    return _beside(key, "fence")
+    return key + ":fence"
 
 
 def waiting_key(key: str) -> str:
     """The waiters: a sorted set of owners."""
-    return _beside(key, "waiting")
+    return key + ":waiting"
 
 
 def line_key(key: str) -> str:
     """How many copies wait in the main processes: a hash, by the names that these have in `waiting_key`."""
-    return _beside(key, "line")
+    return key + ":line"
 
 
 def order_key(key: str, order: str) -> str:
     """The messages of an order (see `Arrival`), of which only the newest runs: a sorted set, by when they came."""
-    return _beside(key, f"order:{order}")
+    return key + f":order:{order}"
 
 
 def nudge_key(key: str, process: str) -> str:
     """The list whose elements unblock a process that has something else to send; in the slot of `key`."""
-    return _beside(key, f"nudge:{process}")
+    return key + f":nudge:{process}"
 
 
 def done_key(key: str, message: str) -> str:
     """What is remembered of a message that was carried out."""
-    return _beside(key, f"done:{message}")
+    return key + f":done:{message}"
 
 
 def ledger_key(key: str) -> str:
     """The hash of what beat has sent."""
-    return _beside(key, "ledger")
+    return key + ":ledger"
 
 
 def journal_key(prefix: str, part: str) -> str:
@@ -65,21 +65,17 @@ def journal_key(prefix: str, part: str) -> str:
 def claim_keys(key: str, entries: Iterable[str]) -> list[str]:
     """The claims to send ticks of some of beat's entries."""
     # The colon at the end: an entry may be called "x:run", and is not a lock.
-    return [_beside(key, f"claim:{entry}:") for entry in entries]
+    return [key + f":claim:{entry}:" for entry in entries]
 
 
 def gone_keys(key: str, entries: Iterable[str]) -> list[str]:
     """The last runs of entries that were just removed."""
-    return [_beside(key, f"gone:{entry}:") for entry in entries]
+    return [key + f":gone:{entry}:" for entry in entries]
 
 
 def tombstone_key(key: str, name: str) -> str:
     """A tombstone: the owner, or the attempt, of this name takes nothing any more."""
-    return _beside(key, f"tombstone:{name}")
-
-
-def _beside(key: str, what: str) -> str:
-    return f"{key.base if isinstance(key, PlainKey) else key}:{what}"
+    return key + f":tombstone:{name}"
 
 
 def _hash_tag(key: str) -> str | None:
@@ -104,6 +100,8 @@ def plain_key(text: str) -> PlainKey:
 class PlainKey(str):
     """The key of a lock outside of tasks: the lock is at exactly this key, as for `redis.lock.Lock`.
 
+    What is added to it begins with its `base`.
+
     Attributes:
         base: the prefix of the keys beside it; in the same slot of a cluster.
     """
@@ -122,3 +120,7 @@ class PlainKey(str):
         else:
             made.base = f"{{{_tag_beside(name)}}}{name}"
         return made
+
+    def __add__(self, part: str) -> str:
+        """The name of a key beside it."""
+        return self.base + part

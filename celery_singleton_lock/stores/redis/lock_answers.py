@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from typing import Any
@@ -39,32 +39,32 @@ _PARTS: Mapping[int, list[type]] = {
 }
 
 
-#: The answers that an acquire can get: all but this one.
-_OF_QUESTION = {kind: parts for kind, parts in _PARTS.items() if kind != Answer.NO_VOTE}
-
-#: The answers that a refusal does not get.
-_OF_AN_ACQUIRE = (Answer.GRANTED, Answer.NEWEST, Answer.SUPERSEDED)
-
-
 def is_granted(answer: Any) -> bool:
     """Whether this begins as a grant does."""
     return type(answer) is list and answer[:1] == [Answer.GRANTED]
 
 
-def answers_vote(answer: Any) -> bool:
-    """Whether this can be the answer to a vote."""
-    return _has_parts(answer, _PARTS)
+def _one_of(*kinds: Answer) -> Callable[[Any], bool]:
+    """Tells whether something can be an answer of one of these kinds."""
+    allowed = {int(kind): _PARTS[kind] for kind in kinds}
+
+    def can_be(answer: Any) -> bool:
+        types = [*map(type, answer)] if type(answer) is list else []
+        return bool(types) and types[0] is int and allowed.get(answer[0]) == types
+
+    return can_be
 
 
-def answers_question(answer: Any) -> bool:
-    """Whether this can be the answer to an acquire or a hand-over."""
-    return _has_parts(answer, _OF_QUESTION)
+#: Whether something can be the answer to a vote; to an acquire or a hand-over.
+answers_vote = _one_of(*Answer)
+answers_question = _one_of(*(kind for kind in Answer if kind != Answer.NO_VOTE))
+
+_is_in_the_way = _one_of(Answer.HELD, Answer.RECORD, Answer.GIVEN_UP)
 
 
 def answers_refusal(answer: Any) -> bool:
     """Whether this can be the answer to a `refuse`."""
-    refused = [Answer.GRANTED]
-    return answer == refused or (answers_question(answer) and answer[0] not in _OF_AN_ACQUIRE)
+    return answer == [Answer.GRANTED] or _is_in_the_way(answer)
 
 
 def answers_renewal(answer: Any) -> bool:
@@ -121,12 +121,6 @@ def parse_record(answer: Sequence[Any], message: str) -> Record | None:
     """What a `recorded` has found."""
     kind, *rest = answer
     return record(message, *rest) if kind == Answer.RECORD else None
-
-
-def _has_parts(answer: Any, allowed: Mapping[int, list[type]]) -> bool:
-    """Whether it begins with one of these kinds, and has the parts of that kind."""
-    types = [*map(type, answer)] if type(answer) is list else []
-    return bool(types) and types[0] is int and allowed.get(answer[0]) == types
 
 
 def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:

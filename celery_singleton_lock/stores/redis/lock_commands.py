@@ -1,4 +1,4 @@
-"""Calls of the scripts in `scripts/lock`, for one server or a cluster; `redlock/commands.py` has the rest.
+"""Calls of the scripts in `scripts/lock`: for one server or a cluster, and at the end for the nodes of a Redlock.
 
 A request that was not answered may be carried out later, when its owner has long freed what another try has got. So
 who ends such an owner leaves its tombstone: from then on the owner takes nothing.
@@ -9,18 +9,22 @@ Each script names its KEYS and ARGV at its top, in the same order as here; `docs
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.holder import FIRST, Holder
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal, answers_renewal
-from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_whole, ms
+from celery_singleton_lock.stores.redis.lock_answers import (
+    answers_question,
+    answers_refusal,
+    answers_renewal,
+    answers_vote,
+)
+from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_texts, are_whole, ms
 
 #: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.ONLY_LOOKS`, so that it is never
 #: missed. It holds the names of those that asked, and when they did by their host's clock, which is for people.
@@ -37,6 +41,16 @@ FENCE_TTL = 600.0
 #: unreachable waiter costs the others.
 HAND_OVER_TTL = 1.0
 
+#: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
+MEMORY_TTL = 315_360_000.0
+
+#: The record of a promise begins with this. A refusal's record on a minority of the nodes would look like the message's
+#: end without being it: so the refusal is promised first. Then follow characters that name the call: copies may be
+#: refused with equal records, and none of them may take back what another one has promised.
+PROMISE, PROMISE_NAME = b"?", 8
+
+_WAKE_MS, _FENCE_MS = ms(WAKE_TTL), ms(FENCE_TTL)
+
 #: The parts of a script that takes a lock.
 TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/request", "lock/places", "lock/newest"
 ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
@@ -50,53 +64,17 @@ RENEW = Script(
 )
 REPLACE = Script("lock/replace_records", answers=are_whole, each=lambda call: len(call.keys))
 
-
-class AcquireArgs(NamedTuple):
-    """ARGV of `request.lua`."""
-
-    owner: str
-    holder: str
-    ttl_ms: int
-    fence_ttl_ms: int
-    once: int = 0
-    waiting_ms: int = 0
-    asked_at_ms: int | str = 0
-    reserved_as: str = ""
-    fence_seed: int | str = ""
-    memory_ms: int = 0
-    limit: int = 1
-    given_up: str = ""
-    tombstone_ms: int = 0
-    wake_ms: int = ms(WAKE_TTL)
-    woken: int = 0
-    order_member: str = ""
-    arrived: int | str = ""
-    order_ms: int = 0
-    stops: str = ""
-    again: int = 0
+#: For the nodes of a Redlock.
+VOTE = Script(*TAKING, "lock/vote", "lock/acquire", answers=answers_vote)
+PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
+VALUES = Script("lock/values", answers=are_texts, each=lambda call: len(call.keys))
+RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
 
 
-class EndArgs(NamedTuple):
-    """ARGV of `free.lua`."""
-
-    owner: str
-    wake_ms: int
-    record: bytes = b""
-    record_ms: int = 0
-    repeated: int = 0
-    reserved: str = ""
-    reserved_ms: int = 0
-    tombstone_ms: int = 0
-    limit: int = 1
-    locks: int = 1
-
-
-def without_defaults(args: AcquireArgs | EndArgs) -> Sequence[object]:
-    """The arguments, without the defaults at the end, which the script assumes."""
+def without_defaults(args: Sequence[object]) -> Sequence[object]:
+    """The arguments up to the last that says something: the script assumes that the others are 0 or empty."""
     count = len(args)
-    for default in reversed(args._field_defaults.values()):
-        if args[count - 1] != default:
-            break
+    while not args[count - 1]:
         count -= 1
     return args[:count]
 
@@ -110,39 +88,51 @@ def acquire(request: LockRequest) -> Call:
 def hand_over(request: LockRequest) -> Call:
     """As `acquire`, to be carried out when the waiter is woken; its lease must be confirmed."""
     # If it is not confirmed in time, the waiter asks again: a grant leaves no tombstone.
-    keys, args = question(replace(request, waiting=True, given_up=(), late=False))
-    args = args._replace(ttl_ms=ms(min(request.ttl, HAND_OVER_TTL)), woken=1)
+    woken = replace(request, waiting=True, in_line=True, given_up=(), late=False)
+    keys, args = question(woken, ttl=min(request.ttl, HAND_OVER_TTL))
     return Call(HAND_OVER, keys, without_defaults(args))
 
 
-def question(request: LockRequest) -> tuple[list[str], AcquireArgs]:
-    """KEYS and ARGV of `request.lua`; see `acquire`."""
-    key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
-    arrival = request.arrival
+def question(
+    request: LockRequest, *, ttl: float | None = None, fence_seed: int | str = "", memory_ms: int = 0
+) -> tuple[list[str], list[object]]:
+    """KEYS and ARGV of `request.lua`; see `acquire`.
+
+    Args:
+        request: what is asked for.
+        ttl: seconds for which it is granted, if not for those of the request.
+        fence_seed: the least fence; empty: the server's time.
+        memory_ms: how long a node of a Redlock remembers since when it remembers; 0 to trust it as it is.
+    """
+    key, holder, given_up, arrival = request.key, request.holder, request.given_up, request.arrival
     keys = [keyspace.fence_key(key), keyspace.tombstone_key(key, request.owner), keyspace.wake_key(key)]
-    keys += [keyspace.done_key(key, holder.message)] if once else []
-    keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
-    keys += [keyspace.order_key(key, arrival.order)] if arrival else []
-    keys += [keyspace.run_key(key), *(keyspace.tombstone_key(key, each) for each in given_up)]
-    return keys, AcquireArgs(
-        owner=request.owner,
-        holder=holder.json_around_fence(request.ttl),
-        ttl_ms=ms(request.ttl),
-        fence_ttl_ms=ms(FENCE_TTL),
-        once=int(once),
-        waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
-        asked_at_ms=ms(clock.wall()) if request.waiting else 0,
-        reserved_as=_reserved_as(holder),
-        limit=request.limit,
-        given_up="".join(given_up),
-        tombstone_ms=tombstone_ms(request.ttl) if given_up or request.late else 0,
-        woken=int(request.in_line),
-        order_member=holder.order_member if arrival else "",
-        arrived=arrival.number or "" if arrival else "",
-        order_ms=ms(arrival.seconds) if arrival else 0,
-        stops=arrival.order if arrival and arrival.stops else "",
-        again=int(request.late),
-    )
+    if request.once:
+        keys.append(keyspace.done_key(key, holder.message))
+    if request.waiting or request.in_line or given_up or arrival:
+        keys.append(keyspace.waiting_key(key))
+    if arrival:
+        keys.append(keyspace.order_key(key, arrival.order))
+    keys.append(keyspace.run_key(key))
+    keys += [keyspace.tombstone_key(key, each) for each in given_up]
+    return keys, [
+        request.owner,
+        holder.json_around_fence(request.ttl),
+        ms(ttl or request.ttl),
+        _FENCE_MS,
+        int(request.once),
+        ms(WAITING_TTL) if request.waiting else 0,
+        ms(clock.wall()) if request.waiting else 0,
+        holder.kept_as,
+        fence_seed,
+        memory_ms,
+        request.limit - 1,
+        "".join(given_up),
+        tombstone_ms(request.ttl) if given_up or request.late else 0,
+        int(request.in_line),
+        *((holder.order_member, arrival.number or "", ms(arrival.seconds)) if arrival else ("", "", 0)),
+        arrival.order if arrival and arrival.stops else "",
+        int(request.late),
+    ]
 
 
 def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
@@ -150,8 +140,9 @@ def free(hold: Hold, *, record: Record | None = None, reservation: Reservation |
     return ending(hold, hold.owner, record=record, reservation=reservation)
 
 
-def abandon(hold: Hold) -> Call:
-    return ending(hold, hold.owner, tombstones=(hold.owner,))
+def abandon(hold: Hold, *, wakes: bool = True) -> Call:
+    """See `Store.abandon`."""
+    return ending(hold, hold.owner, tombstones=(hold.owner,), wakes=wakes)
 
 
 def undo(request: LockRequest, *, wakes: bool = True) -> Call:
@@ -202,40 +193,45 @@ def ending(
         keys.append(keyspace.done_key(key, record.message))
     if reservation is not None:
         keys.append(keyspace.done_key(key, reservation.holder.message))
-    keys += [keyspace.run_key(key)] if frees else []
+    if frees:
+        keys.append(keyspace.run_key(key))
     keys += [keyspace.tombstone_key(key, each) for each in tombstones]
-    args = without_defaults(
-        EndArgs(
-            value,
-            ms(WAKE_TTL) if wakes else 0,
-            record=record.content if record else b"",
-            record_ms=ms(record.seconds) if record else 0,
-            repeated=int(repeated),
-            reserved=reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
-            reserved_ms=ms(reservation.seconds) if reservation else 0,
-            tombstone_ms=(tombstone_ms(hold.ttl) if tombstone_for is None else tombstone_for) if tombstones else 0,
-            limit=hold.limit,
-            locks=int(frees),
-        )
-    )
+    args: list[object] = [
+        value,
+        _WAKE_MS if wakes else 0,
+        *((record.content, ms(record.seconds)) if record else ("", 0)),
+        int(repeated),
+        *((_reserved(reservation.holder), ms(reservation.seconds)) if reservation else ("", 0)),
+        (tombstone_ms(hold.ttl) if tombstone_for is None else tombstone_for) if tombstones else 0,
+        hold.limit - 1,
+        int(not frees),
+    ]
     if record is None and reservation is None:
-        return Call(FREE, keys, args)
+        return Call(FREE, keys, without_defaults(args))
     began = clock.now()
-    same = partial(ending, hold, value, tombstones=tombstones, tombstone_for=tombstone_for, wakes=wakes)
 
     def later(repeated: bool) -> Call:
         late = clock.now() - began
-        left, kept = record and record.after(late), reservation and reservation.after(late)
-        return same(record=left, reservation=kept, repeated=repeated)
+        return ending(
+            hold,
+            value,
+            record=record and record.after(late),
+            reservation=reservation and reservation.after(late),
+            tombstones=tombstones,
+            tombstone_for=tombstone_for,
+            wakes=wakes,
+            repeated=repeated,
+        )
 
-    return Call(FREE, keys, args, later=later)
+    return Call(FREE, keys, without_defaults(args), later=later)
 
 
-def refuse(key: str, holder: Holder, record: Record) -> Call:
-    """See `Store.refuse`."""
+def refuse(key: str, holder: Holder, record: Record, *, promise: Record | None = None) -> Call:
+    """See `Store.refuse`; with a promise, only a node that still has it takes the record in its place."""
     keys = [keyspace.done_key(key, record.message), keyspace.run_key(key)]
-    copies = _reserved_as(holder), _beginning_of_copies(holder), holder.retries, holder.replaced
-    return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
+    copies = holder.kept_as, _beginning_of_copies(holder), holder.retries, holder.replaced
+    promised = [] if promise is None else [promise.content]
+    return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies, *promised])
 
 
 def recorded(key: str, message: str) -> Call:
@@ -269,7 +265,7 @@ def wake(key: str, *, limit: int = 0) -> Call:
 
     Without a limit, a wake-up that was taken from the list is passed on: there are no more than before.
     """
-    return Call(WAKE, [keyspace.wake_key(key)], [ms(WAKE_TTL), limit])
+    return Call(WAKE, [keyspace.wake_key(key)], [_WAKE_MS, limit])
 
 
 def count(key: str) -> Call:
@@ -282,14 +278,71 @@ def tombstone_ms(ttl: float) -> int:
     return ms(max(ttl, TOMBSTONE_TTL))
 
 
+def vote(request: LockRequest, *, memory: str | None) -> Call:
+    """As `acquire`, for a node of a Redlock.
+
+    Args:
+        request: what is asked for.
+        memory: the key that says since when a node remembers; None to trust it as it is.
+    """
+    # One seed for all nodes, or their counters would differ, and have to be made equal before a token is given out.
+    seed = round(clock.wall() * 1_000_000)
+    keys, args = question(request, fence_seed=seed, memory_ms=ms(MEMORY_TTL) if memory else 0)
+    return Call(VOTE, [*keys, memory] if memory else keys, without_defaults(args))
+
+
+def free_for_good(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
+    """As `free`; the owner takes nothing any more, and nobody is woken."""
+    return ending(
+        hold,
+        hold.owner,
+        record=record,
+        reservation=reservation,
+        tombstones=(hold.owner,),
+        tombstone_for=ms(hold.ttl),
+        wakes=False,
+    )
+
+
+def promise_of(record: Record, seconds: float) -> Record:
+    """The promise to record this."""
+    name = new_owner()[:PROMISE_NAME].encode()
+    return record._replace(content=PROMISE + name + record.content, seconds=seconds)
+
+
+def take_back(key: str, record: Record) -> Call:
+    """Forget a refusal, or the promise of one."""
+    return Call(TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
+
+
+def values(holds: Sequence[Hold]) -> Call:
+    """Ask what a node keeps for these."""
+    return Call(VALUES, [keyspace.run_key(it.key) for it in holds], [])
+
+
+def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
+    """Give a node what it has lost: these values, or at least the owners."""
+    keys, args = list[str](), list[object]()
+    for it in holds:
+        keys += [keyspace.run_key(it.key), keyspace.tombstone_key(it.key, it.owner)]
+        args += [values.get(it, it.owner), ms(it.ttl)]
+    return Call(PUT_BACK, keys, args)
+
+
+def raise_fence(key: str, owner: str, *, fence: int) -> Call:
+    """Raise the counter of fencing tokens to `fence`, if the lock is held there."""
+    args = [owner, fence, ms(FENCE_TTL)]
+    return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key)], args)
+
+
 def _ttl_ms(hold: Hold) -> int | str:
     """The ttl as `renew.lua` wants it."""
     return f"+{ms(hold.ttl)}" if hold.only_longer else ms(hold.ttl)
 
 
-def _reserved_as(holder: Holder) -> str:
-    """The owner under which the lock may be reserved for this holder; empty if nobody can have done that."""
-    return holder.reserved_as if holder.attempt > FIRST else ""
+def _reserved(holder: Holder) -> str:
+    """The value of a lock that is reserved for this holder's message."""
+    return holder.reserved_as + holder.dumps()
 
 
 def _beginning_of_copies(holder: Holder) -> str:

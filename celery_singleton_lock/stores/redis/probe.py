@@ -98,20 +98,14 @@ class Servers:
         self._prefix = settings.prefix
         self._master: str | None = None
         self._sentinels: Sequence[Any] = ()
-        self._cluster: Cluster | None = None
-        backend = settings.backend
-        options = {name: value for name, value in settings.transport_options.items() if name != "restart_delay"}
-        if backend.kind is Kind.SENTINEL:
-            self._master = options["master_name"]
-            pool: Any = urls.of_sentinels(backend, options)
-            self._sentinels = sentinels_of(pool)
-            self._each = [(f"the master {self._master}", Server(pool))]
-        elif backend.kind is Kind.CLUSTER:
-            self._cluster = Cluster(*urls.of_cluster(backend, options))
-            self._each = [(str(server), server) for server in self._cluster.masters()]
-        else:
-            servers = [Server(pool) for pool in urls.of_each(backend, options)]
-            self._each = [(str(server), server) for server in servers]
+        options = settings.transport_options
+        if settings.backend.kind is Kind.SENTINEL:
+            pool: Any = urls.of_sentinels(settings.backend, options)
+            self._master, self._sentinels = options["master_name"], sentinels_of(pool)
+        servers = urls.opened(settings.backend, options)
+        self._is_cluster = isinstance(servers, Cluster)
+        each = servers.servers() if isinstance(servers, Cluster) else servers
+        self._each = [(f"the master {self._master}" if self._master else str(it), it) for it in each]
 
     def probes(self) -> list[Probe]:
         return [self._probed(name, server) for name, server in self._each]
@@ -136,11 +130,11 @@ class Servers:
 
     def of_a_cluster(self) -> list[str]:
         """Those that are taken for single servers, and are nodes of a cluster, as far as they say."""
-        return [name for name, server in self._each if self._cluster is None and server.is_of_a_cluster]
+        return [name for name, server in self._each if not self._is_cluster and server.is_of_a_cluster]
 
     def _probed(self, name: str, server: Server) -> Probe:
         try:
-            if self._cluster is None and server.is_of_a_cluster:
+            if not self._is_cluster and server.is_of_a_cluster:
                 return Probe(name, error=f"HELLO: {OF_A_CLUSTER}")
             ahead, uncertain = _clock(server)
             return Probe(
@@ -148,7 +142,7 @@ class Servers:
                 info=_fields_of(server, "INFO"),
                 ahead=ahead,
                 uncertain=uncertain,
-                cluster=_fields_of(server, "CLUSTER", "INFO") if self._cluster else None,
+                cluster=_fields_of(server, "CLUSTER", "INFO") if self._is_cluster else None,
             )
         except (RedisError, OSError) as error:
             return Probe(name, error=words_of(error))

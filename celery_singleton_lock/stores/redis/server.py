@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection as RedisPyConnection
@@ -23,7 +22,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from celery_singleton_lock import cleaned
+from celery_singleton_lock import cleaned, forks
 from celery_singleton_lock.errors import FOREIGN
 from celery_singleton_lock.stores.redis._redis_py import OF_A_POOL
 from celery_singleton_lock.stores.redis.connection import Connection, Parser, may_be_replaced
@@ -69,18 +68,6 @@ def is_of_a_cluster(error: BaseException) -> bool:
     return isinstance(error, _OF_A_CLUSTER) or "not allowed in cluster mode" in str(error)
 
 
-class Endpoint(Protocol):
-    """A server, or what a cluster shows of one key or one master."""
-
-    def run(self, call: Call) -> Any: ...
-
-    def command(self, *command: object) -> Any: ...
-
-    def command_each(self, commands: Sequence[Command]) -> list[Any]: ...
-
-    def connection(self) -> AbstractContextManager[Connection]: ...
-
-
 def _options_of(pool: ConnectionPool) -> Mapping[str, Any]:
     """The options of our connections to where a pool connects to."""
     given = {name: value for name, value in list(pool.connection_kwargs.items()) if name not in OF_A_POOL}
@@ -101,21 +88,27 @@ class Server:
         self._class: type[RedisPyConnection] = pool.connection_class
         self._options = _options_of(pool)
         self.step = min(STEP_TIMEOUT, self._options.get("socket_timeout") or STEP_TIMEOUT)
+        self.start_anew()
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        """Without connections, in the child of a fork: those are the parent's. They are dropped and not closed, which
+        would shut down the parent's TLS.
+        """
         self._free: deque[Connection] = deque()
-        self._pid = os.getpid()
 
     def __str__(self) -> str:
         at = self._options
         return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db') or 0}")
 
-    def run(self, call: Call, *, step: float | None = None, asking: bool = False) -> Any:
+    def run(self, call: Call, *, step: float | None = None) -> Any:
         """Run a script; one round trip. See `Connection.run`.
 
         Raises:
             RedisError, OSError: no answer, or an error.
         """
-        with self.connection(step) as connection:
-            return connection.run(call, asking=asking)
+        with _Loan(self, step or self.step) as connection:
+            return connection.run(call)
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip. See `Connection.run_each`."""
@@ -146,10 +139,10 @@ class Server:
         """All servers with keys."""
         return [self]
 
-    def command(self, *command: object, asking: bool = False) -> Any:
-        """Send one command and read its answer; see `Connection.ask`."""
+    def command(self, *command: object) -> Any:
+        """The answer to a command."""
         with self.connection() as connection:
-            return connection.ask(command, asking=asking)
+            return connection.ask(command)
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
         with self.connection() as connection:
@@ -163,9 +156,7 @@ class Server:
         """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds."""
         step = step or self.step
         connect = min(step, self._options.get("socket_connect_timeout") or STEP_TIMEOUT)
-        connection = Connection(self.undialed(socket_timeout=step, socket_connect_timeout=connect))
-        connection.wait_at_most(step)
-        return connection
+        return Connection(self.undialed(socket_timeout=step, socket_connect_timeout=connect))
 
     def undialed(self, **options: Any) -> RedisPyConnection:
         """A connection of redis-py that retries nothing, not connected yet."""
@@ -180,9 +171,6 @@ class Server:
                 self._free.pop().close()
 
     def take(self, step: float) -> Connection:
-        if self._pid != (pid := os.getpid()):
-            # Forked: these sockets are the parent's. Dropped unclosed, since closing would shut down its TLS.
-            self._free, self._pid = deque(), pid
         while self._free:
             try:
                 connection = self._free.pop()

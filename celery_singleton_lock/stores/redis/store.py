@@ -43,7 +43,6 @@ from celery_singleton_lock.stores.redis.server import (
     NAME_THE_CLUSTER,
     OF_A_CLUSTER,
     STEP_TIMEOUT,
-    Endpoint,
     Server,
     is_of_a_cluster,
     words_of,
@@ -164,9 +163,10 @@ class RedisStore:
         call = lock_commands.refuse(key, holder, record)
 
         def ask() -> Held | Record | None:
+            self._send_those_of(key)
             return lock_answers.parse_refusal(self._servers.run(call), record.message)
 
-        return self._patiently(partial(self._in_order, key, ask))
+        return self._patiently(ask)
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         unsaid = self._outbox.unfreed()
@@ -260,9 +260,10 @@ class RedisStore:
         call = lock_commands.recorded(key, message)
 
         def ask() -> Record | None:
+            self._send_those_of(key)
             return lock_answers.parse_record(self._servers.run(call), message)
 
-        return self._patiently(partial(self._in_order, key, ask))
+        return self._patiently(ask)
 
     def wake(self, key: str) -> None:
         try:
@@ -285,7 +286,7 @@ class RedisStore:
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         key = keyspace.journal_key(prefix, "counts")
 
-        def use(used: Callable[[Endpoint], T]) -> T:
+        def use(used: Callable[[Server], T]) -> T:
             return self._patiently(lambda: used(self._servers.server_of(key)))
 
         return RedisJournal(prefix, size, use, lambda reading: [use(reading)])
@@ -295,32 +296,28 @@ class RedisStore:
 
     def _try(self, request: LockRequest) -> Lease | Held | Record:
         """Ask once; may be repeated after any error."""
-
-        def ask() -> Lease | Held | Record:
-            sent_at, was_late = clock.now(), request.late
-            call = lock_commands.acquire(request)
-            # Noted before it is sent: an interruption may come between any two lines.
-            request.late = True
-            answer = self._servers.run(call)
-            request.late = was_late
-            found = lock_answers.parse_acquired(answer, request, sent_at)
-            if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):
-                raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
-            return found
-
-        return self._in_order(request.key, ask)
+        self._send_those_of(request.key)
+        sent_at, was_late = clock.now(), request.late
+        call = lock_commands.acquire(request)
+        # Noted before it is sent: an interruption may come between any two lines.
+        request.late = True
+        answer = self._servers.run(call)
+        request.late = was_late
+        found = lock_answers.parse_acquired(answer, request, sent_at)
+        if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):
+            raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
+        return found
 
     def _wake_up(self, key: str, behind: Call | None = None, renewal: Call | None = None) -> RedisWakeUp:
         server_of = partial(self._servers.server_of, keyspace.wake_key(key))
         return RedisWakeUp(key, server_of, self.server, behind, renewal, self._servers.step)
 
-    def _in_order(self, key: str, ask: Callable[[], T]) -> T:
-        """Ask about a lock, once the server has what it has not answered: a copy of a message that has ended in this
-        process finds that out, whatever it asks.
+    def _send_those_of(self, key: str) -> None:
+        """Send what the server has not answered about a lock, before it is asked about that: a copy of a message that
+        has ended in this process finds that out, whatever it asks.
         """
         if self._outbox:
             self._outbox.send_those_of(key)
-        return ask()
 
     def _freed_again(self, call: Call) -> Freeing:
         # Gone when the call is repeated: the first one has worked, and only its reply was lost.

@@ -14,29 +14,32 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.backend import Backend
+from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.stores.redis.cluster import Cluster, PoolOf
 from celery_singleton_lock.stores.redis.server import Server
 
-#: Options for finding the master, which are not options of the connection to it.
-_OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
+#: Options for finding the master, and of a Redlock, which are not options of the connection to the master.
+_OF_OTHERS = ("master_name", "min_other_sentinels", "sentinel_kwargs", "restart_delay")
 
 #: Seconds that one Sentinel may take to say who the master is.
 _SENTINEL_TIMEOUT = 0.5
 
 _SENTINEL_PORT, _REDIS_PORT = 26379, 6379
 
-#: Makes a pool for one node of a cluster.
-PoolOf = Callable[[str, int], ConnectionPool]
 
-
-def of_each(backend: Backend, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """A pool for each server: `redis://`, `rediss://`, `unix://` or `redis+socket://`, as kombu spells them.
+def opened(backend: Backend, options: Mapping[str, Any]) -> Cluster | list[Server]:
+    """The cluster, or each server, that a backend other than `memory://` names.
 
     Raises:
         InvalidOption: the URL or an option is not one that redis-py knows.
     """
-    return [_checked(partial(_pool, url, options), backend, options) for url in backend.urls]
+    others = {name: value for name, value in options.items() if name != "restart_delay"}
+    if backend.kind is Kind.CLUSTER:
+        return Cluster(*_of_cluster(backend, others))
+    if backend.kind is Kind.SENTINEL:
+        return [Server(of_sentinels(backend, others))]
+    return [Server(_checked(partial(_pool, url, others), backend, others)) for url in backend.urls]
 
 
 def of_sentinels(backend: Backend, options: Mapping[str, Any]) -> ConnectionPool:
@@ -56,7 +59,7 @@ def of_sentinels(backend: Backend, options: Mapping[str, Any]) -> ConnectionPool
     return _checked(lambda: _sentinel_pool(backend.urls, options), backend, options)
 
 
-def of_cluster(backend: Backend, options: Mapping[str, Any]) -> tuple[Sequence[tuple[str, int]], PoolOf]:
+def _of_cluster(backend: Backend, options: Mapping[str, Any]) -> tuple[Sequence[tuple[str, int]], PoolOf]:
     """Nodes of a cluster to begin with, and how to connect to any: `redis+cluster://a:6379;redis+cluster://b:6379`.
 
     Raises:
@@ -90,7 +93,7 @@ def _sentinel_pool(urls: Sequence[str], options: Mapping[str, Any]) -> Connectio
     common: dict[str, Any] = dict(parse_url(_as_redis_py_spells(urls[0].replace("sentinel", "redis", 1))))  # type: ignore[no-untyped-call]
     common.pop("host", None)
     common.pop("port", None)
-    common.update({name: value for name, value in options.items() if name not in _OF_SENTINEL})
+    common.update({name: value for name, value in options.items() if name not in _OF_OTHERS})
     if any(name.startswith("ssl") for name in common):
         common["ssl"] = True
     limits = {

@@ -33,7 +33,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Call, Command
-from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, words_of
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Server, words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
 #: The most seconds that a waiter sleeps before it asks again: a wake-up that goes to a dead, frozen or unreachable
@@ -128,7 +128,7 @@ class RedisWakeUp:
     def __init__(
         self,
         key: str,
-        server_of: Callable[[], Endpoint],
+        server_of: Callable[[], Server],
         server: str,
         behind: Call | None = None,
         renewal: Call | None = None,

@@ -15,6 +15,7 @@ from celery_singleton_lock.stores.store import Store
 from tests.contract.store_contract.asking import (
     KEY,
     ME,
+    OTHER,
     PATIENCE,
     TTL,
     ask,
@@ -100,6 +101,17 @@ class LimitContract:
         store.free(lease)
         assert isinstance(ask(store, holder=ME), Held), "the lock is kept"
         assert isinstance(ask(store, holder=messages[1]), Lease)
+
+    def test_kept_attempt_waits_for_a_task_whose_lock_was_taken_away(self, store: Store) -> None:
+        """By an operator, after the limit was lowered: that task still runs."""
+        following = replace(ME, retries=3)
+        running, lease = taken(store, limit=2), taken(store, holder=ME, limit=2)
+        store.free(lease, reservation=Reservation(following, TTL))
+        nobody = OTHER.taken_away("worker@host")
+        store.free(running, reservation=Reservation(nobody, TTL))
+        assert isinstance(ask(store, holder=following), Held)
+        assert store.free(Hold(KEY, nobody.reserved_as, ttl=TTL))
+        assert isinstance(ask(store, holder=following), Lease)
 
     def test_message_does_not_run_beside_itself(self, store: Store) -> None:
         others = [taken(store, holder=Holder(name), limit=3) for name in "ab"]

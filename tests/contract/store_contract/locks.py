@@ -62,6 +62,13 @@ class LockContract:
         assert store.free(second)
         assert is_free(store), "it is one hold"
 
+    def test_repeated_acquire_does_not_shorten_the_hold(self, store: Store) -> None:
+        """The first of two tries may come last, after a renewal for longer."""
+        lease = taken(store)
+        taken(store, lease.owner, ttl=SHORT)
+        (found,) = store.held(KEY)
+        assert found.remaining > SHORT
+
     def test_holder_is_as_its_owner_has_said_last(self, store: Store) -> None:
         """A message passes its lock on to its next attempt, whatever it has stored as its end by then."""
         owner = new_owner()

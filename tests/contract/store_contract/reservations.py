@@ -94,3 +94,9 @@ class ReservationContract:
         lease = taken(store, holder=ME)
         assert store.free(lease, record=Record(ME.message, b"done", 60.0), reservation=Reservation(ME, TTL))
         assert isinstance(ask(store), Held)
+
+    def test_lock_that_is_kept_after_a_message_is_not_for_its_copies(self, store: Store) -> None:
+        """Its record may be gone, or there is none."""
+        message = Holder("at its first attempt")
+        assert store.free(taken(store, holder=message), reservation=Reservation(message, TTL))
+        assert isinstance(ask(store, holder=message), Held)

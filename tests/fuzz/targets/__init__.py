@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from tests.fuzz.choices import Case
 from tests.fuzz.targets import answers, commands, keys, messages, options, parsers, stored
 
-#: The targets by name, with the share of all cases that each gets.
+#: The targets by name, with the number of cases that takes a second or less.
 TARGETS: Mapping[str, tuple[Callable[[], AbstractContextManager[Case]], int]] = {
-    "parsers": (parsers.cases, 540),
-    "keys": (keys.cases, 320),
-    "options": (options.cases, 90),
-    "messages": (messages.cases, 10),
-    "answers": (answers.cases, 50),
-    "stored": (stored.cases, 6),
-    "commands": (commands.cases, 4),
+    "parsers": (parsers.cases, 1000),
+    "keys": (keys.cases, 500),
+    "options": (options.cases, 200),
+    "messages": (messages.cases, 60),
+    "answers": (answers.cases, 150),
+    "stored": (stored.cases, 60),
+    "commands": (commands.cases, 40),
 }

@@ -25,7 +25,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime, in_memory
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task.execution import holder_of
+from celery_singleton_lock.task.turn import holder_of
 from celery_singleton_lock.worker.request import SingletonRequest
 from tests.fuzz.choices import Case, Choices, Stuck
 from tests.patience import in_this_thread

@@ -14,7 +14,7 @@ from celery_singleton_lock.journal.timeline import Window, page
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.redis import lock_answers
-from celery_singleton_lock.task import outcome
+from celery_singleton_lock.task import ends
 from celery_singleton_lock.task.reports import Report
 from tests.fuzz.choices import Case, Choices
 
@@ -60,18 +60,18 @@ def _entry(choices: Choices) -> None:
 
 def _record(choices: Choices) -> None:
     content = choices.written(RECORD) + b"\n" + choices.written(VALUE)
-    ended, age = outcome.read(Record("m", choices.spoiled(content), choices.below(99) * 1.0))
+    ended, age = ends.read(Record("m", choices.spoiled(content), choices.below(99) * 1.0))
     assert is_clean(ended.state)
     assert 0 <= age <= cleaned.MAX_SECONDS
 
 
 def _kept(choices: Choices) -> None:
     """Reading finds an end, or nothing; nothing else happens."""
-    outcome.end_of(outcome.Outcome("SUCCESS", choices.written(VALUE)))
+    ends.end_of(ends.Outcome("SUCCESS", choices.written(VALUE)))
 
 
 def _kept_error(choices: Choices) -> None:
-    end = outcome.end_of(outcome.Outcome("FAILURE", choices.written(ERROR)))
+    end = ends.end_of(ends.Outcome("FAILURE", choices.written(ERROR)))
     assert end is None or isinstance(end.error, Exception)
 
 

@@ -11,8 +11,8 @@ _cluster = partial(Mutant, file="stores/redis/cluster.py")
 MUTANTS = (
     _cluster(
         "what is answered ASK is sent to the other node with ASKING",
-        old="_target(moved, address), not isinstance(moved, MovedError)",
-        new="_target(moved, address), False",
+        old="[command] if isinstance(answer, MovedError) else",
+        new="[command] if answer else",
     ),
     _cluster(
         "a moved slot is followed",
@@ -21,11 +21,7 @@ MUTANTS = (
     ),
     _cluster(
         "a renewal goes to where the slot is by then",
-        old="            self.learn(given, address)\n"
-        "            answers.update(zip(indexes, given, strict=True))\n"
-        "        return redirected([answers[index] for index in range(len(calls))], calls, "
-        "partial(self.run, step=step))",
-        new="            answers.update(zip(indexes, given, strict=True))\n"
-        "        return [answers[index] for index in range(len(calls))]",
+        old="call.understood(self._followed(one, call.by_text)) for",
+        new="call.understood(one) for",
     ),
 )

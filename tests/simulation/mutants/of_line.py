@@ -44,9 +44,9 @@ MUTANTS = (
     ),
     Mutant(
         "a message that is put back keeps its place in line",
-        "task/requeue.py",
-        '    return min(cleaned.seconds(known.get("since")) or math.inf, clock.wall())',
-        "    return clock.wall()",
+        "task/message.py",
+        "        return min(self.since or math.inf, clock.wall())",
+        "        return clock.wall()",
         kind="lines",
     ),
     _celery(

@@ -32,8 +32,9 @@ MUTANTS = (
         new='        headers[HEADER] = {**header, "put_back": {**header["put_back"], **way}}\n'
         '        headers.pop("root_id", None)\n',
     ),
-    _requeue(
+    Mutant(
         "a message that has not begun may still expire after a conflict",
+        file="task/message.py",
         old='NOT_BEGUN: tuple[Reason, ...] = ("conflict", "unavailable", "follows")',
         new='NOT_BEGUN: tuple[Reason, ...] = ("unavailable",)',
     ),
@@ -44,8 +45,8 @@ MUTANTS = (
     ),
     _requeue(
         "each put-back is counted",
-        old="put_back_count(request, other) + (other == reason) for",
-        new="put_back_count(request, other) for",
+        old="message.put_back_count(other) + (other == reason) for",
+        new="message.put_back_count(other) for",
     ),
     Mutant(
         "a copy is due later each time",
@@ -65,7 +66,7 @@ MUTANTS = (
     ),
     _joining(
         "a lock that is kept for a retry does not say that the retry has begun",
-        file="task/joined.py",
+        file="task/targets.py",
         old="since = holder.since if holder.pid or holder.is_nobody else 0.0",
         new="since = holder.since",
     ),

@@ -11,7 +11,7 @@ _store = partial(Mutant, file="stores/redis/store.py")
 _heartbeat = partial(Mutant, file="heartbeat.py")
 _run = partial(Mutant, file="task/run.py")
 _acquisition = partial(Mutant, file="task/acquisition.py")
-_redelivery = partial(Mutant, file="task/redelivery.py")
+_decide = partial(Mutant, file="task/decide.py")
 _children = partial(Mutant, file="worker/children.py")
 
 MUTANTS = (
@@ -93,13 +93,13 @@ MUTANTS = (
     ),
     Mutant(
         "a body that does not end is killed with its process",
-        "task/abort.py",
+        "task/interrupt.py",
         "                _kill_this_child(self._lease)\n",
         "",
     ),
     Mutant(
         "a body that goes on is interrupted again",
-        "task/abort.py",
+        "task/interrupt.py",
         "            if now >= self._strike_again_at and not",
         "            if not self._strike_again_at and not",
     ),
@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     _run(
         "a message counts as reported when all that follows on it was sent",
-        old="                settling.settle_after(it, ended)\n",
+        old="                settle_after(it, ended)\n",
         new="                it.runtime.records.replace(\n"
         "                    it.key, it.record(Outcome(ended.state, settled=True)))\n",
     ),
@@ -158,9 +158,9 @@ MUTANTS = (
     ),
     Mutant(
         "lock_conflict_retries bounds how often a message is put back",
-        "task/on_conflict.py",
-        "    if bound is not None and requeue",
-        "    if bound == -1 and requeue",
+        "task/decide.py",
+        '"raise" if bound is not None and message',
+        '"raise" if bound == -1 and message',
     ),
     Mutant(
         "a copy knows that its message may have begun",
@@ -171,14 +171,14 @@ MUTANTS = (
     Mutant(
         "a copy of a message that has expired does not run",
         "worker/request.py",
-        "in carried and requeue.may_have_begun(self.context)):\n            # It",
+        "in carried and message_of(self.context).may_have_begun):\n            # It",
         "in carried):\n            # It",
         kind="sent",
     ),
     Mutant(
         "a message that is delivered again does not run when it has expired",
         "task/refusal.py",
-        "    if requeue.comes_too_late(execution.request):\n        revoked",
+        "    if execution.message.comes_too_late():\n        revoked",
         "    if False:\n        revoked",
         kind="sent",
     ),
@@ -197,24 +197,24 @@ MUTANTS = (
     Mutant(
         "what an earlier delivery may hold never keeps its own message out",
         "task/requeue.py",
-        "    owners = given_up(request) if owner is None else (*given_up(request), owner)\n",
-        "    owners = given_up(request)\n",
+        "    owners = note.given_up if owner is None else (*note.given_up, owner)\n",
+        "    owners = note.given_up\n",
         kind="sent",
     ),
-    _redelivery(
+    _decide(
         "a redelivered copy waits as insurance while its message runs",
-        old="if holder.attempt > own or (holder.attempt == own and not execution.task.acks_late):",
-        new="if holder.attempt >= own:",
+        old="if running > own or (running == own and not acks_late):",
+        new="if running >= own:",
     ),
-    _redelivery(
+    _decide(
         "a copy leaves its message time to report its end",
         old="SETTLING = 10.0",
         new="SETTLING = 0.0",
     ),
-    _redelivery(
+    _decide(
         "an end that nobody has reported is reported by a copy",
-        old="is_over = recorded.settled or recorded.state in _SILENT",
-        new="is_over = True",
+        old="    return recorded.settled or recorded.state in (states.RETRY, states.IGNORED) or not is_awaited\n",
+        new="    return True\n",
     ),
     _children(
         "a child that is stopped keeps its lock",
@@ -254,7 +254,7 @@ MUTANTS = (
     ),
     Mutant(
         "a body that a shutdown interrupts runs again",
-        "task/outcome.py",
+        "task/ends.py",
         "    return None  # The process is being stopped; whatever stops it decides what becomes of the message.",
         "    return Outcome(states.FAILURE)",
     ),

@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         "an earlier try that comes last takes nothing",
         f"{_SCRIPTS}/request.lua",
-        "again = ARGV[19] or '', ARGV[20] == '1'",
-        "again = ARGV[19] or '', false",
+        "again = ARGV[18] or '', ARGV[19] == '1'",
+        "again = ARGV[18] or '', false",
         nodes=1,
         kind="locks",
     ),

@@ -19,8 +19,8 @@ MUTANTS = (
     ),
     _queued(
         "until_executing: another message can be sent as the body begins",
-        old="        freed = self._free()\n        self._progress.is_begun",
-        new="        freed = None\n        self._progress.is_begun",
+        old="        freed = self._free()\n        self._turn.is_begun",
+        new="        freed = None\n        self._turn.is_begun",
     ),
     _queued(
         "the queue lock stays while its message is put back",
@@ -34,7 +34,7 @@ MUTANTS = (
     ),
     _lock(
         "a header says nothing about another message",
-        file="task/header.py",
+        file="task/message.py",
         old='        return header if task_id is not None and header["id"] == task_id else _NOTHING\n',
         new="        return header\n",
     ),

@@ -8,7 +8,7 @@
 -- so a grant to a repeated one leaves the owner's tombstone. An owner that has one keeps what it has, and takes nothing.
 -- FORGOTTEN_MS: how long a waiter that was killed stays in `waiting`. Main processes are there, too, except on a Redlock, by when their first copy
 -- met its first conflict.
-local OWNER_LENGTH, FENCE, FORGOTTEN_MS = 32, 10, 86400000
+local OWNER_LENGTH, REPLACED, FENCE, FORGOTTEN_MS = 32, 7, 10, 86400000
 if redis.call('EXISTS', tombstone) == 1 and not is_held_by(owner) then
   return {GIVEN_UP}
 end
@@ -90,11 +90,12 @@ if kept and newer and stops ~= '' then
 end
 local in_use, replaced, takes = held, kept, false
 if kept then
-  -- Its next attempt begins beside what is only kept for others: they would wait for each other.
+  -- Its next attempt begins beside what is only kept for others: they would wait for each other. (What an operator has taken from a task is kept
+  -- for nobody while that task ends.)
   in_use = 0
   for _, value in ipairs(values) do
     local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
-    if value ~= kept and not (readable and type(fields) == 'table' and fields[TTL] == 0) then
+    if value ~= kept and not (readable and type(fields) == 'table' and fields[TTL] == 0 and (tonumber(fields[REPLACED]) or 0) >= 0) then
       in_use = in_use + 1
     end
   end

@@ -1,17 +1,17 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
 -- Follows hold.lua. Rare keys and arguments are left out, as in request.lua.
 -- KEYS waiting, wake, [record (if record ms is not 0),] [record of the message that it is reserved for (if there is a reservation),]
---      [lock (if locks is 1),] tombstone...
--- ARGV owner, wake ms (0: wake nobody); and the following, up to the last that differs from its default:
---      record, record ms (0: no record), repeated (1: this was not answered before, and may have been carried out; 0),
---      value of the reservation, its ms (0: no reservation), tombstone ms, limit (1), locks (1; 0: it keeps what it has)
+--      [lock (if it does not keep it),] tombstone...
+-- ARGV owner; and the following, up to the last that is neither 0 nor empty:
+--      wake ms (0: wake nobody), record, record ms (0: no record), repeated (1: this was not answered before, and may have been carried out),
+--      value of the reservation, its ms (0: no reservation), tombstone ms, how many may hold the lock beside this one, keeps (1: it keeps what it has)
 -- -> 1 freed | 2 freed, and a waiter is still to be woken (wake ms 0) | 0 no longer held
 -- Deletes first: a script whose first write is refused for lack of memory does nothing at all.
 local NOT_OURS, FREED, SOMEBODY_WAITS = 0, 1, 2
 local OWNER_LENGTH = 32
-local owner, wake_ms, record, record_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] or '0'
+local owner, wake_ms, record, record_ms = ARGV[1], ARGV[2] or '0', ARGV[3], ARGV[4] or '0'
 local repeated, reserved, reserved_ms = ARGV[5] or '0', ARGV[6], ARGV[7] or '0'
-local tombstone_ms, limit, locks = ARGV[8], ARGV[9] or '1', tonumber(ARGV[10] or 1)
+local tombstone_ms, limit, locks = ARGV[8], tonumber(ARGV[9] or 0) + 1, 1 - tonumber(ARGV[10] or 0)
 
 local waiting, wake, FIRST = KEYS[1], KEYS[2], 3
 local done, done_of_next
@@ -36,7 +36,7 @@ if is_plain and (#ARGV == 2 or #ARGV == 4 and redis.call('SET', done, record, 'P
   return FREED
 end
 
--- -> whether a record says that all that follows from its message was sent; the shortest records are a number (outcome.py)
+-- -> whether a record says that all that follows from its message was sent; the shortest records are a number (ends.py)
 local function is_settled(text)
   local readable, fields = pcall(cjson.decode, string.match(text, '^[^\n]*'))
   return readable and (type(fields) == 'number' or type(fields) == 'table' and fields[4] == true)
@@ -81,7 +81,7 @@ if somebody_waits then
   end
   -- pcall: somebody else's value may be there; the rest is done.
   local length = redis.pcall('RPUSH', wake, 1)
-  if type(length) == 'number' and length > tonumber(limit) then
+  if type(length) == 'number' and length > limit then
     redis.call('LTRIM', wake, -limit, -1)
   end
   redis.call('PEXPIRE', wake, wake_ms)

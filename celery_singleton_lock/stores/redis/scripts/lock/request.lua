@@ -3,21 +3,21 @@
 -- KEYS fence, tombstone, wake, [record (if once),] [waiting (if it will wait, was woken, gives owners up, or has arrived),]
 --      [order (if it has arrived),]
 --      lock, tombstone... (of what was given up before), memory (if memory ms is not 0)
--- ARGV owner, holder, ttl ms, fence ttl ms; and the following, up to the last that differs from its default:
---      once (1: look whether the message has been carried out; 0),
+-- ARGV owner, holder, ttl ms, fence ttl ms; and the following, up to the last that is neither 0 nor empty:
+--      once (1: look whether the message has been carried out),
 --      waiting ms (0: will not wait), ms of the caller's clock,
 --      owner under which the lock may be reserved for it ('': none),
 --      seed of the counter of fences ('': the server's time),
---      memory ms (0: trust the server as it is), limit (1: how many may hold it, with those that took it under another limit),
---      owners that were given up (one behind the other; ''), tombstone ms, wake ms (1000), woken (1: a wake-up has come for this; 0),
+--      memory ms (0: trust the server as it is), how many may hold it beside this one (with those that took it under another limit),
+--      owners that were given up (one behind the other), tombstone ms, woken (1: a wake-up has come for this),
 --      arrived as ('': it has no place in an order of which only the newest runs), number in that order ('': not known), ms of that order,
---      name of its order: a holder of that order is to stop for it ('': none is), again (1: an earlier try may still be carried out; 0)
+--      name of its order: a holder of that order is to stop for it ('': none is), again (1: an earlier try may still be carried out)
 local owner, holder, ttl, fence_ttl, once = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local waiting_ms, asked_at, reserved_as = ARGV[6] or '0', ARGV[7], ARGV[8] or ''
-local seed, memory_ms, limit = tonumber(ARGV[9] or ''), tonumber(ARGV[10] or 0), tonumber(ARGV[11] or 1)
-local given_up, tombstone_ms, wake_ms, woken = ARGV[12] or '', ARGV[13], ARGV[14] or '1000', tonumber(ARGV[15] or 0)
-local order_member, arrived, order_ms = ARGV[16] or '', tonumber(ARGV[17] or ''), ARGV[18]
-local stops, again = ARGV[19] or '', ARGV[20] == '1'
+local seed, memory_ms, limit = tonumber(ARGV[9] or ''), tonumber(ARGV[10] or 0), tonumber(ARGV[11] or 0) + 1
+local given_up, tombstone_ms, wake_ms, woken = ARGV[12] or '', ARGV[13], 1000, tonumber(ARGV[14] or 0)
+local order_member, arrived, order_ms = ARGV[15] or '', tonumber(ARGV[16] or ''), ARGV[17]
+local stops, again = ARGV[18] or '', ARGV[19] == '1'
 -- Whether it is a waiter that has just been woken, and blocks again if it gets nothing.
 local is_handed_over = false
 

@@ -1,0 +1,230 @@
+"""One message in one process: what stays the same, and how far this process has got with it.
+
+Each header of a message becomes an attribute of its request, whatever its name. So what only this process may say about
+a request is kept beside the request, and not in it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from celery import states
+
+from celery_singleton_lock import cleaned, clock, process_identity
+from celery_singleton_lock.errors import with_label
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.options.rules import REPLACE
+from celery_singleton_lock.options.task import Options
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held, Record, order_of
+from celery_singleton_lock.task import ends
+from celery_singleton_lock.task.ends import REPLACED, Outcome
+from celery_singleton_lock.task.interrupt import Body
+from celery_singleton_lock.task.message import Message, RequestLike, TaskLike, TaskLock
+from celery_singleton_lock.task.targets import record_name
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.task.queued import Queued
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """How far this process has got with a request. Nothing in here refers to the request: it would then stay forever.
+
+    Attributes:
+        message: see `delivered`.
+        lease: the lease under which the body runs, or ran; None without a lock.
+        body: the body that runs under the lease.
+        in_body: whether the body runs; afterwards, what is sent follows from the message. None if that is not known, as
+            of a plain task.
+        gives_up: the owner that a copy of the message names as given up: it has asked for the lock without an answer,
+            or in a queue, where the request may still be carried out for a moment.
+        is_begun: whether the lock that this message brought with it has ended, as its body began, or with it, or
+            belongs to what goes on.
+        is_replaced: whether another task has its id now.
+        is_retried: whether its retry was sent with that lock.
+        passes_on: that lock, as what was sent under the message's id has it: its next attempt, or its replacement.
+    """
+
+    message: Message | None = None
+    lease: Lease | None = None
+    body: Body | None = None
+    in_body: bool | None = None
+    gives_up: str | None = None
+    is_begun: bool = False
+    is_replaced: bool = False
+    is_retried: bool = False
+    passes_on: Hold | None = None
+
+    def delivered(self, request: RequestLike) -> Message:
+        """The message of its request, parsed when it is first asked for."""
+        if self.message is None:
+            self.message = Message.of(request)
+        return self.message
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the message goes on, with the lock that it brought."""
+        return self.is_retried or (self.is_replaced and self.passes_on is not None)
+
+
+#: What makes the record of a request's message say that all was sent.
+unsettled: WeakKeyDictionary[RequestLike, Callable[[], None]] = WeakKeyDictionary()
+
+_of_request: WeakKeyDictionary[RequestLike, Turn] = WeakKeyDictionary()
+
+
+def turn_of(request: RequestLike) -> Turn:
+    """How far this process has got with `request`."""
+    turn = _of_request.get(request)
+    return turn if turn is not None else _of_request.setdefault(request, Turn())
+
+
+def message_of(request: RequestLike) -> Message:
+    """The message of a request."""
+    return turn_of(request).delivered(request)
+
+
+def share(turn: Turn, copy: RequestLike) -> None:
+    """Have a copy of a request be as far as that is."""
+    _of_request[copy] = turn
+
+
+class _ThisThread(threading.local):
+    """This thread.
+
+    Attributes:
+        owners: the owners under which it runs bodies, one inside the other: waiting for them would never end.
+    """
+
+    def __init__(self) -> None:
+        self.owners: list[str] = []
+
+
+this_thread = _ThisThread()
+
+
+# Nobody changes an execution once it is made, as for `Holder`.
+@dataclass(slots=True, eq=False)
+class Execution:
+    """A message, or an eager call, that takes a lock.
+
+    Attributes:
+        holder: itself, as the lock's holder.
+        is_remembered: whether other copies of this message may come.
+        is_awaited: whether anybody learns how it ends.
+        brought: the lock that the message has, or gets, while it waits; None if it has none.
+        began: when it came here, by `clock.now()`.
+    """
+
+    task: TaskLike
+    request: RequestLike
+    message: Message
+    turn: Turn
+    runtime: Runtime
+    options: Options
+    key: str
+    holder: Holder
+    is_remembered: bool
+    is_awaited: bool
+    began: float
+    brought: Queued | None = None
+
+    @classmethod
+    def of(
+        cls, task: TaskLike, request: RequestLike, turn: Turn, lock: TaskLock, brought: Queued | None = None
+    ) -> Execution:
+        """The execution of the request, which this thread carries out."""
+        runtime = Runtime.of(task.app)
+        message = turn.delivered(request)
+        return cls(
+            task,
+            request,
+            message,
+            turn,
+            runtime,
+            lock.options,
+            lock.key,
+            _holder(task, request, message, lock.label),
+            is_remembered=runtime.settings.done_ttl > 0 and request.id is not None and not request.is_eager,
+            is_awaited=ends.is_awaited(task, request),
+            began=clock.now(),
+            brought=brought,
+        )
+
+    def __str__(self) -> str:
+        return with_label(f"task {self.task.name}[{cleaned.text(self.request.id)}]", self.holder.label)
+
+    def is_copy_of(self, found: Held) -> bool:
+        """Whether another copy of this message, or another attempt, has the lock."""
+        return found.holder is not None and found.holder.is_copy_of(self.holder)
+
+    @property
+    def stops_for_newer(self) -> bool:
+        """Whether a newer message of its key stops it."""
+        return self.options.on_conflict == REPLACE and not self.request.is_eager and self.request.id is not None
+
+    def as_holder(self) -> Holder:
+        """Itself, as the lock's holder, with its order if newer messages stop it."""
+        return replace(self.holder, order=order_of(self.task.name)) if self.stops_for_newer else self.holder
+
+    def hold_of(self, found: Held) -> Hold:
+        """Somebody else's hold, to be freed."""
+        return found.hold(self.key, ttl=self.options.ttl, limit=self.options.limit)
+
+    def needs_settling(self, outcome: Outcome) -> bool:
+        """Whether a later copy of the message has to know that what follows from it was sent."""
+        return self.is_awaited and outcome.state in states.READY_STATES
+
+    def record(self, outcome: Outcome | None) -> Record | None:
+        """The record to keep if `outcome` is the message's end."""
+        if outcome is None or not self.is_remembered:
+            return None
+        if self.turn.goes_on:
+            # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
+            outcome = Outcome(states.IGNORED, REPLACED) if self.turn.is_replaced else Outcome(states.RETRY)
+        elif not self.needs_settling(outcome):
+            outcome = outcome._replace(settled=True)
+        return outcome.record_of(self.holder, self.runtime.settings.done_ttl)
+
+
+def holder_of(task: TaskLike, request: RequestLike) -> Holder:
+    """This process, as the lock's holder for an execution of this request."""
+    return _holder(task, request, message_of(request))
+
+
+def named(task: TaskLike) -> str:
+    """A task and its message, as a log may show them."""
+    return f"task {task.name}[{cleaned.text(task.request.id)}]"
+
+
+def record_started(task: TaskLike) -> None:
+    """Store STARTED if the task wants that; Celery itself would do it before the lock is asked for."""
+    if not task.tracks_started:
+        return
+    request = task.request
+    if request.is_eager or request.id is None or ends.ignores_result(task, request):
+        return
+    meta = {"pid": os.getpid(), "hostname": request.hostname}
+    task.backend.store_result(request.id, meta, states.STARTED, request=request)
+
+
+def _holder(task: TaskLike, request: RequestLike, message: Message, label: str = "") -> Holder:
+    return Holder(
+        cleaned.text_or_none(request.id),
+        message.retries,
+        cleaned.text_or_none(request.hostname),
+        os.getpid(),
+        clock.wall(),
+        message.replaced,
+        process_identity.own(),
+        sending=message.sending,
+        record=record_name(task.name, message.id, message.sending),
+        label=label,
+    )

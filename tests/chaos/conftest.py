@@ -1,3 +1,0 @@
-from tests.integration.conftest import shop_on
-
-__all__ = ["shop_on"]
