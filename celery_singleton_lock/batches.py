@@ -61,10 +61,11 @@ class Batches(ABC, Generic[Item]):
     Args:
         what: the items, for messages.
         after: seconds in which more may come, to be sent together.
+        level: that of the log's line about those that are given up.
     """
 
-    def __init__(self, what: str, *, after: float) -> None:
-        self._what = what
+    def __init__(self, what: str, *, after: float, level: int = logging.WARNING) -> None:
+        self._what, self._level = what, level
         self._job = BackgroundJob("singleton-lock-batches", self.send_all, after=after)
         self._mutex: AbstractContextManager[bool]
         self._waiting: dict[Hashable, Waiting[Item]]
@@ -134,7 +135,7 @@ class Batches(ABC, Generic[Item]):
                 if now > it.until and self._waiting.pop(name, None) is not None:
                     self._given_up += 1
             if self._given_up:
-                logger.warning("%d %s were never answered, and are given up", self._given_up, self._what)
+                logger.log(self._level, "%d %s were never answered, and are given up", self._given_up, self._what)
                 self._given_up = 0
             return list(self._waiting.values())
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger, lock_commands
-from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.script import Script
 from tests.proxy import LossyProxy
 
@@ -23,7 +22,7 @@ Place = Literal["front", "within", "behind"]
 KINDS: dict[str, bytes] = {
     **{
         name: script.sha.encode()
-        for module in (lock_commands, commands, ledger)
+        for module in (lock_commands, ledger)
         for name, script in vars(module).items()
         if isinstance(script, Script)
     },

@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+    from celery_singleton_lock.stores.redis.redlock import RedlockStore
     from celery_singleton_lock.stores.redis.store import RedisStore
 
 __all__ = ["check_servers", "open_store", "open_url"]
@@ -76,7 +76,7 @@ def _open(backend: Backend, options: Mapping[str, Any], *, prefix: str) -> Redis
     # Imported here: `memory://` needs no Redis client.
     from celery_singleton_lock.stores.redis import urls
     from celery_singleton_lock.stores.redis.cluster import Cluster
-    from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+    from celery_singleton_lock.stores.redis.redlock import RedlockStore
     from celery_singleton_lock.stores.redis.store import RedisStore
 
     servers = urls.opened(backend, options)

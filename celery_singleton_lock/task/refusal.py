@@ -32,7 +32,7 @@ from celery_singleton_lock.task import (
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.ends import End, Outcome
-from celery_singleton_lock.task.publisher import Publisher
+from celery_singleton_lock.task.putback import Publisher
 from celery_singleton_lock.task.run import settle_after
 from celery_singleton_lock.task.turn import Execution
 

@@ -39,9 +39,9 @@ SECONDS = {
     "until a dead process is removed from a line": "stores.redis.inspect.LONG_GONE",
     "for which a question is repeated": "stores.redis.store.PATIENCE",
     "of one wait of a waiter": "stores.redis.waiter.SLICE",
-    "for which a node may be mute": "stores.redis.redlock.conversation.MUTE_FOR",
-    "that the nodes have to answer": "stores.redis.redlock.store.MAX_ANSWER",
-    "that a promise lasts": "stores.redis.redlock.store.PROMISED",
+    "for which a node may be mute": "stores.redis.nodes.MUTE_FOR",
+    "that the nodes have to answer": "stores.redis.redlock.MAX_ANSWER",
+    "that a promise lasts": "stores.redis.redlock.PROMISED",
 }
 
 
@@ -55,8 +55,7 @@ NUMBERS = {
     "items in one round trip": "batches.BATCH",
     "items that wait at most": "batches.MOST",
     "tries to send a question": "stores.redis.store.TRIES",
-    "tries to ask the nodes": "stores.redis.redlock.nodes.TRIES",
-    "answers that a node may owe": "stores.redis.redlock.conversation.MUTE",
+    "tries to ask the nodes": "stores.redis.nodes.TRIES",
     "owners that a request gives up": "stores.base.MAX_GIVEN_UP",
 }
 
@@ -229,11 +228,13 @@ def repeat_nothing(patch: pytest.MonkeyPatch, store: Store) -> None:
     patch.setattr(store._outbox, "send", lambda calls: [False] * len(calls))  # type: ignore[attr-defined]
 
 
-def repeating_thread(store: Store) -> threading.Thread | None:
-    """The thread that tells it."""
-    repeats: Any = store._nodes if hasattr(store, "_nodes") else store._outbox  # type: ignore[attr-defined]
-    thread: threading.Thread | None = repeats._job._thread
-    return thread
+def repeating_threads(store: Store) -> list[threading.Thread]:
+    """The threads that tell it."""
+    if hasattr(store, "_nodes"):
+        repeating = [store._nodes, *(node._outbox for node in nodes_of(store))]
+    else:
+        repeating = [store._outbox]  # type: ignore[attr-defined]
+    return [it._job._thread for it in repeating if it._job._thread is not None]
 
 
 def command(name: str, *args: Any, **options: Any) -> Any:
@@ -294,26 +295,34 @@ def cluster_at(port: int) -> Any:
 
 
 #: How the nodes of a Redlock are asked, by what is done.
-STEPS = {"connect": "connect", "ask": "ask", "send": "send", "send to one": "_send"}
-
-
-def _conversation() -> Any:
-    return named("stores.redis.redlock.conversation.Conversation")
+STEPS = {
+    "connect": ("Nodes", "_connect"),
+    "ask": ("Nodes", "ask"),
+    "send": ("Nodes", "send"),
+    "send to one": ("_Talk", "send"),
+}
 
 
 def step(what: str) -> Any:
     """What takes that step."""
-    return getattr(_conversation(), STEPS[what])
+    owner, name = STEPS[what]
+    return getattr(named(f"stores.redis.nodes.{owner}"), name)
 
 
 def set_step(patch: pytest.MonkeyPatch, what: str, function: Callable[..., Any]) -> None:
     """Have this take it."""
-    patch.setattr(_conversation(), STEPS[what], function)
+    owner, name = STEPS[what]
+    patch.setattr(named(f"stores.redis.nodes.{owner}"), name, function)
+
+
+def no_answers() -> Any:
+    """What "ask" gives if no node answers."""
+    return named("stores.redis.nodes.Answers")()
 
 
 def node_command(name: str, *args: Any, **options: Any) -> Any:
-    """A command to a node: "vote", "free", "refuse", "take_back" or "abandon"; or "promise_of" a record."""
-    return named(f"stores.redis.redlock.commands.{name}")(*args, **options)
+    """A command to a node: "vote", "free_for_good", "refuse" or "take_back"; or "promise_of" a record."""
+    return named(f"stores.redis.lock_commands.{name}")(*args, **options)
 
 
 def nodes_of(store: Store) -> Sequence[Any]:
@@ -338,39 +347,26 @@ def answer_to_free(name: str) -> Any:
 
 
 def talk_of(store: Store) -> Any:
-    """The connections that a thread used last to ask the nodes."""
-    return store._nodes._conversations[-1]  # type: ignore[attr-defined]
+    """The lines that a thread used last to ask the nodes."""
+    return store._nodes._talks[-1]  # type: ignore[attr-defined]
 
 
 def listened(store: Store, through: Callable[[Call], Call]) -> None:
     """Its waits for answers go through this from now on."""
     talk = talk_of(store)
-    talk._hear = through(talk._hear)
+    talk.hear = through(talk.hear)
 
 
 def has_heard_all(store: Store, but: int | None = None) -> bool:
-    """Whether all nodes but one have answered everything on the last connections."""
+    """Whether all nodes but one have answered everything on the last lines."""
     talk = talk_of(store)
     talk.collect()
-    return not any(left for node, left in enumerate(talk._unanswered) if node != but)
+    return not any(line._unanswered for index, line in talk.lines.items() if index != but)
 
 
 def connected(store: Store) -> list[bool]:
-    """Which nodes the last connections reach."""
-    return [connection is not None for connection in talk_of(store)._connections]
-
-
-def node_owes(node: Any, call: Any, seconds: float) -> None:
-    """Have a node be told this later."""
-    not_asked = named("stores.redis.redlock.conversation.NotAsked")
-    node.note(call, clock.now() + seconds, not_asked())
-
-
-def node_at(port: int) -> Any:
-    """A node that is connected to."""
-    node = named("stores.redis.redlock.node.Node")(server_at(port))
-    with node.server.connection():
-        return node
+    """Which nodes the last lines reach."""
+    return [node.index in talk_of(store).lines for node in nodes_of(store)]
 
 
 def tries_through(store: Store, through: Callable[[Call], Call]) -> None:

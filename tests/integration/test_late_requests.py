@@ -772,7 +772,7 @@ class TestDebts:
         direct.abandon(lease)
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if is_settled(direct) and inside.repeating_thread(direct) is None else 1)
+            os._exit(0 if is_settled(direct) and not inside.repeating_threads(direct) else 1)
         own_redis.resume()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         until(lambda: is_settled(direct))
@@ -782,7 +782,7 @@ class TestDebts:
         lease = taken(direct)
         own_redis.pause()
         direct.abandon(lease)
-        thread = inside.repeating_thread(direct)
+        (thread,) = inside.repeating_threads(direct)
         assert thread is not None
         own_redis.resume()
         until(lambda: not thread.is_alive())
@@ -790,7 +790,7 @@ class TestDebts:
     def test_are_bounded_in_time(self, own_redis: RedisServer, direct: Store) -> None:
         own_redis.kill()
         inside.owe(direct, inside.command("abandon", Hold(KEY, "x", ttl=1)), seconds=0.2)
-        until(lambda: inside.repeating_thread(direct) is None)
+        until(lambda: not inside.repeating_threads(direct))
         assert is_settled(direct)
 
     def test_are_bounded_in_number(

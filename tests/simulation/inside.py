@@ -20,9 +20,8 @@ from celery import states
 from celery_singleton_lock.holder import OWNER_LENGTH
 from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
-from celery_singleton_lock.stores.redis.redlock.commands import MEMORY_TTL
-from celery_singleton_lock.stores.redis.redlock.node import MAX_PAUSE as PAUSE_OF_NODE
+from celery_singleton_lock.stores.redis.lock_commands import MEMORY_TTL, WAKE_TTL
+from celery_singleton_lock.stores.redis.nodes import MAX_PAUSE as PAUSE_OF_NODE
 from celery_singleton_lock.stores.redis.script import ms
 from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
@@ -589,7 +588,7 @@ def nodes_of(lock: Any) -> Any:
 def reaches_no_majority(nodes: Any, now: float) -> bool:
     """Whether a process has no connections to most nodes of its Redlock, and avoids these nodes by its clock."""
     avoided = sum(attribute(node, "_avoided_until") > now for node in nodes.each)
-    connected = max((it.reaches for it in attribute(nodes, "_conversations")), default=0)
+    connected = max((len(talk.lines) for talk in attribute(nodes, "_talks")), default=0)
     return bool(avoided >= nodes.quorum > connected)
 
 

@@ -40,8 +40,6 @@ ALIGN = Script("ledger/align", answers=are_whole, each=lambda call: (len(call.ar
 CLAIM = Script("ledger/claim", answers=_is_claim)
 FORGET, RECORD, UNCLAIM = Script("ledger/forget"), Script("ledger/record"), Script("ledger/unclaim")
 
-SCRIPTS = (ALIGN, FORGET, CLAIM, RECORD, UNCLAIM)
-
 
 class RedisLedger:
     """A `Ledger`.

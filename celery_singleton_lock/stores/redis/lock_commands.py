@@ -1,4 +1,4 @@
-"""Calls of the scripts in `scripts/lock`, for one server or a cluster; `redlock/commands.py` has the rest.
+"""Calls of the scripts in `scripts/lock`: for one server or a cluster, and at the end for the nodes of a Redlock.
 
 A request that was not answered may be carried out later, when its owner has long freed what another try has got. So
 who ends such an owner leaves its tombstone: from then on the owner takes nothing.
@@ -9,17 +9,22 @@ Each script names its KEYS and ARGV at its top, in the same order as here; `docs
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal, answers_renewal
-from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_whole, ms
+from celery_singleton_lock.stores.redis.lock_answers import (
+    answers_question,
+    answers_refusal,
+    answers_renewal,
+    answers_vote,
+)
+from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_texts, are_whole, ms
 
 #: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.ONLY_LOOKS`, so that it is never
 #: missed. It holds the names of those that asked, and when they did by their host's clock, which is for people.
@@ -36,6 +41,14 @@ FENCE_TTL = 600.0
 #: unreachable waiter costs the others.
 HAND_OVER_TTL = 1.0
 
+#: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
+MEMORY_TTL = 315_360_000.0
+
+#: The record of a promise begins with this. A refusal's record on a minority of the nodes would look like the message's
+#: end without being it: so the refusal is promised first. Then follow characters that name the call: copies may be
+#: refused with equal records, and none of them may take back what another one has promised.
+PROMISE, PROMISE_NAME = b"?", 8
+
 _WAKE_MS, _FENCE_MS = ms(WAKE_TTL), ms(FENCE_TTL)
 
 #: The parts of a script that takes a lock.
@@ -50,6 +63,12 @@ RENEW = Script(
     "now", "lock/holds", "lock/hold", "lock/renew", answers=answers_renewal, each=lambda call: len(call.keys)
 )
 REPLACE = Script("lock/replace_records", answers=are_whole, each=lambda call: len(call.keys))
+
+#: For the nodes of a Redlock.
+VOTE = Script(*TAKING, "lock/vote", "lock/acquire", answers=answers_vote)
+PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
+VALUES = Script("lock/values", answers=are_texts, each=lambda call: len(call.keys))
+RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
 
 
 def without_defaults(args: Sequence[object]) -> Sequence[object]:
@@ -121,8 +140,9 @@ def free(hold: Hold, *, record: Record | None = None, reservation: Reservation |
     return ending(hold, hold.owner, record=record, reservation=reservation)
 
 
-def abandon(hold: Hold) -> Call:
-    return ending(hold, hold.owner, tombstones=(hold.owner,))
+def abandon(hold: Hold, *, wakes: bool = True) -> Call:
+    """See `Store.abandon`."""
+    return ending(hold, hold.owner, tombstones=(hold.owner,), wakes=wakes)
 
 
 def undo(request: LockRequest, *, wakes: bool = True) -> Call:
@@ -206,11 +226,12 @@ def ending(
     return Call(FREE, keys, without_defaults(args), later=later)
 
 
-def refuse(key: str, holder: Holder, record: Record) -> Call:
-    """See `Store.refuse`."""
+def refuse(key: str, holder: Holder, record: Record, *, promise: Record | None = None) -> Call:
+    """See `Store.refuse`; with a promise, only a node that still has it takes the record in its place."""
     keys = [keyspace.done_key(key, record.message), keyspace.run_key(key)]
     copies = holder.kept_as, _beginning_of_copies(holder), holder.retries, holder.replaced
-    return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
+    promised = [] if promise is None else [promise.content]
+    return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies, *promised])
 
 
 def recorded(key: str, message: str) -> Call:
@@ -255,6 +276,63 @@ def count(key: str) -> Call:
 def tombstone_ms(ttl: float) -> int:
     """How long it is remembered that an owner of this ttl was given up."""
     return ms(max(ttl, TOMBSTONE_TTL))
+
+
+def vote(request: LockRequest, *, memory: str | None) -> Call:
+    """As `acquire`, for a node of a Redlock.
+
+    Args:
+        request: what is asked for.
+        memory: the key that says since when a node remembers; None to trust it as it is.
+    """
+    # One seed for all nodes, or their counters would differ, and have to be made equal before a token is given out.
+    seed = round(clock.wall() * 1_000_000)
+    keys, args = question(request, fence_seed=seed, memory_ms=ms(MEMORY_TTL) if memory else 0)
+    return Call(VOTE, [*keys, memory] if memory else keys, without_defaults(args))
+
+
+def free_for_good(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
+    """As `free`; the owner takes nothing any more, and nobody is woken."""
+    return ending(
+        hold,
+        hold.owner,
+        record=record,
+        reservation=reservation,
+        tombstones=(hold.owner,),
+        tombstone_for=ms(hold.ttl),
+        wakes=False,
+    )
+
+
+def promise_of(record: Record, seconds: float) -> Record:
+    """The promise to record this."""
+    name = new_owner()[:PROMISE_NAME].encode()
+    return record._replace(content=PROMISE + name + record.content, seconds=seconds)
+
+
+def take_back(key: str, record: Record) -> Call:
+    """Forget a refusal, or the promise of one."""
+    return Call(TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
+
+
+def values(holds: Sequence[Hold]) -> Call:
+    """Ask what a node keeps for these."""
+    return Call(VALUES, [keyspace.run_key(it.key) for it in holds], [])
+
+
+def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
+    """Give a node what it has lost: these values, or at least the owners."""
+    keys, args = list[str](), list[object]()
+    for it in holds:
+        keys += [keyspace.run_key(it.key), keyspace.tombstone_key(it.key, it.owner)]
+        args += [values.get(it, it.owner), ms(it.ttl)]
+    return Call(PUT_BACK, keys, args)
+
+
+def raise_fence(key: str, owner: str, *, fence: int) -> Call:
+    """Raise the counter of fencing tokens to `fence`, if the lock is held there."""
+    args = [owner, fence, ms(FENCE_TTL)]
+    return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key)], args)
 
 
 def _ttl_ms(hold: Hold) -> int | str:

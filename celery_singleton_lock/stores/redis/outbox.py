@@ -5,6 +5,7 @@ Nobody waits for them any more, so they may be carried out late, and more than o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -37,9 +38,9 @@ class Outbox(Batches[Call]):
     another copy of it come.
     """
 
-    def __init__(self, servers: Server | Cluster) -> None:
+    def __init__(self, servers: Server | Cluster, *, level: int = logging.WARNING) -> None:
         self._servers = servers
-        super().__init__("releases and ends of messages", after=AFTER)
+        super().__init__("releases and ends of messages", after=AFTER, level=level)
 
     def unfreed(self) -> set[str]:
         """The keys of the locks whose releases were not answered yet, also of those that are under way."""

@@ -27,8 +27,7 @@ from celery_singleton_lock.stores.redis import (
 )
 from celery_singleton_lock.stores.redis.connection import Connection, Parser
 from celery_singleton_lock.stores.redis.outbox import Outbox
-from celery_singleton_lock.stores.redis.redlock import commands
-from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redis.redlock import RedlockStore
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.fuzz.choices import Case, Choices
@@ -56,16 +55,16 @@ _QUESTION: tuple[Any, ...] = ([1, 7, 0], [0, VALUE, 500, 0], [2, RECORD, 500], [
 _OF_SCRIPTS: dict[Any, tuple[Any, ...]] = {
     lock_commands.ACQUIRE: _QUESTION,
     lock_commands.HAND_OVER: _QUESTION,
-    commands.VOTE: (*_QUESTION, [3, 500]),
+    lock_commands.VOTE: (*_QUESTION, [3, 500]),
     lock_commands.REFUSE: ([1], *_QUESTION[1:3], _QUESTION[4]),
     lock_commands.FREE: (1, 0, 2),
     lock_commands.WAKE: (1,),
     lock_commands.RENEW: (_per_key(1), _per_key(0)),
     lock_commands.REPLACE: (_per_key(1),),
-    commands.PUT_BACK: (None,),
-    commands.VALUES: (_per_key(VALUE), _per_key("")),
-    commands.RAISE_FENCE: (1, 0),
-    commands.TAKE_BACK: (1, 0),
+    lock_commands.PUT_BACK: (None,),
+    lock_commands.VALUES: (_per_key(VALUE), _per_key("")),
+    lock_commands.RAISE_FENCE: (1, 0),
+    lock_commands.TAKE_BACK: (1, 0),
     ledger.ALIGN: (_pairs(5, before=2),),
     ledger.CLAIM: ([1], [2, 5], [0, 100, "x"]),
     ledger.FORGET: (1,),

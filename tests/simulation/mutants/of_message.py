@@ -6,7 +6,7 @@ from functools import partial
 
 from tests.simulation.mutants.mutant import Mutant
 
-_original = partial(Mutant, file="task/original.py")
+_original = partial(Mutant, file="task/putback.py")
 _requeue = partial(Mutant, file="task/requeue.py")
 _joining = partial(Mutant, file="task/joining.py", kind="joined")
 

@@ -8,7 +8,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 _SCRIPTS = "stores/redis/scripts/lock"
 _mutant = partial(Mutant, kind="nodes")
-_redlock = partial(_mutant, file="stores/redis/redlock/store.py")
+_redlock = partial(_mutant, file="stores/redis/redlock.py")
 _put_back = partial(_mutant, file=f"{_SCRIPTS}/put_back.lua")
 
 MUTANTS = (
@@ -20,7 +20,7 @@ MUTANTS = (
     ),
     _mutant(
         "a Redlock is held on a majority of its nodes",
-        "stores/redis/redlock/nodes.py",
+        "stores/redis/nodes.py",
         "self.quorum = len(servers) // 2 + 1",
         "self.quorum = len(servers) // 2",
     ),
@@ -51,8 +51,8 @@ MUTANTS = (
     ),
     _redlock(
         "no refusal is recorded beside a Redlock that is granted meanwhile",
-        old="refuse(key, holder, each, promise=promise if is_promised else None)",
-        new="refuse(key, holder, record)",
+        old="refuse(key, holder, promise))",
+        new="refuse(key, holder, record))",
     ),
     _redlock(
         "a Redlock was gone only if most nodes say so",

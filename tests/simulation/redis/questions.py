@@ -13,7 +13,6 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.redlock import commands as vote_commands
 from celery_singleton_lock.stores.redis.script import Call, Command
 
 PREFIX = "model"
@@ -70,9 +69,9 @@ def _endings(draw: Any) -> Call:
     if kind == 1:
         return lock_commands.take_no_more(hold) if draw(st.booleans()) else lock_commands.undo(draw(REQUESTS))
     if kind == 2:
-        return vote_commands.free(hold, record=record, reservation=reservation)
+        return lock_commands.free_for_good(hold, record=record, reservation=reservation)
     if kind == 3:
-        return vote_commands.abandon(hold)
+        return lock_commands.abandon(hold, wakes=False)
     call = lock_commands.free(hold, record=record, reservation=reservation)
     return call.again(repeated=draw(st.booleans())) if draw(st.booleans()) else call
 
@@ -83,13 +82,13 @@ def _refusals(draw: Any) -> Call:
     record = _of(holder, draw(RECORDS))
     assert record is not None
     refuse = lock_commands.refuse(LOCK, holder, record)
-    return draw(st.sampled_from([refuse, vote_commands.take_back(LOCK, record)]))
+    return draw(st.sampled_from([refuse, lock_commands.take_back(LOCK, record)]))
 
 
 @st.composite
 def _votes(draw: Any) -> Call:
     request, memory = draw(REQUESTS), draw(st.sampled_from([None, f"{PREFIX}:{{job:1}}:memory"]))
-    return vote_commands.vote(replace(request, limit=1), memory=memory)
+    return lock_commands.vote(replace(request, limit=1), memory=memory)
 
 
 ENTRIES, LAST_RUNS = ["e0", "e1", "e2:run"], [0, 5, 10, 10**15]
@@ -104,12 +103,12 @@ LOCK_CALLS = st.one_of(
     _refusals(),
     _votes(),
     st.builds(lock_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
-    st.lists(HOLDS, min_size=1, max_size=3).map(vote_commands.values),
+    st.lists(HOLDS, min_size=1, max_size=3).map(lock_commands.values),
     st.lists(HOLDS, min_size=1, max_size=3).map(
-        lambda holds: vote_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
+        lambda holds: lock_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
     ),
     st.builds(
-        lambda owner, fence: vote_commands.raise_fence(LOCK, owner, fence=fence),
+        lambda owner, fence: lock_commands.raise_fence(LOCK, owner, fence=fence),
         OWNERS,
         st.sampled_from([1, 10**17]),
     ),

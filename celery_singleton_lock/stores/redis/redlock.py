@@ -1,15 +1,15 @@
-"""A store on a majority of independent servers.
+"""Redlock: locks on a majority of independent Redis servers, so that no single failure or failover grants one twice.
 
-In addition to `docs/protocol.md`, section 10: one connection per node carries everything in order, so that taking back
-never overtakes a late acquire; and one node wakes the waiters of a lock, the same for all of them while that node is
-well.
+`nodes.py` asks the nodes; here is what their answers mean. Protocol: `docs/protocol.md`, section 10. One node wakes the
+waiters of a lock, the same for all of them while that node is well.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -24,20 +24,8 @@ from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_comma
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
-from celery_singleton_lock.stores.redis.redlock import commands
-from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
-from celery_singleton_lock.stores.redis.redlock.majority import agreed, merged
-from celery_singleton_lock.stores.redis.redlock.node import Node
-from celery_singleton_lock.stores.redis.redlock.nodes import (
-    CONNECT,
-    CONNECT_ALL,
-    MAX_ANSWER,
-    Nodes,
-    errors_of,
-    given,
-    tries,
-)
-from celery_singleton_lock.stores.redis.redlock.votes import Votes
+from celery_singleton_lock.stores.redis.lock_commands import PROMISE
+from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Answers, Node, Nodes, NotAsked, tries
 from celery_singleton_lock.stores.redis.script import Call, batches
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
@@ -60,6 +48,87 @@ FARTHER, FARTHER_SHARE = 0.1, 1 / 100
 PROMISED = 30.0
 
 
+@dataclass(slots=True)
+class Votes:
+    """The answers to a `vote`, by the node's index.
+
+    Attributes:
+        quorum: how many are a majority.
+        message: the message that the lock was asked for.
+        granted: the fences of the nodes that granted it.
+        held: the holder on each node where it is held.
+        record: the message's record, if one was found.
+        withheld: why a node that answered has no vote.
+        errors: why a node did not answer.
+        unasked: nodes that were not even asked.
+        is_given_up: whether somebody has given the owner up.
+    """
+
+    quorum: int
+    message: str
+    granted: list[int] = field(default_factory=list)
+    held: dict[int, Held] = field(default_factory=dict)
+    record: Record | None = None
+    withheld: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    unasked: set[int] = field(default_factory=set)
+    is_given_up: bool = False
+
+    @classmethod
+    def of(cls, answers: Answers, quorum: int, message: str) -> Votes:
+        votes = cls(quorum, message)
+        for index, answer in answers.items():
+            votes._add(index, answer)
+        return votes
+
+    @property
+    def has_majority(self) -> bool:
+        return len(self.granted) >= self.quorum
+
+    @property
+    def is_held(self) -> bool:
+        """Whether one owner is known to have a majority."""
+        return any(count >= self.quorum for count in self._owners().values())
+
+    @property
+    def holder(self) -> Held | None:
+        """The holder as far as is known: the owner on most nodes; None if it seems to be free."""
+        if not self.held:
+            return None
+        owner = self._owners().most_common(1)[0][0]
+        of_owner = [held for held in self.held.values() if held.owner == owner]
+        holder = next((held.holder for held in of_owner if held.holder is not None), None)
+        return Held(holder, owner, max(held.remaining for held in of_owner))
+
+    @property
+    def voted(self) -> int:
+        """How many nodes have voted."""
+        return len(self.granted) + len(self.held)
+
+    def _owners(self) -> Counter[str]:
+        return Counter(held.owner for held in self.held.values())
+
+    def _add(self, index: int, answer: Any) -> None:
+        if isinstance(answer, Exception):
+            self.errors[index] = words_of(answer)
+            if isinstance(answer, NotAsked):
+                self.unasked.add(index)
+            return
+        kind, *rest = answer
+        if kind == Answer.GRANTED:
+            self.granted.append(rest[0])
+        elif kind == Answer.HELD:
+            self.held[index] = lock_answers.parse_held(rest[0], rest[1])
+        elif kind == Answer.RECORD and rest[0].startswith(PROMISE):
+            self.withheld[index] = "the message is being refused"
+        elif kind == Answer.RECORD:
+            self.record = lock_answers.record(self.message, *rest)
+        elif kind == Answer.GIVEN_UP:
+            self.withheld[index], self.is_given_up = "the owner was given up", True
+        else:
+            self.withheld[index] = f"it came back without its data, and has no vote for {rest[0] / 1000:.1f} s"
+
+
 class RedlockStore:
     """A `Store` on several servers that do not know each other.
 
@@ -77,8 +146,7 @@ class RedlockStore:
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         try:
-            with self._nodes.conversation() as conversation:
-                found = self._acquire(conversation, request)
+            found = self._acquire(request)
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
             request.late = True
@@ -105,30 +173,29 @@ class RedlockStore:
             # Waiting does not help either if most nodes have failed.
             return not undecided or all(self._nodes.has_failed(each[place]) for place in undecided)
 
-        with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
-            sent_at, ttls = clock.now(), {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
-            calls = [lock_commands.renew(batch) for batch in parts]
-            linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
-            each = conversation.ask_each(calls, is_decided, seconds=timeout, linger=lambda _: linger)
-            renewed: dict[Hold, bool] = {}
-            for batch, answers in zip(parts, each, strict=True):
-                renewed.update(self._renewed(batch, answers))
-            for hold, ours in renewed.items():
+        ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
+        calls = [lock_commands.renew(batch) for batch in parts]
+        linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
+        each = self._nodes.ask_each(calls, is_decided, seconds=timeout, connect=timeout, linger=lambda _: linger)
+        renewed: dict[Hold, bool] = {}
+        for batch, answers in zip(parts, each, strict=True):
+            for hold, ours in self._renewed(batch, answers).items():
+                renewed[hold] = ours
                 if ours and isinstance(hold, Lease):
-                    hold.extend(sent_at, ttls[hold])
-            lost: defaultdict[int, list[Hold]] = defaultdict(list)
-            for batch, answers in zip(parts, each, strict=True):
-                for index, answer in answers.items():
-                    lost[index] += _lost(batch, answer, renewed)
-            if any(lost.values()):
-                self._put_back(conversation, lost, seconds=min(timeout, MAX_ANSWER))
+                    hold.extend(answers.sent_at, ttls[hold])
+        lost: defaultdict[int, list[Hold]] = defaultdict(list)
+        for batch, answers in zip(parts, each, strict=True):
+            for index, answer in answers.items():
+                lost[index] += _lost(batch, answer, renewed)
+        if any(lost.values()):
+            self._put_back(lost, seconds=min(timeout, MAX_ANSWER))
         if len(renewed) < len(holds):
-            raise self._nodes.unavailable({index: words for it in each for index, words in errors_of(it).items()})
+            raise self._nodes.unavailable({index: words for it in each for index, words in it.errors.items()})
         return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
-        answers: Answers = {}
-        call = commands.free(hold, record=record, reservation=reservation)
+        answers = Answers()
+        call = lock_commands.free_for_good(hold, record=record, reservation=reservation)
         for number in tries():
             answers = self._freed(hold, call, repeats=number == 0)
             ours, gone = _freed_on(answers)
@@ -140,15 +207,15 @@ class RedlockStore:
                 is_perhaps_ours = is_said_again or (ours > 0 and gone <= self._nodes.spare)
                 return Freeing.UNCLEAR if is_perhaps_ours else Freeing.NOT_OURS
         hold.ending = True
-        raise self._nodes.unavailable(errors_of(answers))
+        raise self._nodes.unavailable(answers.errors)
 
     def abandon(self, hold: Hold) -> bool | None:
-        ours, gone = _freed_on(self._said(hold, commands.abandon(hold)))
+        ours, gone = _freed_on(self._said(hold, lock_commands.abandon(hold, wakes=False)))
         return None if ours + gone < self._nodes.quorum else ours > 0 and gone <= self._nodes.spare
 
     def remember(self, key: str, record: Record) -> None:
         hold = Hold.of_nobody(key)
-        self._said(hold, commands.free(hold, record=record))
+        self._said(hold, lock_commands.free_for_good(hold, record=record))
 
     def refuse(self, key: str, holder: Holder, record: Record) -> Held | Record | None:
         sent: list[Record] = []
@@ -157,7 +224,7 @@ class RedlockStore:
         finally:
             for promise in () if record in sent else sent:
                 # Interrupted before the record was sent: the next call would find the promise.
-                self._nodes.repeat(commands.take_back(key, promise), PROMISED, but=())
+                self._nodes.repeat(lock_commands.take_back(key, promise), PROMISED)
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         for batch in batches(records):
@@ -176,16 +243,17 @@ class RedlockStore:
     def held(self, key: str) -> list[Held]:
         quorum = self._nodes.quorum
         each = self._nodes.read(lambda server: [(key, held) for held in inspect.held(server, key)], at_least=quorum)
-        return [held for _, held in agreed(each, quorum)]
+        return [held for _, held in inspect.agreed(each, quorum)]
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
         quorum = self._nodes.quorum
         each = self._nodes.read(lambda server: [*inspect.all_held(server, prefix)], at_least=quorum)
-        yield from agreed(each, quorum)
+        yield from inspect.agreed(each, quorum)
 
     def inspect(self, key: str) -> KeyState:
         quorum = self._nodes.quorum
-        return merged(self._nodes.read(lambda server: inspect.inspect(server, [server], key), at_least=quorum), quorum)
+        each = self._nodes.read(lambda server: inspect.inspect(server, [server], key), at_least=quorum)
+        return inspect.merged(each, quorum)
 
     def recorded(self, key: str, message: str) -> Record | None:
         """See `Store.recorded`. What one node remembers has happened, as for an acquire."""
@@ -216,17 +284,15 @@ class RedlockStore:
     def close(self) -> None:
         self._nodes.close()
 
-    def _acquire(self, conversation: Conversation, request: LockRequest) -> Lease | Held | Record | Votes:
+    def _acquire(self, request: LockRequest) -> Lease | Held | Record | Votes:
         """What was found; the last votes if that is not clear."""
         found: Lease | Record | Votes = Votes(self._nodes.quorum, request.holder.message)
-        for number in tries(within=PATIENCE):
+        for _ in tries(within=PATIENCE):
             if request.late:
                 if request.another is None:
                     break
                 request.give_up(request.another())
-            if number:
-                conversation.connect(step=CONNECT, seconds=CONNECT_ALL)
-            found = self._try(conversation, request)
+            found = self._try(request)
             if not isinstance(found, Votes):
                 return found
             if found.is_given_up:
@@ -235,27 +301,27 @@ class RedlockStore:
                 return holder
         return found
 
-    def _try(self, conversation: Conversation, request: LockRequest) -> Lease | Record | Votes:
+    def _try(self, request: LockRequest) -> Lease | Record | Votes:
         """Ask once; nothing is left of it unless it gives a lease.
 
         A request that was given up may arrive when the next one is under way: neither it nor its undoing may touch what
         the next one has got. So each has an owner of its own, unless no node can have granted the one before.
         """
-        call = commands.vote(request, memory=self._memory)
-        sent_at, request.late = clock.now(), True
-        answers = conversation.ask(call, self._is_decided, seconds=_patience(request.ttl), linger=self._linger)
+        call = lock_commands.vote(request, memory=self._memory)
+        request.late = True
+        answers = self._nodes.ask(call, self._is_decided, seconds=_patience(request.ttl), linger=self._linger)
         votes = Votes.of(answers, self._nodes.quorum, request.holder.message)
         if votes.has_majority and votes.record is None:
-            fence = self._fence(conversation, request, votes.granted)
-            if fence and trust.came_in_time(sent_at, request.ttl):
+            fence = self._fence(request, votes.granted)
+            if fence and trust.came_in_time(answers.sent_at, request.ttl):
                 request.late = False
-                return request.lease(fence=fence, sent_at=sent_at)
+                return request.lease(fence=fence, sent_at=answers.sent_at)
         if request.another is None:
             return votes.record or votes
         asked = [index for index in range(len(self._nodes.each)) if index not in votes.unasked]
         if len(votes.held) + len(votes.withheld) < len(asked):
             undo = lock_commands.undo(request, wakes=False)
-            conversation.send(undo, asked, repeat_for=max(request.ttl, REPEAT_FOR))
+            self._nodes.send(undo, asked, repeat_for=max(request.ttl, REPEAT_FOR))
         else:
             request.late = False
         return votes.record or votes
@@ -276,14 +342,14 @@ class RedlockStore:
         is_granted = kinds.count(Answer.GRANTED) >= self._nodes.quorum
         return 0.0 if is_granted or any(map(_is_recorded, answers.values())) else FARTHER
 
-    def _fence(self, conversation: Conversation, wanted: LockRequest, fences: Sequence[int]) -> int | None:
+    def _fence(self, wanted: LockRequest, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be ensured."""
         fence, quorum = max(fences), self._nodes.quorum
         if fences.count(fence) >= quorum:
             return fence
-        call = commands.raise_fence(wanted.key, wanted.owner, fence=fence)
+        call = lock_commands.raise_fence(wanted.key, wanted.owner, fence=fence)
         is_decided = self._nodes.decided_by(lambda answer: answer == 1)
-        answers = conversation.ask(call, is_decided, seconds=_patience(wanted.ttl))
+        answers = self._nodes.ask(call, is_decided, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= quorum else None
 
     def _renewed(self, batch: Sequence[Hold], answers: Answers) -> dict[Hold, bool]:
@@ -298,7 +364,7 @@ class RedlockStore:
             if ours >= self._nodes.quorum or len(each) - ours > self._nodes.spare
         }
 
-    def _put_back(self, conversation: Conversation, lost: Mapping[int, Sequence[Hold]], *, seconds: float) -> None:
+    def _put_back(self, lost: Mapping[int, Sequence[Hold]], *, seconds: float) -> None:
         """Give each node the holds that it lacks, for the next time, with the holders that others know.
 
         Without its holder, a copy of its message would take it for another task's, and be refused.
@@ -308,13 +374,13 @@ class RedlockStore:
         def is_known(each: Sequence[Answers]) -> bool:
             return all(len(_with_holders(*pair)) == len(pair[0]) for pair in zip(parts, each, strict=True))
 
-        each = conversation.ask_each([commands.values(part) for part in parts], is_known, seconds=seconds)
+        each = self._nodes.ask_each([lock_commands.values(part) for part in parts], is_known, seconds=seconds)
         values: dict[Hold, bytes] = {}
         for part, answers in zip(parts, each, strict=True):
             values.update(_with_holders(part, answers))
         for index, of_node in lost.items():
             for batch in batches(of_node):
-                conversation.send(commands.put_back(batch, values), [index])
+                self._nodes.send(lock_commands.put_back(batch, values), [index])
 
     def _said(self, hold: Hold, call: Call) -> Answers:
         """As `_freed`, without an error."""
@@ -322,7 +388,7 @@ class RedlockStore:
             return self._freed(hold, call, repeats=True)
         except (RedisError, OSError) as error:
             logger.debug("redlock: %s: a release or the end of a message is sent later: %s", hold.key, words_of(error))
-            return {}
+            return Answers()
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:
         """The nodes' answers to freeing; if it `repeats`, it is sent again to nodes that have not answered."""
@@ -332,20 +398,15 @@ class RedlockStore:
             return ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers)
 
         repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
-        settled: set[int] = set()
         try:
-            with self._nodes.conversation() as conversation:
-                answers = conversation.ask(
-                    call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for, settled=settled
-                )
-                if FreeAnswer.SOMEBODY_WAITS in answers.values():
-                    # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
-                    wake = lock_commands.wake(hold.key, limit=1)
-                    conversation.send(wake, range(len(self._nodes.each)))
+            answers = self._nodes.ask(call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for)
+            if FreeAnswer.SOMEBODY_WAITS in answers.values():
+                # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
+                self._nodes.send(lock_commands.wake(hold.key, limit=1))
         except BaseException:
             if repeats:  # Interrupted, maybe before it was sent.
                 hold.ending = True
-                self._nodes.repeat(call, repeat_for, but=settled)
+                self._nodes.repeat(call, repeat_for)
             raise
         return answers
 
@@ -354,65 +415,54 @@ class RedlockStore:
 
         `sent` has the promise, and the record if that was sent: a copy may have recorded the same, which must stay.
         """
-        answers: Answers = {}
+        answers = Answers()
         for _ in tries():
             if not sent:
-                sent.append(commands.promise_of(record, PROMISED))
+                sent.append(lock_commands.promise_of(record, PROMISED))
             promise = sent[0]
-            with self._nodes.conversation() as conversation:
-                for each in (promise, record):
-                    is_promised = each is record
-                    call = commands.refuse(key, holder, each, promise=promise if is_promised else None)
-                    repeat_for = PROMISED if is_promised else 0.0
-                    answers = self._agreed(conversation, call, each, sent, repeat_for)
-                    kinds = [*map(_kind, given(answers))]
-                    if kinds.count(Answer.GRANTED) < self._nodes.quorum:
-                        break
-                else:
+            answers = self._agreed(lock_commands.refuse(key, holder, promise))
+            if _agreeing(answers) >= self._nodes.quorum:
+                sent += [] if record in sent else [record]
+                call = lock_commands.refuse(key, holder, record, promise=promise)
+                answers = self._agreed(call, repeat_for=PROMISED)
+                if _agreeing(answers) >= self._nodes.quorum:
                     return None
-                against = len(kinds) - kinds.count(Answer.GRANTED)
-                was_recorded = record in sent
-                if was_recorded and against <= self._nodes.spare:
-                    # Silence is not an objection: a majority may have the record, with a node that is late, and others
-                    # have seen it; or what is there is another copy's refusal, which looks the same.
-                    continue
-                # What nobody has answered in time, too: the next call of this message would find the promise.
-                self._take_back(conversation, key, sent, answers)
-                if len(kinds) < self._nodes.quorum:
-                    continue
-            found = [lock_answers.parse_refusal(it, record.message) for it in given(answers) if not _says_nothing(it)]
+            was_recorded, against = record in sent, len(answers.given) - _agreeing(answers)
+            if was_recorded and against <= self._nodes.spare:
+                # Silence is not an objection: a majority may have the record, with a node that is late, and others have
+                # seen it; or what is there is another copy's refusal, which looks the same.
+                continue
+            # What nobody has answered in time, too: the next call of this message would find the promise.
+            self._take_back(key, sent, answers)
+            if len(answers.given) < self._nodes.quorum:
+                continue
+            found = [lock_answers.parse_refusal(it, record.message) for it in answers.given if not _says_nothing(it)]
             objections = [it for it in found if it is not None and not _is_promise(it)]
             if objections:
                 return next((it for it in objections if isinstance(it, Record)), objections[0])
             if was_recorded:
                 break  # It is always the same: what takes it back may arrive after it is sent again.
-        raise self._nodes.unavailable(errors_of(answers))
+        raise self._nodes.unavailable(answers.errors)
 
-    def _agreed(
-        self, conversation: Conversation, call: Call, each: Record, sent: list[Record], repeat_for: float
-    ) -> Answers:
-        """The nodes' answers to one step of a refusal, which `sent` has from now on."""
-        settled: set[int] = set()
+    def _agreed(self, call: Call, *, repeat_for: float = 0.0) -> Answers:
+        """The nodes' answers to one step of a refusal."""
         try:
-            if each not in sent:
-                sent.append(each)
             # Not merely until a majority has answered: if a node where the message's copy has the lock answers sooner
             # than one that has promised, a refusal that others have already seen would be taken back.
-            return conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER, repeat_for=repeat_for, settled=settled)
+            return self._nodes.ask(call, self._is_agreed, seconds=MAX_ANSWER, repeat_for=repeat_for)
         except BaseException:
             if repeat_for:  # Interrupted: a record that some nodes have ends the message for some copies only.
-                self._nodes.repeat(call, repeat_for, but=settled)
+                self._nodes.repeat(call, repeat_for)
             raise
 
-    def _take_back(self, conversation: Conversation, key: str, sent: list[Record], answers: Answers) -> None:
+    def _take_back(self, key: str, sent: list[Record], answers: Answers) -> None:
         """Forget what was sent. What is promised next has another name: this may arrive after it, on its own way."""
         promise, *recorded = sent
-        everywhere = range(len(self._nodes.each))
-        conversation.send(commands.take_back(key, promise), everywhere, repeat_for=PROMISED)
+        self._nodes.send(lock_commands.take_back(key, promise), repeat_for=PROMISED)
         # Not where a node objects, as most do: it does not have the record, and may get the same one from a copy.
-        maybe = [index for index in everywhere if not _objects(answers.get(index))]
+        maybe = [node.index for node in self._nodes.each if not _objects(answers.get(node.index))]
         for record in recorded:
-            conversation.send(commands.take_back(key, record), maybe, repeat_for=PROMISED)
+            self._nodes.send(lock_commands.take_back(key, record), maybe, repeat_for=PROMISED)
         sent.clear()
 
 
@@ -448,7 +498,7 @@ def _lost(batch: Sequence[Hold], answer: Any, renewed: Mapping[Hold, bool]) -> l
 
 def _with_holders(holds: Sequence[Hold], answers: Answers) -> dict[Hold, bytes]:
     """What the nodes keep for these holds, as far as one of them knows the holder."""
-    each = [pair for values in given(answers) for pair in zip(holds, values, strict=True)]
+    each = [pair for values in answers.given for pair in zip(holds, values, strict=True)]
     return {hold: value for hold, value in each if _is_with_holder(value, hold.owner.encode())}
 
 
@@ -463,14 +513,18 @@ def _kind(answer: Any) -> Any:
 
 def _freed_on(answers: Answers) -> tuple[int, int]:
     """On how many nodes the lock was held, and on how many it was not."""
-    each = given(answers)
-    gone = each.count(FreeAnswer.NOT_OURS)
-    return len(each) - gone, gone
+    gone = answers.given.count(FreeAnswer.NOT_OURS)
+    return len(answers.given) - gone, gone
+
+
+def _agreeing(answers: Answers) -> int:
+    """How many nodes have agreed to a step of a refusal."""
+    return [*map(_kind, answers.values())].count(Answer.GRANTED)
 
 
 def _is_recorded(answer: Any) -> bool:
     """Whether the answer to a vote is the message's end."""
-    return bool(_kind(answer) == Answer.RECORD and not answer[1].startswith(commands.PROMISE))
+    return bool(_kind(answer) == Answer.RECORD and not answer[1].startswith(PROMISE))
 
 
 def _objects(answer: Any) -> bool:
@@ -484,7 +538,7 @@ def _says_nothing(answer: Any) -> bool:
 
 
 def _is_promise(found: Held | Record) -> bool:
-    return isinstance(found, Record) and found.content.startswith(commands.PROMISE)
+    return isinstance(found, Record) and found.content.startswith(PROMISE)
 
 
 def _patience(ttl: float) -> float:

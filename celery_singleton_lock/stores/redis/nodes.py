@@ -1,0 +1,568 @@
+"""The nodes of a Redlock, asked all at once by the thread that wants to know.
+
+A thread talks to them over one line to each: a connection on which the node answers in order. It sends the same call
+on all lines, and reads until the answers are enough. What a node answers later is read, and ignored, before the answer
+to something newer. A call that must be carried out (the end of a hold, or of an attempt) counts as sent once it was
+answered, and not before: if its line breaks, it goes to the node's outbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from redis.exceptions import (
+    ConnectionError,
+    InvalidResponse,
+    NoScriptError,
+    RedisError,
+    TimeoutError,
+)
+
+from celery_singleton_lock import chance, clock, forks
+from celery_singleton_lock.background import BackgroundJob
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone, may_be_replaced, packed
+from celery_singleton_lock.stores.redis.outbox import Outbox
+from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Server, words_of
+
+#: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
+TRIES, RETRY_DELAY = 3, 0.2
+
+#: Seconds that the nodes get to answer, if no lease says less.
+MAX_ANSWER = 0.5
+
+#: Seconds that one step of connecting to a node may take, at most and at least, and connecting to all of them.
+CONNECT, LEAST_CONNECT, CONNECT_ALL = 0.25, 0.05, 0.5
+
+#: Seconds for which a node that failed is left alone, at first and at most.
+PAUSE, MAX_PAUSE = 0.5, 4.0
+
+#: Seconds that a request may go unanswered. A firewall may have forgotten the connection without a word: a new one
+#: would work.
+MUTE_FOR = STEP_TIMEOUT
+
+#: Seconds until late answers are looked for, the first time and each next time.
+LOOK_AFTER = 0.05, 0.5
+
+#: The most seconds to wait in vain when nodes are read one after the other.
+READ_ALL = 3.0
+
+T = TypeVar("T")
+
+
+class NotAsked(ConnectionError):
+    """A node was not asked: there is no connection to it."""
+
+
+class Answers(dict[int, Any]):
+    """What the nodes answered to a call, by their index; an exception where one failed.
+
+    Attributes:
+        sent_at: when it was sent, by `clock.now()`.
+    """
+
+    def __init__(self, answers: Mapping[int, Any] | None = None, *, sent_at: float = 0.0) -> None:
+        super().__init__(answers or {})
+        self.sent_at = sent_at
+
+    @property
+    def given(self) -> list[Any]:
+        """Those that are not errors."""
+        return [answer for answer in self.values() if not isinstance(answer, Exception)]
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """What was wrong, by the node's index."""
+        return {index: words_of(answer) for index, answer in self.items() if isinstance(answer, Exception)}
+
+
+# Nobody changes it: as for `Holder`.
+@dataclass(slots=True)
+class _Request:
+    """A call to a node.
+
+    Attributes:
+        call: what it was.
+        command: how it is sent to a node that knows the script.
+        answers: where the answer goes; None if nobody waits for it.
+        repeated_until: until when it is repeated if it is not answered; 0 if it may be lost.
+        sent_at: when it was sent.
+    """
+
+    call: Call
+    command: bytes
+    answers: Answers | None
+    repeated_until: float
+    sent_at: float
+
+
+class Node:
+    """One server of a Redlock, as the threads of a process share it.
+
+    Args:
+        server: where it is.
+        index: its place among the nodes.
+
+    Attributes:
+        reason: why there is no line; a text, since an exception would keep alive all that its traceback refers to.
+    """
+
+    def __init__(self, server: Server, index: int) -> None:
+        self.server, self.index = server, index
+        self.reason = "not connected yet"
+        # The others are enough, however long it is away: nobody need be told.
+        self._outbox = Outbox(server, level=logging.DEBUG)
+        self._pause, self._avoided_until = PAUSE, 0.0
+
+    @property
+    def is_avoided(self) -> bool:
+        return clock.now() < self._avoided_until
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed when it was last connected to."""
+        return self._pause > PAUSE
+
+    def failed(self, error: Exception) -> None:
+        """Open no line for a while, twice as long each time."""
+        self.reason = words_of(error)
+        self._avoided_until = clock.now() + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE)
+
+    def open(self, step: float) -> Line | None:
+        """A new line, if it can be connected to; each step takes at most so many seconds."""
+        try:
+            line = Line(self, self.server.open(step))
+        except (RedisError, OSError) as error:
+            self.failed(error)
+            return None
+        self._pause, self._avoided_until = PAUSE, 0.0
+        return line
+
+    def repeat(self, call: Call, seconds: float) -> None:
+        """Send a call until it is answered, for that many seconds at most."""
+        if seconds > 0:
+            self._outbox.put(id(call), call, seconds)
+
+    def note(self, request: _Request, answer: Any) -> None:
+        """Take note of the answer to a request, or of why there is none."""
+        if isinstance(answer, Exception):
+            self.repeat(request.call, request.repeated_until - clock.now())
+        if request.answers is not None:
+            request.answers.setdefault(self.index, answer)
+
+
+class Line:
+    """A connection to a node, and what it has not answered there."""
+
+    def __init__(self, node: Node, connection: Connection) -> None:
+        self.node = node
+        self.is_open = True
+        self.events = selectors.EVENT_READ
+        self._connection = connection
+        self._fd = connection.fileno()
+        self._unanswered: deque[_Request] = deque()
+        connection.wait_at_most(0.0)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @property
+    def owes(self) -> bool:
+        """Whether it has not answered something that must be carried out."""
+        return any(request.repeated_until for request in self._unanswered)
+
+    def send(self, request: _Request) -> None:
+        """Send a call behind what was sent before.
+
+        A script goes as text when it is first used: the answer that the node does not know it may come when nobody
+        reads any more.
+        """
+        if not self.is_open:
+            self.node.note(request, NotAsked(self.node.reason))
+            return
+        # Before it is sent: an interruption may come between any two lines.
+        self._unanswered.append(request)
+        sha, known = request.call.script.sha, self._connection.ran
+        self._connection.push(request.command if sha in known else packed(request.call.by_text))
+        known.add(sha)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much as the socket takes."""
+        try:
+            self._connection.flush()
+        except RedisError as error:
+            self.break_off(error)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the socket has not taken all."""
+        return self._connection.unsent > 0
+
+    def give_up_if_mute(self) -> None:
+        """Break off if it has not answered for long, when all that has arrived is heard."""
+        if self._unanswered and clock.now() - self._unanswered[0].sent_at > MUTE_FOR:
+            self._give_up(TimeoutError("it has not answered for long"))
+
+    def hear(self) -> None:
+        """Take note of the answers that are there."""
+        if not self.is_open:
+            return
+        try:
+            for answer in self._connection.arrived():
+                self._heard(answer)
+                if not self.is_open:
+                    return
+        except (RedisError, OSError) as error:
+            self.break_off(error)
+
+    def break_off(self, error: Exception) -> None:
+        """Close it; what was asked will not be answered here any more."""
+        if self.is_open:
+            self.is_open = False
+            self.node.reason = words_of(error)
+            self._connection.close()
+        while self._unanswered:
+            self.node.note(self._unanswered.popleft(), alone(error))
+
+    def _heard(self, answer: Any) -> None:
+        if not self._unanswered:
+            raise ConnectionError("it sent an answer that nobody asked for")
+        request = self._unanswered.popleft()
+        if isinstance(answer, NoScriptError):
+            # It has forgotten all scripts. Even if nobody waits for the answer any more: this may end a hold.
+            self._connection.ran.clear()
+            self.send(request)
+            return
+        try:
+            self.node.note(request, request.call.understood(answer))
+        except InvalidResponse as error:
+            self.node.note(request, error)
+            raise
+        if may_be_replaced(answer):
+            self._give_up(answer)  # The next connection may find the server that has taken its place.
+
+    def _give_up(self, error: Exception) -> None:
+        self.node.failed(error)
+        self.break_off(error)
+
+
+class _Talk:
+    """A line to each node that can be reached. Used by one thread at a time; after an exception, to be closed."""
+
+    def __init__(self) -> None:
+        #: By the node's index.
+        self.lines: dict[int, Line] = {}
+        self.used_at = 0.0
+        self._selector = selectors.DefaultSelector()
+
+    @property
+    def owes(self) -> bool:
+        """Whether a node has not answered something that must be carried out."""
+        return any(line.owes for line in self.lines.values())
+
+    def add(self, line: Line) -> None:
+        self.lines[line.node.index] = line
+        self._selector.register(line, line.events)
+
+    def send(self, node: Node, request: _Request) -> None:
+        """Send a call to a node, behind what it was sent before."""
+        if (line := self.lines.get(node.index)) is None:
+            node.note(request, NotAsked(node.reason))
+        else:
+            line.send(request)
+            self._follow(line)
+
+    def hear(self, seconds: float) -> bool:
+        """Wait for something to arrive, and take note of it; whether something has."""
+        ready = self._selector.select(seconds)
+        for key, events in ready:
+            line: Any = key.fileobj
+            if events & selectors.EVENT_WRITE:
+                line.flush()
+            if events & selectors.EVENT_READ:
+                line.hear()
+            self._follow(line)
+        return len(ready) > 0
+
+    def collect(self) -> None:
+        """Take note of what has arrived meanwhile, and of lines that are gone, or useless."""
+        while self.hear(0.0):
+            pass
+        for line in [*self.lines.values()]:
+            line.give_up_if_mute()
+            self._follow(line)
+
+    def close(self) -> None:
+        """Close all lines. An interruption may have come between any two of theirs, so they cannot be used again."""
+        for line in self.lines.values():
+            line.break_off(ConnectionError("the connection was given up"))
+        self._selector.close()
+
+    def _follow(self, line: Line) -> None:
+        """Wait for what the line can do next."""
+        if not line.is_open:
+            self._selector.unregister(line)
+            del self.lines[line.node.index]
+        elif line.is_behind != (line.events != selectors.EVENT_READ):
+            line.events ^= selectors.EVENT_WRITE
+            self._selector.modify(line, line.events)
+
+
+class Nodes:
+    """The nodes of one store.
+
+    Args:
+        servers: an odd number of them.
+        name: the name of them all, for messages.
+
+    Attributes:
+        each: the nodes.
+        quorum: how many are a majority.
+        spare: how many may say something else without changing what a majority says.
+    """
+
+    def __init__(self, servers: Sequence[Server], name: str) -> None:
+        self.each = [Node(server, index) for index, server in enumerate(servers)]
+        self.quorum = len(servers) // 2 + 1
+        self.spare = len(servers) - self.quorum
+        self._name = name
+        self._job = BackgroundJob("singleton-lock-nodes", self._look, after=LOOK_AFTER[0])
+        self.start_anew()
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        #: Those that nobody uses, the last one used at the end.
+        self._talks: deque[_Talk] = deque()
+
+    def ask(
+        self,
+        call: Call,
+        enough: Callable[[Answers], bool],
+        *,
+        seconds: float,
+        repeat_for: float = 0.0,
+        linger: Callable[[Answers], float] = lambda _: 0.0,
+    ) -> Answers:
+        """Send a call to each node, and collect the answers until they are enough, or for that many seconds.
+
+        Args:
+            call: what to ask.
+            enough: whether the answers so far decide the matter.
+            seconds: how long to wait for answers.
+            repeat_for: seconds for which it is sent again to each node that has not answered it.
+            linger: for how many seconds it collects further answers after they were enough.
+        """
+        (answers,) = self.ask_each(
+            [call],
+            lambda each: enough(each[0]),
+            seconds=seconds,
+            repeat_for=repeat_for,
+            linger=lambda each: linger(each[0]),
+        )
+        return answers
+
+    def ask_each(
+        self,
+        calls: Sequence[Call],
+        enough: Callable[[Sequence[Answers]], bool],
+        *,
+        seconds: float,
+        connect: float = CONNECT_ALL,
+        repeat_for: float = 0.0,
+        linger: Callable[[Sequence[Answers]], float] = lambda _: 0.0,
+    ) -> list[Answers]:
+        """As `ask`, for several calls at once, with one time for all of them; the answers to each."""
+        with self._talk() as talk:
+            self._connect(talk, connect)
+            now = clock.now()
+            until, is_decided = now + seconds, False
+            each = [Answers(sent_at=now) for _ in calls]
+            for call, answers in zip(calls, each, strict=True):
+                self._send(talk, self.each, call, answers, repeat_for)
+            while sum(map(len, each)) < len(self.each) * len(calls):
+                if not is_decided and enough(each):
+                    is_decided, until = True, min(until, clock.now() + linger(each))
+                if (left := until - clock.now()) <= 0:
+                    break
+                talk.hear(left)
+            # As they are now: nobody waits for a later answer.
+            return [Answers(answers, sent_at=now) for answers in each]
+
+    def send(self, call: Call, indexes: Collection[int] | None = None, *, repeat_for: float = 0.0) -> None:
+        """Send a call to some nodes, or to all, and wait for nothing.
+
+        Args:
+            call: what to do.
+            indexes: the nodes'.
+            repeat_for: seconds for which it is sent again to those that do not answer; 0 if it may be lost.
+        """
+        nodes = self.each if indexes is None else [self.each[index] for index in indexes]
+        with self._talk() as talk:
+            self._send(talk, nodes, call, None, repeat_for)
+
+    def repeat(self, call: Call, seconds: float) -> None:
+        """Send a call to all nodes, as far as is known for the first time, until they answer."""
+        for node in self.each:
+            node.repeat(call, seconds)
+
+    def majority(self, call: Call) -> list[Any]:
+        """The answers of a majority at least.
+
+        Raises:
+            LockUnavailable: there is none.
+        """
+        answers = Answers()
+        for _ in tries():
+            is_decided = self.decided_by(lambda answer: not isinstance(answer, Exception))
+            answers = self.ask(call, is_decided, seconds=MAX_ANSWER)
+            if len(answers.given) >= self.quorum:
+                return answers.given
+        raise self.unavailable(answers.errors)
+
+    def first(self, use: Callable[[Server], T]) -> T:
+        """What `use` gives for the first node that answers.
+
+        Raises:
+            LockUnavailable: none does.
+        """
+        errors: dict[int, str] = {}
+        until = clock.now() + READ_ALL
+        for node in self.each:
+            if not node.is_avoided and clock.now() < until:
+                try:
+                    return use(node.server)
+                except (RedisError, OSError) as error:
+                    errors[node.index] = _failed(node, error)
+        raise self.unavailable(errors)
+
+    def read(self, reading: Callable[[Server], T], *, at_least: int = 1) -> list[T]:
+        """What each node that answers shows, one after the other; nodes that failed a moment ago come last.
+
+        Raises:
+            LockUnavailable: fewer than `at_least` answer.
+        """
+        found: list[T] = []
+        errors: dict[int, str] = {}
+        spent = 0.0
+        for node in sorted(self.each, key=lambda node: node.is_avoided):
+            if node.is_avoided and len(found) >= at_least:
+                continue  # The others say enough.
+            began = clock.now()
+            try:
+                found.append(reading(node.server))
+            except (RedisError, OSError) as error:
+                errors[node.index] = _failed(node, error)
+                spent += clock.now() - began
+            if spent > READ_ALL or len(errors) > len(self.each) - at_least:
+                break
+        if len(found) < at_least:
+            raise self.unavailable(errors)
+        return found
+
+    def decided_by(self, is_yes: Callable[[Any], bool]) -> Callable[[Answers], bool]:
+        """Whether a majority has said yes, or cannot any more."""
+
+        def is_decided(answers: Answers) -> bool:
+            yes = sum(map(is_yes, answers.values()))
+            return yes >= self.quorum or len(answers) - yes > self.spare
+
+        return is_decided
+
+    def has_failed(self, answers: Answers) -> bool:
+        """Whether too many nodes have failed for the others to be a majority."""
+        return len(answers) - len(answers.given) > self.spare
+
+    def unavailable(self, errors: Mapping[int, str]) -> LockUnavailable:
+        """The error that says what was wrong with which node; a node without an error was too late, or answered."""
+        failed = "; ".join(f"{self.each[index].server}: {error}" for index, error in sorted(errors.items()))
+        return LockUnavailable(
+            self._name, f"no majority: {self.quorum} of {len(self.each)} nodes are needed; {failed or 'no answer'}"
+        )
+
+    def close(self) -> None:
+        """Close what is not in use. The outboxes go on sending."""
+        while (talk := self._unused()) is not None:
+            talk.close()
+        for node in self.each:
+            node.server.close()
+
+    @contextmanager
+    def _talk(self) -> Iterator[_Talk]:
+        talk = self._unused() or _Talk()
+        try:
+            yield talk
+            owes, talk.used_at = talk.owes, clock.now()  # Inside the `try` as well.
+        except BaseException:
+            talk.close()
+            raise
+        self._talks.append(talk)
+        if owes:
+            self._job.schedule()
+
+    def _unused(self) -> _Talk | None:
+        with suppress(IndexError):  # None is left, or another thread has taken it.
+            return self._talks.pop()
+        return None
+
+    def _connect(self, talk: _Talk, seconds: float) -> None:
+        """Open the lines that are missing, as far as that works in that time.
+
+        Nodes that failed before come last. Those that failed a moment ago are left out as long as the others are a
+        majority.
+        """
+        talk.collect()
+        until = clock.now() + seconds
+        missing = [node for node in self.each if node.index not in talk.lines]
+        others = [node for node in missing if not node.is_avoided]
+        if len(talk.lines) + len(others) >= self.quorum:
+            missing = others
+        for node in sorted(missing, key=lambda node: node.has_failed):
+            line = node.open(min(CONNECT, max(until - clock.now(), LEAST_CONNECT)))
+            if line is not None:
+                talk.add(line)
+
+    def _send(self, talk: _Talk, nodes: Sequence[Node], call: Call, answers: Answers | None, repeat_for: float) -> None:
+        now = clock.now()
+        request = _Request(call, packed(call.by_digest), answers, now + repeat_for if repeat_for else 0.0, now)
+        for node in nodes:
+            talk.send(node, request)
+
+    def _look(self) -> float | None:
+        """Take note of late answers; None, or the seconds until the next look if something must still be answered."""
+        owes = False
+        for _ in range(len(self._talks)):
+            with suppress(IndexError):  # Other threads take some meanwhile.
+                if clock.now() - self._talks[0].used_at < LOOK_AFTER[1]:
+                    return LOOK_AFTER[1]  # It may be needed at once.
+                talk = self._talks.popleft()
+                talk.collect()
+                owes |= talk.owes
+                self._talks.append(talk)
+        return LOOK_AFTER[1] if owes else None
+
+
+def tries(*, within: float = float("inf")) -> Iterator[int]:
+    """Numbers the tries to get a majority, with a pause between two; none is begun after that many seconds."""
+    until = clock.now() + within
+    for number in range(TRIES):
+        if number:
+            if clock.now() > until:
+                return
+            clock.sleep(chance.spread(RETRY_DELAY))
+        yield number
+
+
+def _failed(node: Node, error: Exception) -> str:
+    """The words of an error; a node that did not answer is left alone for a while."""
+    if isinstance(error, NO_ANSWER):
+        node.failed(error)
+    return words_of(error)
