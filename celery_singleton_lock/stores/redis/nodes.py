@@ -509,8 +509,9 @@ class Nodes:
             self._job.schedule()
 
     def _unused(self) -> _Talk | None:
-        """The last one that reaches a majority, if there is one: on a slow network, new lines may take longer than there
-        is time, and then the nodes are left alone for a while.
+        """The last one that reaches a majority, if there is one.
+
+        On a slow network, new lines may take longer than there is time, and then the nodes are left alone for a while.
         """
         with suppress(IndexError):  # None is left, or another thread has taken it.
             for _ in range(len(self._talks)):
