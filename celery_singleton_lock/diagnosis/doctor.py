@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.probe import MAX_KEYS, NO_ANSWER, Servers
 from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task.publisher import Publisher
+from celery_singleton_lock.task.putback import Publisher
 
 #: In the error of a lock whose user lacks rights: a server's own, and those of a script on Redis 6 and 7.
 _LACKS_RIGHTS = "NoPermissionError", "needs the right", "can't run this command", "ACL failure"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import may_be_asked
@@ -129,14 +129,34 @@ def check_together(task: Any, options: Options, settings: Settings) -> None:
 
 
 def _conflict(task: Any, options: Options, settings: Settings) -> str | None:
-    for name, values, is_wrong, words in _TOGETHER:
-        value = getattr(options, name)
-        if value == JOIN and task.app.conf.task_always_eager:
-            continue  # Nothing is joined there.
-        if value in values and is_wrong(options, task, settings):
-            where = f"option {OPTIONS[name].attribute} of task {task.name} is {value!r}"
-            return f"{where}{words.format(its=options, settings=settings)}"
+    for conflict in CONFLICTS:
+        if conflict.is_met(options, task, settings):
+            where = f"option {OPTIONS[conflict.option].attribute} of task {task.name}"
+            why = conflict.why.format(its=options, settings=settings)
+            return f"{where} is {getattr(options, conflict.option)!r}{why}"
     return None
+
+
+class Conflict(NamedTuple):
+    """An option that does not work with others, or with the settings.
+
+    Attributes:
+        option: its name in `Options`.
+        values: its values for which something else can be wrong.
+        is_wrong: whether that is so.
+        why: the end of the error.
+    """
+
+    option: str
+    values: Sequence[Any]
+    is_wrong: Callable[[Options, Any, Settings], bool]
+    why: str
+
+    def is_met(self, its: Options, task: Any, settings: Settings) -> bool:
+        value = getattr(its, self.option)
+        if value == JOIN and task.app.conf.task_always_eager:
+            return False  # Nothing is joined there.
+        return value in self.values and self.is_wrong(its, task, settings)
 
 
 def _is_on_a_redlock(_its: Options, _task: Any, settings: Settings) -> bool:
@@ -149,83 +169,85 @@ _NOT_ON_A_REDLOCK = (
     "singleton_lock_backend to one server, Sentinels or a cluster"
 )
 
-#: An option, its values for which something else can be wrong, a test of that, and the end of the error.
-_TOGETHER: tuple[tuple[str, Sequence[Any], Callable[[Options, Any, Settings], bool], str], ...] = (
-    (
+#: All of them; the first one that is met is reported.
+CONFLICTS = (
+    Conflict(
         "scope",
         (UNTIL_EXPIRED,),
         lambda its, *_: its.queue_ttl is None,
         ", which needs lock_queue_ttl: the seconds for which no other call is sent",
     ),
-    (
+    Conflict(
         "on_conflict",
         (JOIN,),
         lambda its, task, _: bool(raw_attribute(task, "ignore_result")),
         ", which needs its results: set ignore_result=False, or another on_conflict",
     ),
-    (
+    Conflict(
         "on_conflict",
         (JOIN,),
         lambda its, task, _: not may_be_asked(task.backend),
         ", which needs a result backend that workers can read (not rpc://): set result_backend",
     ),
-    (
+    Conflict(
         "on_conflict",
         (JOIN,),
         lambda its, task, settings: settings.done_ttl <= 0,
         ", which needs singleton_lock_done_ttl above 0: for that long, the end of a task is known",
     ),
-    (
+    Conflict(
         "on_conflict",
         (JOIN,),
         lambda its, *_: its.limit > 1,
         ", which needs lock_limit=1, found {its.limit}: one task holds the lock, and is joined",
     ),
-    (
+    Conflict(
         "on_duplicate",
         ("replace",),
         lambda its, *_: its.scope in (UNTIL_EXECUTED, UNTIL_EXPIRED),
         " with lock_scope {its.scope!r}, under which the message that has the lock may be running already; allowed: "
         f"{UNTIL_EXECUTING!r} and {UNTIL_AND_WHILE_EXECUTING!r}, under which it waits",
     ),
-    (
+    Conflict(
         "on_duplicate",
         ("replace",),
         lambda its, *_: its.limit > 1,
         " with lock_limit {its.limit}; allowed: lock_limit 1, since with several waiting messages it is not clear "
         "which one to replace",
     ),
-    (
+    Conflict(
         "on_conflict",
         NEWEST_POLICIES,
         lambda its, *_: its.limit > 1,
         " with lock_limit {its.limit}; allowed: lock_limit 1, since with several running tasks it is not clear which "
         "one the newest follows; with a limit, use on_conflict='retry'",
     ),
-    (
+    Conflict(
         "on_conflict",
         NEWEST_POLICIES,
         lambda its, *_: its.scope in (UNTIL_EXECUTING, UNTIL_EXPIRED),
         " with lock_scope {its.scope!r}, under which runs do not exclude each other, so that none ever waits; use "
         "lock_scope='while_executing'",
     ),
-    (
+    Conflict(
         "on_conflict",
         NEWEST_POLICIES,
         lambda its, *_: its.conflict_retries is not None,
         " with lock_conflict_retries {its.conflict_retries}; the newest waits until the lock is free: remove "
         "lock_conflict_retries, or use on_conflict='retry'",
     ),
-    (
+    Conflict(
         "on_conflict",
         (REPLACE,),
         lambda its, *_: its.on_lock_lost != "abort",
         " with on_lock_lost {its.on_lock_lost!r}, so that a run that should stop goes on; allowed: "
         "on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end",
     ),
-    ("limit", range(2, MAX_LIMIT + 1), _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("lock_limit 1")),
-    ("on_duplicate", ("replace",), _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("'existing', 'raise' or 'skip'")),
-    ("on_conflict", NEWEST_POLICIES, _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("another policy, such as 'retry'")),
+    Conflict("limit", range(2, MAX_LIMIT + 1), _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("lock_limit 1")),
+    Conflict("on_duplicate", ("replace",), _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("'existing', 'raise' or 'skip'")),
+    Conflict(
+        "on_conflict", NEWEST_POLICIES, _is_on_a_redlock, _NOT_ON_A_REDLOCK.format("another policy, such as 'retry'")
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_singleton_lock._celery import DELAYED, queue_taken_from, without_delay
 from celery_singleton_lock.task.message import OWNER, RequestLike, carried_in
-from celery_singleton_lock.task.original import Original
+from celery_singleton_lock.task.putback import Original
 
 _ORIGINAL = "singleton_lock_original"
 
@@ -31,9 +31,9 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
         _forget_delays(message.headers)
         _forget_delays(request)
     exchange, routing_key = str(delivery.get("exchange") or ""), str(delivery.get("routing_key") or "")
-    queue, lasts = (routing_key, True) if not exchange else ("", True)
+    queue = "" if exchange else routing_key
     if (known := queue_taken_from(message)) is not None:
-        queue, lasts = known.name, _lasts(known)
+        queue = known.name
     if is_delayed := exchange.startswith(DELAYED):
         exchange = known.exchange.name if known is not None and known.exchange else exchange
         routing_key = without_delay(routing_key)
@@ -44,7 +44,7 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
     # A plain tuple, and the properties as they are: each task pays for what is pickled here.
     place = (message.body, message.content_type, message.content_encoding, message.headers or {})
     properties = message.properties if isinstance(message.properties, Mapping) else {}
-    request["properties"] = {**properties, _ORIGINAL: (*place, exchange, routing_key, queue, lasts)}
+    request["properties"] = {**properties, _ORIGINAL: (*place, exchange, routing_key, queue)}
 
 
 def original_of(request: RequestLike) -> Original | None:
@@ -56,12 +56,6 @@ def original_of(request: RequestLike) -> Original | None:
 
 def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in delivery_info.items() if name != OWNER}
-
-
-def _lasts(queue: Any) -> bool:
-    arguments = queue.queue_arguments or {}
-    goes = queue.auto_delete or queue.exclusive or queue.expires or "x-expires" in arguments
-    return bool(queue.durable and not goes)
 
 
 def _sent_first(request: Mapping[str, Any]) -> tuple[str, str] | None:

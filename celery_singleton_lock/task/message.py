@@ -237,18 +237,18 @@ class Message(NamedTuple):
         owner = of_delivery.get(OWNER)
         is_redelivered = bool(of_delivery.get("redelivered"))
         message = cls(
-            request.id,
-            _sending_of(request, carried),
-            not (is_redelivered or "queue" in carried or known is not None),
-            carried,
-            cleaned.count(request.retries),
-            cleaned.count(getattr(request, "replaced_task_nesting", 0)),
-            owner if is_owner(owner) else None,
-            is_redelivered,
-            of_delivery.get("is_eager") is True,
-            request.expires,
+            id=request.id,
+            sending=_sending_of(request, carried),
+            is_plain=not (is_redelivered or "queue" in carried or known is not None),
+            carried=carried,
+            retries=cleaned.count(request.retries),
+            replaced=cleaned.count(getattr(request, "replaced_task_nesting", 0)),
+            owner=owner if is_owner(owner) else None,
+            may_have_begun=is_redelivered,
+            is_applied=of_delivery.get("is_eager") is True,
+            expires=request.expires,
         )
-        return message._returned(known) if isinstance(known, dict) else message
+        return message._noting(known) if isinstance(known, dict) else message
 
     def put_back_count(self, reason: Reason) -> int:
         """How often this attempt of the message was put back for `reason`."""
@@ -264,7 +264,7 @@ class Message(NamedTuple):
         expires = maybe_iso8601(self.expires) if self.may_have_begun else None
         return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
 
-    def _returned(self, known: Mapping[str, Any]) -> Message:
+    def _noting(self, known: Mapping[str, Any]) -> Message:
         """The same message, which was put back, as its header says."""
         number, of_attempt = known.get("arrived"), known.get("retries")
         numbered = self._replace(number=number if is_whole(number, 1, MAX_NUMBER) else None)

@@ -22,7 +22,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP
 from celery_singleton_lock.task import delivery, header
 from celery_singleton_lock.task.message import NOT_BEGUN, Reason, RequestLike, TaskLike, Waits
-from celery_singleton_lock.task.publisher import Publisher
+from celery_singleton_lock.task.putback import Publisher
 from celery_singleton_lock.task.targets import Joined, Leader
 from celery_singleton_lock.task.turn import message_of, named, turn_of, unsettled
 

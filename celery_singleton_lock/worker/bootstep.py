@@ -37,10 +37,9 @@ from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
 from celery_singleton_lock.stores import check_servers
 from celery_singleton_lock.task import reports, requeue
-from celery_singleton_lock.worker.children import Children, free
+from celery_singleton_lock.worker.children import Children, RunHold, free
 from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of, worker_of
-from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
 

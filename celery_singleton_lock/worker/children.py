@@ -26,12 +26,12 @@ from celery_singleton_lock.errors import LockUnavailable, with_label
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal.writer import JournalWriter, crash, is_of_run
+from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.rules import MIN_TTL
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.reports import Pipe
-from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
 
@@ -51,6 +51,25 @@ PATIENCE = 2
 
 #: Seconds until the next try after the store did not answer, or something went wrong.
 RETRY_AFTER = 0.5
+
+
+class RunHold(Hold):
+    """The hold of a run, with what the main process knows about the run.
+
+    Attributes:
+        task: the task's name; the lock's name if that is unknown.
+        holder: who and where it is, and since when it has been running or waiting for the lock.
+    """
+
+    __slots__ = ("holder", "task")
+
+    def __init__(self, hold: Hold, holder: Holder, task: str = "") -> None:
+        super().__init__(hold.key, hold.owner, ttl=hold.ttl, limit=hold.limit)
+        self.holder = holder
+        self.task = task or name_in(hold.key)
+
+    def __str__(self) -> str:
+        return f"task {self.task}[{self.holder.task_id}] on {self.holder.place}"
 
 
 class Delivery(Protocol):

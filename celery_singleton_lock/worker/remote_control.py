@@ -28,8 +28,8 @@ from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.worker.children import RunHold
 from celery_singleton_lock.worker.request import SingletonRequest
-from celery_singleton_lock.worker.run_hold import RunHold
 
 logger = get_logger(__name__)
 

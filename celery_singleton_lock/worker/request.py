@@ -11,8 +11,8 @@ reported its key, the key is made in another thread (`aside`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, ClassVar
@@ -46,7 +46,6 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import Place
 from celery_singleton_lock.task import delivery, ends, header, reports, requeue
 from celery_singleton_lock.task.ends import Outcome
@@ -54,9 +53,8 @@ from celery_singleton_lock.task.message import Waits, carried_in
 from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
 from celery_singleton_lock.task.queue_lock import QueueLock, lock_in
 from celery_singleton_lock.task.turn import holder_of, message_of
-from celery_singleton_lock.worker.children import Children, free
-from celery_singleton_lock.worker.line import line_of
-from celery_singleton_lock.worker.run_hold import RunHold
+from celery_singleton_lock.worker.children import Children, RunHold, free
+from celery_singleton_lock.worker.line import Line, line_of
 
 logger = get_logger(__name__)
 
@@ -166,9 +164,10 @@ class SingletonRequest(WorkerRequest):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         self.has_begun = True
         super().on_accepted(pid, time_accepted)
-        if self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
+        if self.is_woken and (waited := self._waited_in()) is not None:
+            line, (key, _) = waited
             takes = self._brought is not None and self._brought.wakes_followers
-            line.has_begun(self._waits_for.key, wakes=takes or self._is_one_of_many)
+            line.has_begun(key, wakes=takes or self._is_one_of_many)
         # This process takes what was revoked before a child began with it.
         if pid != os.getpid() and (children := children_of.get(self.app)) is not None:
             reports.receive()  # Now and then, so that the pipe is never full.
@@ -176,15 +175,14 @@ class SingletonRequest(WorkerRequest):
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A time limit is over; for a hard one, Celery kills the child after this."""
-        settled = False
+        if soft:
+            return super().on_timeout(soft, timeout)
         try:
-            super().on_timeout(soft, timeout)
-            settled = True
+            with self._recorded_as(TimeLimitExceeded(timeout)):
+                super().on_timeout(soft, timeout)
         finally:
-            if not soft:
-                self._record(TimeLimitExceeded(timeout), settled=settled)
-                if (children := children_of.get(self.app)) is not None:
-                    children.free_when_gone(self.worker_pid)
+            if (children := children_of.get(self.app)) is not None:
+                children.free_when_gone(self.worker_pid)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """It failed, by itself (`return_ok`) or because its child is gone."""
@@ -200,14 +198,18 @@ class SingletonRequest(WorkerRequest):
             self.reject()  # Before Celery acknowledges it, which it does not do twice.
         if self.is_woken and self._has_no_use_for_lock(error):
             self._pass_on()
-        if return_ok or not isinstance(error, _LOST):
-            result = super().on_failure(exc_info, send_failed_event, return_ok)
-            if self._brought is not None and not (return_ok and self._has_freed(error)) and self._is_over:
-                self._end_brought()
-            has_not_asked = self.hold() is None  # Its `before_start` has failed, say.
-            if self._is_over and (has_not_asked or isinstance(error, LockUnavailable)) and self._may_be_kept_for():
-                aside.do(self._free_kept)
-            return result
+        if isinstance(error, _LOST) and not return_ok:
+            return self._on_lost(error, exc_info, send_failed_event)
+        result = super().on_failure(exc_info, send_failed_event, return_ok)
+        if self._brought is not None and not (return_ok and self._has_freed(error)) and self._is_over:
+            self._end_brought()
+        # Otherwise it has taken over the lock that was kept for it.
+        if self._is_over and (self.hold() is None or isinstance(error, LockUnavailable)):
+            self._give_up_kept()
+        return result
+
+    def _on_lost(self, error: BaseException, exc_info: Any, send_failed_event: bool) -> Any:
+        """Its child is gone, or is going."""
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
         if not isinstance(error, Terminated):  # Celery takes a child that has raised `SystemExit` for lost, too.
@@ -215,15 +217,10 @@ class SingletonRequest(WorkerRequest):
             if ended is not None and ended.state in _NO_RESULT:  # The child, which is gone, has ended it.
                 self._end_brought()
                 return super().on_failure(reported(Ignore("its child had ended it")), send_failed_event=False)
-            if self._may_be_uncounted():
+            if ended is not None and not ended.settled and self._may_be_uncounted():
                 exc_info = reported(Reject("its chord may not know of it", requeue=True))
-        settled = False
-        try:
-            result = super().on_failure(exc_info, send_failed_event, return_ok)
-            settled = True
-            return result
-        finally:
-            self._record(error, settled=settled)
+        with self._recorded_as(error):
+            return super().on_failure(exc_info, send_failed_event)
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:
         self._is_cancelled = True  # Before its greenlet is killed, which may end at once.
@@ -290,12 +287,17 @@ class SingletonRequest(WorkerRequest):
 
     def _pass_on(self) -> None:
         """Have another copy begin, if this one was woken for a lock that it does not take."""
-        if not self.is_woken or self._waits_for is None or (line := line_of.get(self.app)) is None:
+        if not self.is_woken or (waited := self._waited_in()) is None:
             return
+        line, waits = waited
         if self._is_one_of_many:
-            line.give_back(self._waits_for.key)
+            line.give_back(waits.key)
         else:  # If the lock was taken meanwhile, its holder wakes the next one.
-            line.give_back_if_free(*self._waits_for)
+            line.give_back_if_free(*waits)
+
+    def _waited_in(self) -> tuple[Line, Waits] | None:
+        line, waits = line_of.get(self.app), self._waits_for
+        return None if line is None or waits is None else (line, waits)
 
     @property
     def _is_one_of_many(self) -> bool:
@@ -351,22 +353,16 @@ class SingletonRequest(WorkerRequest):
         ends as this message's record says, has the chord count it.
         """
         is_part = self.context.chord is not None and counts_part_once(self.task.backend)
-        if not (is_part and self.task.acks_late and self.success_was_stored) or (hold := self.hold()) is None:
-            return False
-        try:
-            found = self._recorded(hold)
-        except LockUnavailable as error:
-            logger.warning("%s: it is not known whether its chord has counted it: %s", self, error)
-            return False
-        return found is not None and not ends.read(found)[0].settled
+        return is_part and self.task.acks_late and self.success_was_stored
 
     def _recorded_end(self) -> Outcome | None:
         """How it has ended, as far as is known."""
-        hold, outage = self.hold(), Runtime.of(self.app).heartbeat.outage
+        hold, runtime = self.hold(), Runtime.of(self.app)
+        outage = runtime.heartbeat.outage
         if hold is None or outage.is_silent:  # The consumer waits for the answer: once, and not for each message.
             return None
         try:
-            found = self._recorded(hold)
+            found = runtime.store.recorded(hold.key, holder_of(self.task, self.context).message)
         except LockUnavailable as error:
             outage.failed(error)
             return None
@@ -375,10 +371,6 @@ class SingletonRequest(WorkerRequest):
             return None
         outage.answered()
         return None if found is None else ends.read(found)[0]
-
-    def _recorded(self, hold: Hold) -> Record | None:
-        """The record of its end, if it has ended; raises `LockUnavailable`."""
-        return Runtime.of(self.app).store.recorded(hold.key, holder_of(self.task, self.context).message)
 
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; a child that still cleans up frees it itself, or dies and is noticed."""
@@ -397,14 +389,20 @@ class SingletonRequest(WorkerRequest):
         self.send_event("task-revoked", terminated=False, signum=None, expired=expired)
         task_revoked.send(self.task, request=self.context, terminated=False, signum=None, expired=expired)
 
-    def _record(self, error: BaseException, *, settled: bool) -> None:
-        """Record what Celery has made of the loss of the child, if that is the end of the message; `settled`: the
-        result was stored, and what follows sent.
+    @contextmanager
+    def _recorded_as(self, error: BaseException) -> Iterator[None]:
+        """Record what Celery makes of the loss of the child, if that is the end of the message. Unless that fails, the
+        result is stored by then, and what follows sent.
         """
+        settled = False
         try:
-            self._record_end(error, settled)
-        except Exception as failure:  # noqa: BLE001 - what the message carries may be unreadable; the consumer goes on
-            logger.warning("%s: its end cannot be recorded: %r", self, failure)
+            yield
+            settled = True
+        finally:
+            try:
+                self._record_end(error, settled)
+            except Exception as failure:  # noqa: BLE001 - what it carries may be unreadable; the consumer goes on
+                logger.warning("%s: its end cannot be recorded: %r", self, failure)
 
     def _record_end(self, error: BaseException, settled: bool) -> None:
         seconds = Runtime.of(self.app).settings.done_ttl
@@ -419,9 +417,7 @@ class SingletonRequest(WorkerRequest):
             self._remember(hold.key, ended, seconds, settled)
         else:
             aside.do(partial(self._remember_aside, ended, seconds, settled))
-        if self._may_be_kept_for():
-            # It may have died as it waited for the attempt before: nobody takes the lock that was kept for it.
-            aside.do(self._free_kept)
+        self._give_up_kept()  # It may have died as it waited for the attempt before.
 
     def _remember_aside(self, ended: Outcome, seconds: float, settled: bool) -> None:
         if (hold := self._expected_hold(self._owner)) is not None:
@@ -433,23 +429,21 @@ class SingletonRequest(WorkerRequest):
         if settled:
             runtime.records.replace(key, Outcome(ended.state, settled=True).record_of(holder, seconds))
 
-    def _may_be_kept_for(self) -> bool:
-        """Whether the attempt before this one may have kept the lock for it."""
+    def _give_up_kept(self) -> None:
+        """Free the lock that the attempt before this one may have kept for it: nobody takes it."""
         options = self._options() if self.context.retries else None
-        return options is not None and bool(options.retain_on_retry)
+        if options is not None and options.retain_on_retry:
+            aside.do(self._free_kept)
 
-    def _free_kept(self) -> None:
-        """Free the lock that was kept for this retry."""
+    def _free_kept(self) -> Hold | None:
         if (hold := self._expected_hold(holder_of(self.task, self.context).reserved_as)) is not None:
             self._free(hold)
+        return hold
 
     def _end_attempt(self) -> None:
         """Free the lock kept for this retry, which never begins, and record that for waiting copies (`joining`)."""
-        holder, runtime = holder_of(self.task, self.context), Runtime.of(self.app)
-        if (hold := self._expected_hold(holder.reserved_as)) is None:
-            return
-        self._free(hold)
-        if seconds := runtime.settings.done_ttl:
+        holder, runtime, hold = holder_of(self.task, self.context), Runtime.of(self.app), self._free_kept()
+        if hold is not None and (seconds := runtime.settings.done_ttl):
             record = Outcome(states.REVOKED, settled=True).record_of(holder, seconds)
             with suppress(LockUnavailable):  # Waiting callers ask the result backend as well.
                 runtime.store.refuse(hold.key, holder, record)

@@ -21,7 +21,6 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import Ignore, Reject
-from celery.result import allow_join_result
 from celery.signals import task_postrun, task_success
 from kombu import Queue
 from kombu.common import Broadcast
@@ -318,12 +317,6 @@ def large(self: Any, job: str, size: int) -> str:
     return "x" * size
 
 
-@app.task(bind=True, base=Exclusive, acks_late=True)
-def late_failing(self: Any, job: str) -> None:
-    with recording.run(job, self.request.id):
-        raise ValueError("as told")
-
-
 @app.task(bind=True, base=Exclusive)
 def holding_gil(self: Any, job: str, seconds: int) -> str:
     """Runs C code that lets no other thread of its process run."""
@@ -385,12 +378,6 @@ def failing_when_told(self: Any, job: str, seconds: float) -> None:
 
 
 @app.task(bind=True, base=Exclusive)
-def large_when_told(self: Any, job: str, seconds: float, size: int) -> str:
-    _work(self, job, seconds)
-    return "x" * size
-
-
-@app.task(bind=True, base=Exclusive)
 def retrying_when_told(self: Any, job: str, seconds: float, countdown: float) -> str:
     _work(self, job, seconds)
     if not self.request.retries:
@@ -404,29 +391,11 @@ def replaced_when_told(self: Any, job: str, seconds: float, longer: float) -> No
     raise self.replace(plain.s("after", longer))
 
 
-@app.task(bind=True, base=Exclusive, acks_late=True)
-def ending_when_told(self: Any, job: str, seconds: float, how: str) -> str:
-    _work(self, job, seconds)
-    if how == "ignore":
-        raise Ignore
-    if how == "reject":
-        raise Reject("as told", requeue=False)
-    if how == "exit":
-        os._exit(1)
-    return job
-
-
 @app.task(bind=True, base=Exclusive)
 def exclusive_again(self: Any, job: str, seconds: float = 0.05) -> str:
     """Takes the lock of `job`, but its run counts as another job."""
     _work(self, "again", seconds)
     return job
-
-
-@app.task(bind=True, base=Exclusive)
-def joins_its_own_copy(self: Any, job: str) -> Any:
-    with recording.run(job, self.request.id), allow_join_result():
-        return self.apply_async((job,), singleton_lock={"on_conflict": "join"}).get(timeout=LIMIT)
 
 
 @app.task(bind=True, base=Exclusive)
@@ -500,11 +469,6 @@ def decide(task: Any, conflict: LockConflict) -> str:
 
 
 @app.task(bind=True, base=Exclusive, on_conflict=decide)
-def deciding(self: Any, job: str, seconds: float = 0.05) -> str:
-    return _work(self, job, seconds)
-
-
-@app.task(bind=True, base=Exclusive, on_conflict=decide)
 def deciding_and_retrying(self: Any, job: str, seconds: float, countdown: float) -> str:
     _work(self, job, seconds)
     if not self.request.retries:
@@ -529,12 +493,6 @@ def moving(self: Any, job: str, to: str) -> str:
         if self.request.retries == 0:
             raise self.retry(args=(to, to), countdown=0)
     return job
-
-
-@app.task(bind=True, base=Exclusive)
-def shouting(self: Any, job: str) -> str:
-    with recording.run(job, self.request.id, self.lock.fence):
-        return job.upper()
 
 
 def slow_key(arguments: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from celery import Celery, chain
+from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_singleton_lock import SingletonTask
@@ -44,30 +44,13 @@ def define(app: Celery) -> SimpleNamespace:
         work(self, job, seconds)
         raise ValueError(f"as told {self.request.id}")
 
-    def retries(self: Any, job: str, seconds: float = 0.05) -> str:
-        work(self, job, seconds)
-        if not self.request.retries:
-            raise self.retry(countdown=PAUSE)
-        return self.request.id
-
     def is_replaced(self: Any, job: str, seconds: float = 0.05) -> None:
         work(self, job, seconds)
         raise self.replace(self.app.signature("queued.until_executed", (f"after {job}",)))
 
-    def sends_group(self: Any, job: str) -> str:
-        """Sends parts with its own key, and what follows on them, while it runs and has the lock."""
-        with recording.run(job, self.request.id):
-            own = self.si(job).set(task_id=f"{self.request.id}-part")
-            chain(own, self.app.signature("queued.while_executing", ("after",), immutable=True)).apply_async()
-        return job
-
     def echo(value: Any) -> Any:
         with recording.run("echo", ""):
             return value
-
-    def large(self: Any, job: str, seconds: float = 0.05) -> str:
-        work(self, job, seconds)
-        return "x" * 10_000
 
     def retrying(self: Any, job: str) -> str:
         with recording.run(job, self.request.id):
@@ -136,18 +119,13 @@ def define(app: Celery) -> SimpleNamespace:
         **scopes,
         scopes=scopes,
         who=whose,
-        who_late=task(name="queued.who_late", acks_late=True, reject_on_worker_lost=True)(who),
         who_briefly=task(name="queued.who_briefly", lock_queue_ttl=1.0)(who),
         fails=task(name="queued.fails")(fails),
         echo=app.task(name="queued.echo", shared=False)(echo),
         without_result=task(name="queued.without_result", ignore_result=True)(work),
-        large=task(name="queued.large")(large),
-        retries=task(name="queued.retries")(retries),
         is_replaced=task(name="queued.is_replaced")(is_replaced),
-        sends_group=task(name="queued.sends_group")(sends_group),
         skips=task(name="queued.skips", on_duplicate="skip")(who),
         raises=task(name="queued.raises", on_duplicate="raise")(who),
-        chooses=task(name="queued.chooses", on_duplicate=lambda *_: "existing")(who),
         failing=task(name="queued.failing")(failing),
         retrying=task(name="queued.retrying")(retrying),
         rejected=task(name="queued.rejected")(rejected),
@@ -167,6 +145,5 @@ def define(app: Celery) -> SimpleNamespace:
         newest_alone=task(
             name="queued.newest_alone", lock_scope="until_and_while_executing", on_duplicate="replace", acks_late=True
         )(work),
-        late_and_short=task(name="queued.late_and_short", acks_late=True, lock_queue_ttl=1.0)(work),
         late=task(name="queued.late", acks_late=True, reject_on_worker_lost=True)(work),
     )

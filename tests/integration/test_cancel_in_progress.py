@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import WorkerLostError
-from celery import chain, chord, group
+from celery import chain
 from celery.result import AsyncResult
 from celery.utils import uuid
 
@@ -159,16 +159,6 @@ class TestAtOnce:
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(holder, newest)
 
-    def test_holder_that_is_acknowledged_late_does_not_come_again(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        holder = running(shop, "replacing_late")
-        newest = send(shop, "replacing_late")
-        assert newest.get(timeout=LIMIT) == "report"
-        assert is_superseded_by(holder, newest)
-        last = send(shop, "replacing_late")
-        assert last.get(timeout=LIMIT) == "report"
-        assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done"), (last.id, "done")]
-
     def test_lock_that_is_kept_for_the_retry_of_an_older_message(self, shop: Shop) -> None:
         shop.start("one", "two")
         older = send(shop, "retaining", 3600.0)
@@ -177,14 +167,6 @@ class TestAtOnce:
         until(lambda: shop.log.count("Retry in") == 2)
         runs = shop.record.runs("report")
         assert [run.task_id for run in runs] == [older.id, newest.id]
-
-    def test_stopped_holder_does_not_report_a_lost_lock(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        holder = running(shop)
-        newest = send(shop, "replacing")
-        assert is_superseded_by(holder, newest)
-        assert newest.get(timeout=LIMIT) == "report"
-        assert shop.record.runs("lost") == []
 
     @pytest.mark.parametrize("group", [SENTINELS, CLUSTER], indirect=True)
     def test_servers(
@@ -289,24 +271,6 @@ class TestNotStopped:
         assert holder.get(timeout=LIMIT) == newest.get(timeout=LIMIT) == "report"
         assert ran(shop) == [(holder.id, "done"), (newest.id, "done")]
 
-    def test_call_with_another_policy(self, shop: Shop) -> None:
-        """It neither is stopped nor stops a run."""
-        shop.start("one", "two")
-        holder = shop.send("replacing", "report", LONG, singleton_lock={"on_conflict": "rerun"})
-        shop.record.wait_for(starts=1)
-        second = send(shop, "replacing", LONG)
-        until(lambda: second.id in shop.refused("replace"))
-        shop.record.let_end("report")
-        assert holder.get(timeout=LIMIT) == second.get(timeout=LIMIT) == "report"
-
-    def test_holder_that_has_ended_by_itself(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        first = send(shop, "replacing")
-        assert first.get(timeout=LIMIT) == "report"
-        second = send(shop, "replacing")
-        assert second.get(timeout=LIMIT) == "report"
-        assert first.state == "SUCCESS"
-
 
 class TestNobodyWaitsForever:
     def test_rest_of_the_chain(self, shop: Shop) -> None:
@@ -319,23 +283,6 @@ class TestNobodyWaitsForever:
         until(lambda: older.state == "REVOKED")
         assert newest.get(timeout=LIMIT) == "report"
         assert shop.record.runs("mark") == []
-
-    def test_chord(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        signature = shop.sign("replacing", "report", LONG).set(headers={"singleton_lock": REPLACE})
-        older = chord(group(signature, shop.sign("mark")), shop.sign("mark")).apply_async()
-        shop.record.wait_for(starts=1, job="report")
-        newest = send(shop, "replacing")
-        until(lambda: older.state == "FAILURE")
-        assert newest.get(timeout=LIMIT) == "report"
-
-    def test_callback(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        holder = running(shop, link=shop.sign("mark"))
-        newest = send(shop, "replacing", link=shop.sign("mark"))
-        assert is_superseded_by(holder, newest)
-        marked = shop.record.wait_for(starts=1, job="mark")
-        assert len(marked) == 1
 
 
 def test_lock_that_was_taken_for_the_message_ends_with_it(

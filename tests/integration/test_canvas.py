@@ -51,12 +51,6 @@ def test_chord_with_duplicates_in_its_header(shop: Shop, name: str) -> None:
     assert name != "retry" or len(runs) == 4
 
 
-def test_group_of_duplicates(shop: Shop) -> None:
-    result = group([shop.sign("exclusive", "report", 0.5) for _ in range(4)], app=shop.app)()
-    assert final_states(shop, result) <= READY
-    assert overlaps(shop.record.runs("report")) == []
-
-
 def test_chain_of_the_same_call(shop: Shop) -> None:
     """Each step finds the lock free: the lock is freed before the next step is sent."""
     for _ in range(10):
@@ -91,13 +85,6 @@ def test_links(shop: Shop) -> None:
     assert done.get(timeout=LIMIT) == "report"
     assert isinstance(failed.get(timeout=LIMIT, propagate=False), ValueError)
     assert len(shop.record.wait_for(starts=2, job="mark")) == 2
-
-
-def test_link_to_the_same_call_finds_the_lock_free(shop: Shop) -> None:
-    result = shop.send("exclusive", "report", link=shop.sign("exclusive", "report", immutable=True))
-    assert result.get(timeout=LIMIT) == "report"
-    runs = shop.record.wait_for(starts=2, ends=2, job="report")
-    assert overlaps(runs) == []
 
 
 def test_link_error_of_a_refused_copy_is_sent(shop: Shop) -> None:

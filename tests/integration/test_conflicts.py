@@ -92,28 +92,11 @@ class TestCaller:
         assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
         assert len(shop.record.runs("report")) == 4
 
-    def test_retry_leaves_the_tasks_own_retries_alone(self, shop: Shop, holder: AsyncResult) -> None:
-        """The task has `max_retries` 2 and spends them itself; conflicts come on top."""
-        copy = shop.send("retrying", "other")
-        held = [shop.send("patient", "other2", LONG)]
-        shop.record.wait_for(starts=1, job="other2")
-        held.append(shop.send("patient", "other2"))
-        until(lambda: "on_conflict=retry" in shop.log)
-        shop.record.let_end("other2")
-        assert copy.get(timeout=LIMIT) == "other"
-        assert [result.get(timeout=LIMIT) for result in held] == ["other2"] * 2
-
     def test_retry_with_a_bound_ends_as_a_conflict(self, shop: Shop, holder: AsyncResult) -> None:
         call = {"on_conflict": "retry", "conflict_retries": 1}
         copy = shop.send("exclusive", "report", singleton_lock=call)
         with pytest.raises(LockConflict):
             copy.get(timeout=LIMIT)
-
-    def test_reject(self, shop: Shop, holder: AsyncResult) -> None:
-        copy = copy_of(shop, "reject")
-        with pytest.raises(Exception, match="held by task"):
-            copy.get(timeout=LIMIT)
-        assert copy.state == "FAILURE"
 
     @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
     def test_copy_with_the_id_of_the_holder_leaves_its_result_alone(
@@ -126,37 +109,6 @@ class TestCaller:
             assert holder.state in ("PENDING", "STARTED")
             clock.sleep(0.1)
 
-    def test_callable(self, shop: Shop, holder: AsyncResult) -> None:
-        running = shop.send("deciding", "decide", LONG)
-        shop.record.wait_for(starts=1, job="decide")
-        with pytest.raises(LockConflict):
-            shop.send("deciding", "decide").get(timeout=LIMIT)
-        assert len(shop.record.runs("decided")) == 1
-        shop.record.let_end("decide")
-        assert running.get(timeout=LIMIT) == "decide"
-
-    def test_wait_is_ended_by_the_release(self, shop: Shop, holder: AsyncResult) -> None:
-        assert shop.send("waiting", "other").get(timeout=LIMIT) == "other"
-        first = shop.send("waiting", "turn", LONG)
-        shop.record.wait_for(starts=1, job="turn")
-        second = shop.send("waiting", "turn")
-        until(lambda: any(":waiting" in key for key in shop.keys()))  # noqa: SIM118 - no dictionary
-        shop.record.let_end("turn")
-        assert [first.get(timeout=LIMIT), second.get(timeout=LIMIT)] == ["turn", "turn"]
-        early, late = shop.record.runs("turn")
-        assert late.start - early.end < TTL / 2, "the lease had longer to go"
-
-    def test_wait_that_is_too_short_ends_in_the_policy(self, shop: Shop, holder: AsyncResult) -> None:
-        copy = shop.send("exclusive", "report", singleton_lock={"wait": 0.2, "on_conflict": "raise"})
-        with pytest.raises(LockConflict):
-            copy.get(timeout=LIMIT)
-
-    def test_forged_options_fail_clearly_and_the_worker_goes_on(self, shop: Shop, holder: AsyncResult) -> None:
-        with pytest.raises(Exception, match="singleton_lock in a call of"):
-            shop.send("exclusive", "forged", singleton_lock={"nonsense": 1}).get(timeout=LIMIT)
-        assert shop.record.runs("forged") == []
-        assert shop.send("exclusive", "honest").get(timeout=LIMIT) == "honest"
-
 
 class TestChain:
     @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
@@ -167,14 +119,6 @@ class TestChain:
         final = "REVOKED" if policy == "skip" else "FAILURE"
         assert states(result) == [final] * 3
         assert shop.record.runs("mark") == []
-
-    @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
-    def test_refused_middle_ends_the_rest(self, shop: Shop, holder: AsyncResult, policy: str) -> None:
-        result = chain(shop.sign("echo", 1), signed(shop, policy), shop.sign("mark"), app=shop.app)()
-        with pytest.raises(Exception, match="held by task"):
-            result.get(timeout=LIMIT)
-        final = "REVOKED" if policy == "skip" else "FAILURE"
-        assert states(result) == [final, final, "SUCCESS"]
 
     def test_retried_step_goes_on_with_the_chain(self, shop: Shop, holder: AsyncResult) -> None:
         result = chain(shop.sign("echo", 1), signed(shop, "retry"), shop.sign("echo"), app=shop.app)()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 
-from celery_singleton_lock import LockConflict, SingletonTask
-from tests.integration.conftest import LONG, Shop, is_alive, until
+from tests.integration.conftest import Shop, is_alive, until
 from tests.integration.operators import of_shop
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
@@ -92,36 +90,11 @@ class TestFromOutside:
         assert shop.record.runs("report") == []
         assert_free_and_runs(shop)
 
-    def test_expired(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        result = shop.send("exclusive", "report", countdown=2, expires=1)
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=LIMIT)
-        assert shop.held() == []
-        assert shop.record.runs("report") == []
-
 
 class TestByItself:
     @pytest.fixture(autouse=True)
     def _workers(self, shop: Shop) -> None:
         shop.start("one", "two")
-
-    def test_raises(self, shop: Shop) -> None:
-        with pytest.raises(ValueError, match="as told"):
-            shop.send("late_failing", "report").get(timeout=LIMIT)
-        assert_free_and_runs(shop)
-
-    def test_ignore(self, shop: Shop) -> None:
-        result = shop.send("ending", "report", "ignore")
-        shop.record.wait_for(ends=1)
-        assert_free_and_runs(shop)
-        assert result.state == "PENDING", "as of every task that raises Ignore"
-
-    def test_reject(self, shop: Shop) -> None:
-        result = shop.send("ending", "report", "reject")
-        shop.record.wait_for(ends=1)
-        assert_free_and_runs(shop)
-        assert result.state in ("FAILURE", "PENDING"), "FAILURE since Celery 5.7"
 
     def test_reject_and_requeue_runs_it_again(self, shop: Shop) -> None:
         result = shop.send("ending", "report", "requeue")
@@ -138,13 +111,6 @@ class TestByItself:
             result.get(timeout=LIMIT)
         until(lambda: not shop.held())
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
-
-    def test_replaced(self, shop: Shop) -> None:
-        result = shop.send("ending", "report", "replace")
-        assert result.get(timeout=LIMIT) == "report"
-        runs = shop.record.runs("report")
-        assert len(runs) == 2
-        assert overlaps(runs) == []
 
     def test_replaced_by_itself(self, shop: Shop) -> None:
         """Both have the same id and the same lock, which the first may still hold when the second arrives."""
@@ -170,10 +136,6 @@ class TestByItself:
         for how in ("apply itself", "apply itself, waiting"):
             result = shop.send("ending", "report", how)
             assert result.get(timeout=LIMIT) == "IGNORED"
-        assert_free_and_runs(shop)
-
-    def test_calls_itself_as_a_function(self, shop: Shop) -> None:
-        assert shop.send("ending", "report", "call itself").get(timeout=LIMIT) == "report"
         assert_free_and_runs(shop)
 
 
@@ -223,54 +185,3 @@ class TestRetry:
         assert_free_and_runs(shop)
         until(lambda: "SUCCESS" in of_shop(shop, "stats").stdout)
         assert "CRASHED" not in of_shop(shop, "stats").stdout, "no run was cut short"
-
-    def test_many_retained_retries(self, shop: Shop) -> None:
-        results = [shop.send("retaining", f"job-{n}", 0) for n in range(20)]
-        for n, result in enumerate(results):
-            assert result.get(timeout=LIMIT) == f"job-{n}"
-        runs = shop.record.runs()
-        assert len(runs) == 60
-        assert overlaps(runs) == []
-        until(lambda: not shop.held())
-
-    def test_max_retries_of_autoretry(self, shop: Shop) -> None:
-        with pytest.raises(ValueError, match="as told"):
-            shop.send("failing_always", "report").get(timeout=LIMIT)
-        assert len(shop.record.runs("report")) == 2
-        assert_free_and_runs(shop)
-
-
-class TestBesideARealHolder:
-    """In a process that is not a worker, while a worker runs the task."""
-
-    @pytest.fixture
-    def job(self, shop: Shop) -> Iterator[Any]:
-        """The same task in this process."""
-        shop.start("one")
-        result = shop.send("exclusive", "report", LONG)
-        shop.record.wait_for(starts=1)
-
-        @shop.app.task(base=SingletonTask, shared=False, lock_name="job", lock_key=["job"])
-        def job(job: str) -> str:
-            return job
-
-        yield job
-        shop.app.conf.task_always_eager = False
-        assert len(shop.held()) == 1, "the holder's lock is as it was"
-        shop.record.let_end("report")
-        assert result.get(timeout=LIMIT) == "report"
-        assert shop.record.runs("lost") == []
-        assert_free_and_runs(shop)
-
-    def test_direct_call_is_a_plain_function(self, job: Any) -> None:
-        assert job("report") == "report"
-
-    def test_apply_meets_the_lock(self, job: Any) -> None:
-        assert job.apply(("report",)).state == "IGNORED"
-        with pytest.raises(LockConflict):
-            job.apply(("report",), singleton_lock={"on_conflict": "raise"}).get()
-
-    def test_always_eager_meets_the_lock(self, shop: Shop, job: Any) -> None:
-        shop.app.conf.task_always_eager = True
-        assert job.delay("report").state == "IGNORED"
-        assert job.delay("another").get() == "another"

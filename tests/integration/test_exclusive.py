@@ -93,22 +93,6 @@ def test_task_longer_than_its_ttl_keeps_its_lock(shop: Shop, pool: str) -> None:
     assert second_run.start - first_run.end < TTL * 0.6, "woken by the release, not by the end of the lease"
 
 
-def test_killed_worker_frees_its_lock_when_the_lease_ends(shop: Shop) -> None:
-    (victim,) = shop.start("victim")
-    shop.send("exclusive", "report", 60.0)
-    shop.record.wait_for(starts=1)
-    # Wait past the first renewal, so that the lease ends later than the one of the acquire.
-    clock.sleep(TTL * 0.6)
-    killed_at = clock.now()
-    victim.kill()
-    shop.start("heir")
-    heir = shop.send("waiting", "report")
-    assert heir.get(timeout=LIMIT) == "report"
-    dead, next_run = shop.record.runs("report", killed_at=killed_at)
-    assert overlaps([dead, next_run]) == []
-    assert next_run.fence > dead.fence
-
-
 def test_waiter_gets_the_lock_of_a_killed_worker_within_ttl_and_a_second(shop: Shop) -> None:
     victim, heir = shop.start("one", "two")
     shop.send("exclusive", "report", 60.0)
@@ -125,14 +109,6 @@ def test_waiter_gets_the_lock_of_a_killed_worker_within_ttl_and_a_second(shop: S
     assert overlaps([dead, next_run]) == []
     assert killed_at < next_run.start <= killed_at + TTL + 1.0
     assert runs
-
-
-def test_task_that_raises_frees_its_lock(shop: Shop) -> None:
-    shop.start("one")
-    for _ in range(5):
-        with pytest.raises(ValueError, match="as told"):
-            shop.send("failing", "report").get(timeout=LIMIT)
-    assert len(shop.record.runs("report")) == 5
 
 
 def test_retries_run_one_after_the_other_and_are_not_skipped(shop: Shop) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock import LockLost, LockUnavailable, clock
+from celery_singleton_lock import LockLost, clock
 from tests.integration.conftest import POOLS, Shop, is_alive, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -133,20 +132,6 @@ def test_message_goes_back_while_redis_is_down_and_runs_when_it_is_up(split: Sho
     assert len(split.record.runs()) == 5
 
 
-def test_unavailable_raise(split: Shop, own_redis: RedisServer) -> None:
-    split.start("one")
-    own_redis.kill()
-    with pytest.raises(LockUnavailable, match=r"127\.0\.0\.1"):
-        split.send("exclusive", "report", singleton_lock={"on_unavailable": "raise"}).get(timeout=LIMIT)
-
-
-def test_unavailable_run(split: Shop, own_redis: RedisServer) -> None:
-    split.start("one")
-    own_redis.kill()
-    result = split.send("exclusive", "report", singleton_lock={"on_unavailable": "run"})
-    assert result.get(timeout=LIMIT) == "report"
-
-
 def test_nothing_is_lost_when_broker_and_locks_are_down_together(
     own_redis: RedisServer, shop_on: Callable[..., Shop]
 ) -> None:
@@ -163,13 +148,3 @@ def test_nothing_is_lost_when_broker_and_locks_are_down_together(
         runs = shop.record.wait_for(ends=1, job="report")
         broker.resume()
         assert len(runs) == 1
-
-
-def test_process_group_is_really_that_of_the_worker(split: Shop) -> None:
-    """`kill` must kill the children, too."""
-    (worker,) = split.start("one")
-    split.send("exclusive", "report", 60.0)
-    (run,) = split.record.wait_for(starts=1)
-    assert os.getpgid(run.pid) == worker.process.pid
-    worker.kill()
-    until(lambda: not is_alive(run.pid))

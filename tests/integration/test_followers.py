@@ -9,10 +9,8 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
 
-from celery_singleton_lock import clock
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import SCOPES, WHILE_EXECUTING
-from celery_singleton_lock.worker.request import HELD
 from tests.integration.conftest import LONG, Shop, kill_child, quick_first, until
 from tests.integration.queued_tasks import define
 from tests.integration.test_queued import queued, start, until_can_be_sent
@@ -76,15 +74,6 @@ class TestPlaces:
         assert found in ids
         assert runs(shop) == 1
 
-    @pytest.mark.parametrize("scope", QUEUED)
-    def test_part_of_a_group_follows_a_waiting_message(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
-        job = tasks.who[scope]
-        first = job.delay("report")
-        result = group(job.si("report"), tasks.while_executing.si("other")).apply_async()
-        start(shop)
-        assert value(result) == [first.id, "other"]
-        assert runs(shop) == 1
-
     def test_part_of_a_group_follows_a_running_message(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         job = tasks.who["until_executed"]
@@ -121,13 +110,6 @@ class TestPlaces:
         come(shop)
         assert value(result) == [first.id, first.id, "other"]
         assert runs(shop) == 1
-
-    def test_chord_of_equal_parts(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        job = tasks.who["until_executed"]
-        found = value(chord([job.si("report", 0.5) for _ in range(3)], tasks.echo.s()).apply_async())
-        assert len(found) == 3
-        assert len(set(found)) == runs(shop) == 1
 
     @pytest.mark.parametrize("scope", QUEUED)
     def test_body_of_a_chord(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
@@ -175,45 +157,8 @@ class TestPlaces:
         assert value(result) == [["report"], ["other"]]
         assert not first.ready()
 
-    @pytest.mark.parametrize("name", ["skips", "raises", "chooses"])
-    def test_whatever_a_plain_caller_would_get(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
-        job = getattr(tasks, name)
-        first = job.apply_async(("report",), queue="another")
-        start(shop, concurrency=2)
-        result = chain(job.si("report"), tasks.echo.s()).apply_async()
-        until_followed(shop)
-        come(shop)
-        assert value(result) == first.id
-        assert runs(shop) == 1
-
-    def test_with_replace_each_part_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """With this policy, newer arguments count, and equal parts must not end each other."""
-        result = group(tasks.newest.si("report"), tasks.newest.si("report")).apply_async()
-        start(shop)
-        assert value(result) == ["report", "report"]
-        assert runs(shop) == 2
-
 
 class TestLeaderEnds:
-    def test_with_an_exception(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        first = running(shop, tasks.fails)
-        result = chord([tasks.fails.si("report"), tasks.while_executing.si("other")], tasks.echo.s()).apply_async()
-        until_followed(shop)
-        ends_all(shop)
-        with pytest.raises(Exception, match=f"as told {first.id}"):
-            value(result)
-        assert runs(shop) == 1
-
-    def test_after_a_retry(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        first = running(shop, tasks.retries)
-        result = chain(tasks.retries.si("report"), tasks.echo.s()).apply_async()
-        until_followed(shop)
-        ends_all(shop)
-        assert value(result) == first.id
-        assert {run.task_id for run in shop.record.runs("report")} == {first.id}
-
     def test_after_a_replacement(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         running(shop, tasks.is_replaced)
@@ -222,39 +167,6 @@ class TestLeaderEnds:
         ends_all(shop)
         assert value(result) == "after report"
         assert runs(shop) == runs(shop, "after report") == 1
-
-    def test_with_a_value_that_only_the_result_backend_has(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        running(shop, tasks.large)
-        result = group(tasks.large.si("report"), tasks.large.si("report")).apply_async()
-        until_followed(shop, 2)
-        ends_all(shop)
-        assert [len(each) for each in value(result)] == [10_000] * 2
-        assert runs(shop) == 1
-
-    def test_with_its_lock_lost_to_the_next_message(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Its followers are in line for a lock that the next message has for an hour."""
-        start(shop, concurrency=2)
-        job = tasks.who["until_executed"]
-        first = running(shop, job)
-        result = chain(job.si("report"), tasks.echo.s()).apply_async()
-        until(lambda: any(key.endswith(":waiting") for key in shop.keys()))  # noqa: SIM118 - no dictionary
-        delete(shop, *queued(shop))
-        job.apply_async(("report",), countdown=3600)
-        ends_all(shop)
-        # Nobody else wakes it, and by itself it begins after this time.
-        assert result.get(timeout=HELD / 2) == first.id
-        assert runs(shop) == 1
-
-    def test_before_a_worker_gets_the_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        job = tasks.who["until_executing"]
-        first = job.apply_async(("report",), queue="another")
-        result = chain(job.si("report"), tasks.echo.s()).apply_async()
-        start(shop, "one", arguments=("-Q", "another"))
-        assert value(first) == first.id
-        start(shop, "two")
-        assert value(result) == first.id
-        assert runs(shop) == 1
 
 
 class TestLeaderIsGone:
@@ -290,15 +202,6 @@ class TestLeaderIsGone:
         until(lambda: first.state == "REVOKED")
         until_can_be_sent(shop)
 
-    def test_expired(self, shop: Shop, tasks: SimpleNamespace, job: Any) -> None:
-        first = job.apply_async(("report",), expires=0.1)
-        result = chain(job.si("report"), tasks.echo.s()).apply_async()
-        clock.sleep(0.2)
-        start(shop, "one", "two")
-        found = value(result)
-        assert runs(shop) == 1
-        assert found != first.id or first.state == "SUCCESS"
-
     def test_killed_as_it_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, "one", "two", concurrency=2)
         job = tasks.who["until_executed"]
@@ -314,28 +217,6 @@ class TestLeaderIsGone:
         assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
         until_can_be_sent(shop)
 
-    def test_killed_as_it_runs_and_delivered_again(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, "one", "two", concurrency=2)
-        first = running(shop, tasks.who_late)
-        result = group(tasks.who_late.si("report", 0.5) for _ in range(3)).apply_async()
-        until_followed(shop, 3)
-        (run,) = shop.record.runs("report")
-        killed_at = kill_child(run)
-        ends_all(shop)
-        assert set(value(result)) == {first.id}
-        assert {each.task_id for each in shop.record.runs("report")} == {first.id}
-        assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
-
-    def test_never_sent_because_its_sender_died(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Its lock expires."""
-        job = tasks.who_briefly
-        job.delay("report")
-        shop.app.control.purge()
-        result = chain(job.si("report"), tasks.echo.s()).apply_async()
-        start(shop)
-        assert value(result)
-        assert runs(shop) == 1
-
     def test_its_record_is_gone_too(self, shop: Shop, tasks: SimpleNamespace) -> None:
         job = tasks.who["until_executed"]
         first = job.apply_async(("report",), queue="another")
@@ -348,23 +229,6 @@ class TestLeaderIsGone:
         assert value(result) != first.id
         assert runs(shop) == 2
 
-    def test_heir_is_killed_as_well(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, "one", "two", concurrency=2)
-        job = tasks.who["until_executed"]
-        running(shop, job)
-        result = group(job.si("report", LONG) for _ in range(3)).apply_async()
-        until_followed(shop, 3)
-        (run,) = shop.record.runs("report")
-        kill_child(run)
-        shop.record.wait_for(starts=2, job="report")
-        kill_child(shop.record.runs("report")[-1])
-        shop.record.wait_for(starts=3, job="report")
-        ends_all(shop)
-        ends = [part.get(timeout=LIMIT, propagate=False) for part in result.results]
-        assert sorted(part.state for part in result.results) == ["FAILURE", "SUCCESS", "SUCCESS"], ends
-        assert runs(shop) == 3
-        until_can_be_sent(shop)
-
 
 class TestFollower:
     def test_next_step_of_a_chain_does_not_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
@@ -372,24 +236,6 @@ class TestFollower:
         job = tasks.who["until_executed"]
         value(chain(job.si("report"), job.si("report"), job.si("report")).apply_async())
         assert runs(shop) == 3
-
-    def test_part_that_the_leader_sends_itself_does_not_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """The leader's body may wait for that part."""
-        start(shop, concurrency=2)
-        first = tasks.sends_group.delay("report")
-        assert value(first) == "report"
-        until(AsyncResult(f"{first.id}-part", app=shop.app).ready)
-
-    def test_chain_that_is_sent_twice_with_the_same_ids(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Its first step follows its last step, which has already been sent."""
-        job = tasks.who["until_executed"]
-        steps = chain(tasks.while_executing.si("before"), job.si("report"), tasks.echo.s())
-        steps.freeze()
-        again = chain(job.si("report"), tasks.while_executing.si("after"), job.si("report"), tasks.echo.s())
-        start(shop, concurrency=2)
-        first, second = steps.apply_async(), again.apply_async()
-        assert value(first)
-        assert value(second)
 
     def test_expires(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
@@ -412,20 +258,6 @@ class TestFollower:
         assert value(result.results[1]) == first.id
         until(lambda: result.results[0].state == "REVOKED")
         until_can_be_sent(shop)
-
-    def test_its_worker_is_shut_down(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        (one,) = start(shop, "one", concurrency=2)
-        job = tasks.who["until_executed"]
-        first = job.apply_async(("report", LONG), queue="another")
-        start(shop, "two", arguments=("-Q", "another"))
-        shop.record.wait_for(starts=1, job="report")
-        result = chain(job.si("report"), tasks.echo.s()).apply_async()
-        until_followed(shop)
-        start(shop, "three")
-        one.terminate()
-        ends_all(shop)
-        assert value(result) == first.id
-        assert runs(shop) == 1
 
     def test_takes_no_slot(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)

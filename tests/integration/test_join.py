@@ -10,7 +10,7 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockConflict, LockLost, clock
+from celery_singleton_lock import LockLost, clock
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task.ends import read
 from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
@@ -66,56 +66,6 @@ class TestHolderEnds:
         assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 21
         assert len(shop.record.runs("report")) == 1
         assert {copy.state for copy in copies} == {"SUCCESS"}
-
-    def test_with_an_exception(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        first = holder(shop, "failing_when_told", LONG)
-        copies = [join(shop, "failing_when_told", "report", LONG) for _ in range(3)]
-        until_joined(shop, 3)
-        shop.record.let_end("report")
-        for copy in [first, *copies]:
-            with pytest.raises(ValueError, match="as told"):
-                copy.get(timeout=LIMIT)
-            assert copy.state == "FAILURE"
-        assert len(shop.record.runs("report")) == 1
-
-    def test_with_a_value_that_only_the_result_backend_has(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        first = holder(shop, "large_when_told", LONG, 100_000)
-        copies = [join(shop, "large_when_told", "report", LONG, 100_000) for _ in range(3)]
-        until_joined(shop, 3)
-        shop.record.let_end("report")
-        assert [len(copy.get(timeout=LIMIT)) for copy in [first, *copies]] == [100_000] * 4
-        assert len(shop.record.runs("report")) == 1
-
-    def test_with_a_value_that_is_forgotten_before_they_look(self, shop: Shop) -> None:
-        """While the copies wait for a slot, the holder's caller gets the value and has the result backend forget it."""
-        shop.start("one", concurrency=2)
-        first = holder(shop)
-        copies = [join(shop, "exclusive", "report") for _ in range(2)]
-        until_joined(shop, 2)
-        others = [shop.send("plain", "other", LONG) for _ in range(2)]
-        shop.record.wait_for(starts=1, job="other")
-        shop.record.let_end("report")
-        assert first.get(timeout=LIMIT) == "report"
-        first.forget()
-        shop.record.wait_for(starts=2, job="other")
-        until(lambda: is_settled(shop))
-        shop.record.let_end("other")
-        assert [each.get(timeout=LIMIT) for each in [*copies, *others]] == ["report"] * 2 + ["other"] * 2
-        assert len(shop.record.runs("report")) == 1
-
-    def test_after_a_retry(self, shop: Shop) -> None:
-        """The copies wait for its last attempt, though the lock is free between two attempts."""
-        shop.start("one", "two")
-        first = holder(shop, "retrying_when_told", LONG, 1.0)
-        copies = [join(shop, "retrying_when_told", "report", LONG, 1.0) for _ in range(3)]
-        until_joined(shop, 3)
-        shop.record.let_end("report")
-        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 4
-        runs = shop.record.runs("report")
-        assert {run.task_id for run in runs} == {first.id}
-        assert len(runs) == 2
 
     def test_after_a_replacement(self, shop: Shop) -> None:
         shop.start("one", "two")
@@ -183,15 +133,6 @@ class TestHolderDies:
             until(lambda: any(copy.ready() for copy in copies))
         assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
 
-    def test_revoked(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        first = holder(shop)
-        copies = [join(shop, "exclusive", "report", 0.5) for _ in range(3)]
-        until_joined(shop, 3)
-        shop.app.control.revoke(first.id, terminate=True, signal="SIGKILL")
-        assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
-        assert len([run for run in shop.record.runs("report") if run.outcome == "done"]) == 1
-
     @pytest.mark.parametrize("countdown", [0.0, 1.0])
     def test_revoked_between_two_attempts(self, shop: Shop, countdown: float) -> None:
         """Its next attempt never begins, so nobody waits for it. (Celery may store REVOKED, and RETRY over it.)"""
@@ -214,18 +155,6 @@ class TestHolderDies:
             with pytest.raises(Exception, match="TimeLimitExceeded"):
                 copy.get(timeout=LIMIT)
         assert len({run.task_id for run in shop.record.runs("report")}) == 1
-
-    @pytest.mark.parametrize("how", ["ignore", "reject", "exit"])
-    def test_end_without_a_result(self, shop: Shop, how: str) -> None:
-        shop.start("one", "two")
-        holder(shop, "ending_when_told", LONG, how)
-        copies = [join(shop, "ending_when_told", "report", 0.0, "return") for _ in range(3)]
-        until_joined(shop, 3)
-        shop.record.let_end("report")
-        assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
-        runs = shop.record.runs("report")
-        assert len({run.task_id for run in runs}) == 2
-        assert overlaps([run for run in runs if run.outcome != "open"]) == []
 
 
 class TestOperator:
@@ -293,16 +222,6 @@ class TestJoinedCopy:
         assert result.get(timeout=LIMIT) == ["report"] * 4
         assert len(shop.record.runs("report")) == 1
 
-    def test_chord_whose_part_fails(self, shop: Shop) -> None:
-        shop.start("one", "two", concurrency=3)
-        holder(shop, "failing_when_told", LONG)
-        header = group([signed(shop, "failing_when_told", "report", LONG), shop.sign("echo", 1)], app=shop.app)
-        result = chord(header, shop.sign("echo"), app=shop.app)()
-        until_joined(shop, 1)
-        shop.record.let_end("report")
-        with pytest.raises(Exception, match="as told"):
-            result.get(timeout=LIMIT)
-
     def test_is_delivered_again(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
         """Its deliveries end as one: its callback is sent once."""
         shop = shop_on(redis_server, singleton_lock_ttl=60.0, broker_transport_options=FORGETFUL)
@@ -353,21 +272,3 @@ class TestJoinedCopy:
         shop.record.let_end("report")
         assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 6
         assert len(shop.record.runs("report")) == 1
-
-
-class TestNotJoined:
-    def test_copy_that_the_task_sends_itself(self, shop: Shop) -> None:
-        """The task may wait for the copy, and the copy would wait for the task."""
-        shop.start("one", "two")
-        result = shop.send("joins_its_own_copy", "report")
-        with pytest.raises(LockConflict):
-            result.get(timeout=LIMIT)
-
-    def test_without_results(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-        shop = shop_on(redis_server, task_ignore_result=True, singleton_lock_ttl=60.0)
-        shop.start("one", "two")
-        shop.send("exclusive", "report", LONG)
-        shop.record.wait_for(starts=1, job="report")
-        join(shop, "exclusive", "report")
-        until(lambda: "ignore_result=False" in shop.log)
-        shop.record.let_end("report")

@@ -124,10 +124,6 @@ class TestPools:
         start(shop, "one", "two", pool=pool)
         check_following(shop, define(shop.app), "until_executed")
 
-    def test_following_a_lost_message(self, shop: Shop, pool: str) -> None:
-        start(shop, "one", "two", pool=pool)
-        check_following_one_that_is_lost(shop, define(shop.app))
-
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)

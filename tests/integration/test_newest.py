@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from celery import chain, chord, group
+from celery import chain
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
@@ -66,19 +66,6 @@ class TestManyCome:
                 result.get(timeout=LIMIT)
         assert ran(shop) == [holder.id, newest.id]
 
-    def test_older_ones_leave_the_line_while_the_lock_is_held(self, shop: Shop) -> None:
-        shop.start("one")
-        holder = shop.send("rerunning", "report", LONG)
-        shop.record.wait_for(starts=1)
-        older = waiting(shop)
-        until(lambda: shop.log.count(f"[{older.id}] received") > 1)
-        newest = waiting(shop)
-        assert is_superseded_by(older, newest)
-        assert shop.state_of(holder) != "SUCCESS"
-        shop.record.let_end("report")
-        assert newest.get(timeout=LIMIT) == "report"
-        assert ran(shop) == [holder.id, newest.id]
-
     def test_many_messages_without_a_pause(self, shop: Shop) -> None:
         """Whatever the order in which workers get them, the message that runs last came last."""
         shop.start("one", "two", concurrency=4)
@@ -95,24 +82,6 @@ class TestManyCome:
         assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
         assert ran(shop)[0] == holder.id
 
-    def test_newcomer_that_finds_the_lock_free_supersedes_waiting_messages(self, shop: Shop) -> None:
-        """Its worker holds the waiting message, and could start it only later."""
-        shop.start("holding", arguments=("-Q", "held"))
-        holder = shop.send("rerunning", "report", LONG, queue="held")
-        shop.record.wait_for(starts=1)
-        (frozen,) = shop.start("frozen")
-        older = waiting(shop)
-        until(lambda: shop.log.count(f"[{older.id}] received") > 1)
-        frozen.pause()
-        shop.record.let_end("report")
-        assert holder.get(timeout=LIMIT) == "report"
-        # The older message was woken first, but its worker does not notice.
-        newest = shop.send("rerunning", "report", queue="held")
-        assert newest.get(timeout=LIMIT) == "report"
-        frozen.resume()
-        assert is_superseded_by(older, newest)
-        assert ran(shop) == [holder.id, newest.id]
-
     def test_with_a_wait_in_the_slot(self, shop: Shop) -> None:
         shop.start("one", "two", concurrency=3)
         holder = shop.send("rerunning", "report", LONG)
@@ -124,23 +93,6 @@ class TestManyCome:
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(older, newest)
         assert ran(shop) == [holder.id, newest.id]
-
-    def test_same_id_on_purpose(self, shop: Shop) -> None:
-        """The result of an id belongs to the running message."""
-        shop.start("one", "two")
-        shop.send("rerunning", "report", LONG, task_id="same")
-        shop.record.wait_for(starts=1)
-        signed = [shop.sign("rerunning", "report", headers={"x": number}) for number in range(2)]
-        for one in signed:
-            refused = shop.log.count("on_conflict=rerun")
-            one.apply_async(task_id="same", root_id=f"root-{one.options['headers']['x']}")
-            until(lambda refused=refused: shop.log.count("on_conflict=rerun") > refused)
-        until(lambda: "is superseded by" in shop.log)
-        assert shop.state_of(AsyncResult("same", app=shop.app)) != "REVOKED"
-        shop.record.let_end("report")
-        shop.record.wait_for(ends=2)
-        until(lambda: shop.state_of(AsyncResult("same", app=shop.app)) == "SUCCESS")
-        assert len(ran(shop)) == 2
 
 
 class TestNothingIsLost:
@@ -155,17 +107,6 @@ class TestNothingIsLost:
         shop.record.let_end("report")
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(older, newest)
-
-    def test_holder_that_is_killed_and_delivered_again_does_not_run_after_a_newer_one(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        holder = shop.send("rerunning_late", "report", LONG)
-        (run,) = shop.record.wait_for(starts=1)
-        newest = waiting(shop, "rerunning_late")
-        shop.record.let_end("report")
-        kill_child(run)
-        assert newest.get(timeout=LIMIT) == "report"
-        assert is_superseded_by(holder, newest)
-        assert [run.task_id for run in shop.record.runs("report")] == [holder.id, newest.id]
 
     def test_holder_that_is_killed_and_delivered_again_runs_when_no_other_came(self, shop: Shop) -> None:
         shop.start("one", "two")
@@ -220,12 +161,6 @@ class TestNothingIsLost:
         assert is_superseded_by(holder, newest)
         assert ran(shop) == [holder.id, newest.id, newest.id]
 
-    def test_lone_message_that_retries_itself(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        holder = shop.send("rerunning_retried", "report")
-        assert holder.get(timeout=LIMIT) == "report"
-        assert ran(shop) == [holder.id] * 2
-
 
 class TestNobodyWaitsForever:
     def test_rest_of_the_chain(self, shop: Shop) -> None:
@@ -240,26 +175,3 @@ class TestNobodyWaitsForever:
         shop.record.let_end("report")
         assert newest.get(timeout=LIMIT) == "report"
         assert shop.record.runs("mark") == []
-
-    def test_chord(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        shop.send("rerunning", "report", LONG)
-        shop.record.wait_for(starts=1)
-        older = chord(group(shop.sign("rerunning", "report"), shop.sign("mark")), shop.sign("mark")).apply_async()
-        until(lambda: "on_conflict=rerun" in shop.log)
-        newest = waiting(shop)
-        until(lambda: older.state == "FAILURE")
-        shop.record.let_end("report")
-        assert newest.get(timeout=LIMIT) == "report"
-
-
-def test_every_key_expires(shop: Shop) -> None:
-    shop.start("one")
-    shop.send("rerunning", "report", LONG)
-    shop.record.wait_for(starts=1)
-    newest = waiting(shop)
-    with shop.locks() as client:
-        (order,) = client.scan_iter("*:order:*")
-        assert 3000 < client.ttl(order) <= 3600
-    shop.record.let_end("report")
-    assert newest.get(timeout=LIMIT) == "report"

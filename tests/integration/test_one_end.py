@@ -55,16 +55,6 @@ class TestIdThatIsUsedAgain:
             result = chain(step, shop.sign("echo"), app=shop.app).apply_async()
             assert set(final(shop, result)) <= READY
 
-    def test_rest_of_the_chain_gets_a_state_while_the_first_one_runs(self, shop: Shop) -> None:
-        step = shop.sign("exclusive", "report", 2.0, immutable=True)
-        step.freeze()
-        results = [chain(step, shop.sign("echo"), app=shop.app).apply_async()]
-        shop.record.wait_for(starts=1)
-        results.append(chain(step, shop.sign("echo"), app=shop.app).apply_async())
-        for result in results:
-            assert set(final(shop, result)) <= READY
-        assert results[0].get(timeout=LIMIT) == "report"
-
     def test_chord_body_gets_a_state(self, shop: Shop) -> None:
         step = shop.sign("exclusive", "report", immutable=True)
         step.freeze()
@@ -80,25 +70,6 @@ class TestIdThatIsUsedAgain:
                 app=shop.app,
             ).apply_async(link_error=shop.sign("mark", number, immutable=True))
             shop.record.wait_for(starts=number + 1, job="mark")
-
-    def test_task_does_not_get_the_value_of_another_task(self, shop: Shop) -> None:
-        """Both share a lock, but a record belongs to one task."""
-        assert shop.send("exclusive", "report", task_id="x").get(timeout=LIMIT) == "report"
-        shop.app.backend.forget("x")
-        shop.send("shouting", "report", task_id="x")
-        # `get` may find the published result of the first task, which this client has not read yet.
-        until(lambda: shop.app.backend.get_task_meta("x", cache=False)["result"] == "REPORT")
-        assert len(shop.record.runs("report")) == 2
-
-
-def test_lock_is_not_kept_for_a_retry_with_other_arguments(
-    redis_server: RedisServer, shop_on: Callable[..., Shop]
-) -> None:
-    shop = shop_on(redis_server, singleton_lock_ttl=600.0)
-    shop.start("one")
-    assert shop.send("moving", "here", "there").get(timeout=LIMIT) == "there"
-    until(lambda: not shop.held())
-    assert shop.send("exclusive", "here").get(timeout=LIMIT) == "here"
 
 
 class TestForgottenResult:
@@ -141,24 +112,3 @@ class TestRefusedCopy:
         clock.sleep(AFTERWARDS)
         assert [run.task_id for run in shop.record.runs("report")] == [holder.id]
         assert shop.state_of(refused) == "FAILURE"
-
-    def test_chain_of_a_refused_message_stays_failed(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        holder = shop.send("exclusive", "report", LONG)
-        shop.record.wait_for(starts=1)
-        step = shop.sign("late", "report", immutable=True).set(task_id="refused")
-
-        def send(wait: float) -> AsyncResult:
-            call = {"singleton_lock": {"wait": wait, "on_conflict": "raise"}}
-            following = shop.sign("exclusive", "next", immutable=True).set(task_id="following")
-            return chain(step.clone().set(headers=call), following, app=shop.app).apply_async()
-
-        result = send(1.0)
-        send(LIMIT)
-        assert final(shop, result) == ["FAILURE", "FAILURE"]
-        shop.record.let_end("report")
-        assert holder.get(timeout=LIMIT) == "report"
-        clock.sleep(AFTERWARDS)
-        assert final(shop, result) == ["FAILURE", "FAILURE"]
-        assert [run.task_id for run in shop.record.runs("report")] == [holder.id]
-        assert shop.record.runs("next") == []

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, chain, states
+from celery import chain, states
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.signals import before_task_publish
@@ -196,24 +195,6 @@ class TestMessageIsOver:
         tasks.until_executing.apply_async(("report",), serializer="pickle")
         until_can_be_sent(shop)
 
-    def test_expired(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        result = tasks.until_executed.apply_async(("report",), expires=0.1)
-        clock.sleep(0.2)
-        start(shop)
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=LIMIT)
-        until_can_be_sent(shop)
-
-    def test_skipped_because_another_message_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        shop.app.send_task("queued.until_executed", ("report", LONG))  # Sent by name, and so without a lock.
-        shop.record.wait_for(starts=1)
-        result = tasks.until_executed.delay("report")
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=LIMIT)
-        until_can_be_sent(shop)
-        shop.record.let_end("report")
-
     def test_worker_is_killed(self, shop: Shop, tasks: SimpleNamespace) -> None:
         """The message was acknowledged and, as usual with Celery, is lost: the lock ends with its process."""
         (worker,) = start(shop)
@@ -298,53 +279,9 @@ class TestRollback:
             part.get(timeout=LIMIT)
         until_can_be_sent(shop)
 
-    def test_end_of_an_earlier_message_with_the_same_id_does_not_count(
-        self, shop: Shop, tasks: SimpleNamespace
-    ) -> None:
-        (old,) = shop.start("old", app="tests.integration.earlier_deploy")
-        assert tasks.until_executed.apply_async(("report",), task_id="the same").get(timeout=LIMIT) == "report"
-        old.terminate()
-        waiting = tasks.until_executed.apply_async(("report",), task_id="the same")
-        assert is_sent(waiting)
-        assert not is_sent(tasks.until_executed.delay("report"))
-
-    def test_end_of_a_running_message_with_the_same_id_does_not_count(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """It gave its lock up as it began; the next message with its id waits, and has one."""
-        start(shop)
-        running = tasks.until_executing.apply_async(("report",), task_id="the same")
-        shop.record.wait_for(starts=1)
-        assert is_sent(tasks.until_executing.apply_async(("report",), task_id="the same", countdown=300))
-        shop.record.let_end("report")
-        until(lambda: shop.state_of(running) == states.SUCCESS)
-        assert not is_sent(tasks.until_executing.delay("report"))
-
-    def test_message_that_will_be_retried_has_not_ended(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        result = tasks.retries.delay("report")
-        until(lambda: shop.state_of(result) == "RETRY")
-        assert not is_sent(tasks.retries.delay("report"))
-        assert result.get(timeout=LIMIT) == result.id
-
-    def test_silent_result_backend_does_not_keep_the_caller(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            other = Celery("other", set_as_current=False)
-            other.conf.update(shop.conf, result_backend=f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
-            assert is_sent(tasks.until_executed.delay("report"))
-            assert not is_sent(define(other).until_executed.delay("report"))
-
 
 class TestMessageGoesOn:
     """Its lock stays held."""
-
-    def test_between_two_attempts(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        first = tasks.retrying.delay("report")
-        shop.record.wait_for(ends=1)
-        until(lambda: first.state == states.RETRY)
-        assert not is_sent(tasks.retrying.delay("report"))
-        assert first.get(timeout=LIMIT) == "report"
-        assert len(shop.record.runs("report")) == 2
-        until_can_be_sent(shop)
 
     @pytest.mark.parametrize("how", ["retry", "retry for a cause"])
     @pytest.mark.parametrize("pool", POOLS)
@@ -367,15 +304,6 @@ class TestMessageGoesOn:
         assert not is_sent(tasks.retries_when_late.delay("report"))
         shop.record.let_end("report")
         assert first.get(timeout=LIMIT) == "report"
-        until_can_be_sent(shop)
-
-    def test_by_a_retry_that_it_sends_before_it_ends(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        tasks.resent.delay("report")
-        shop.record.wait_for(ends=1)
-        clock.sleep(PAUSE / 8)
-        assert not is_sent(tasks.resent.delay("report"))
-        shop.record.wait_for(ends=2)
         until_can_be_sent(shop)
 
     @pytest.mark.parametrize(
@@ -404,16 +332,6 @@ class TestMessageGoesOn:
         until(lambda: f"already done ({state}" in worker.log)
         clock.sleep(PAUSE / 16)
         assert not is_sent(task.delay("report"))
-        assert first.get(timeout=LIMIT) == "report"
-        until_can_be_sent(shop)
-
-    def test_while_it_runs_for_longer_than_it_may_wait(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        first = tasks.late_and_short.delay("report", LONG)
-        shop.record.wait_for(starts=1)
-        clock.sleep(2.5)
-        assert not is_sent(tasks.late_and_short.delay("report"))
-        shop.record.let_end("report")
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 

@@ -11,10 +11,10 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import ResultLost, clock
+from celery_singleton_lock import clock
 from tests.integration.conftest import FORGETFUL, LONG, Shop, quick_first, redelivering, until
 from tests.patience import LIMIT
-from tests.recording import Run, overlaps
+from tests.recording import Run
 from tests.redis_server import RedisServer
 
 #: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
@@ -53,37 +53,6 @@ class TestRunningMessage:
         # The last copy is dropped, and nothing comes after it.
         until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
         clock.sleep(VISIBILITY + 1)
-        assert len(forgetful.record.runs("report")) == 1
-        assert forgetful.state_of(result) == "SUCCESS"
-
-    @pytest.mark.slow
-    def test_is_run_by_its_copy_when_its_worker_is_killed(self, forgetful: Shop) -> None:
-        forgetful.start("one", "two", "three", concurrency=1)
-        result = forgetful.send("late", "report", LONG)
-        (first,) = forgetful.record.wait_for(starts=1, job="report")
-        until(lambda: any("a copy waits, in case it dies" in worker.log for worker in forgetful.workers))
-        killed_at = clock.now()
-        worker_of(forgetful, first).kill()
-        forgetful.record.let_end("report")
-        assert result.get(timeout=LIMIT) == "report"
-        runs = forgetful.record.runs("report", killed_at=killed_at)
-        assert overlaps(runs) == []
-        assert [run.outcome for run in runs] == ["open", "done"]
-        assert runs[1].task_id == runs[0].task_id
-
-    def test_is_not_taken_for_expired(self, forgetful: Shop) -> None:
-        """It was begun in time; its copies come later, and must not be recorded as too late."""
-        forgetful.start("one", "two", concurrency=1)
-        result = forgetful.send("late", "report", LONG, expires=2.0)
-        states = set()
-        while not result.ready():
-            states.add(result.state)
-            if "a copy waits, in case it dies" in forgetful.log:
-                forgetful.record.let_end("report")
-            clock.sleep(0.02)
-        assert result.get(timeout=LIMIT) == "report"
-        assert states <= {"PENDING", "STARTED", "SUCCESS"}
-        until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
         assert len(forgetful.record.runs("report")) == 1
         assert forgetful.state_of(result) == "SUCCESS"
 
@@ -152,15 +121,6 @@ class TestFinishedMessage:
         assert len(two.record.runs("report")) == 1
         assert any("its recorded end is reported again" in worker.log for worker in two.workers)
 
-    def test_is_dropped_when_the_result_was_stored(self, two: Shop) -> None:
-        result = two.send("late", "report", task_id="dies-stored", link=two.sign("mark"))
-        assert result.get(timeout=LIMIT) == "report"
-        until(lambda: any("this copy is dropped" in worker.log for worker in two.workers))
-        two.record.wait_for(starts=1, job="mark")
-        clock.sleep(1)
-        assert len(two.record.runs("report")) == 1
-        assert len(two.record.runs("mark")) == 1
-
     @pytest.mark.slow
     def test_callbacks_and_the_rest_of_its_chain_go_on(self, two: Shop) -> None:
         step = two.sign("late", "report", immutable=True).set(task_id="dies-unstored")
@@ -170,13 +130,6 @@ class TestFinishedMessage:
         two.record.wait_for(starts=1, job="mark")
         assert len(two.record.runs("report")) == 1
         assert len(two.record.runs("mark")) == 1
-
-    @pytest.mark.slow
-    def test_chord_is_completed(self, two: Shop) -> None:
-        step = two.sign("late", "report").set(task_id="dies-unstored")
-        result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
-        assert result.get(timeout=LIMIT) == [1, "report"]
-        assert len(two.record.runs("report")) == 1
 
     @pytest.mark.parametrize(("task", "arguments"), quick_first(("late", []), ("large", [100_000])))
     @pytest.mark.parametrize("dies", quick_first("dies", "child"))
@@ -188,78 +141,6 @@ class TestFinishedMessage:
         result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
         assert result.get(timeout=LIMIT) == [1, "x" * arguments[0] if arguments else "report"]
         assert len(two.record.runs("report")) == 1
-
-    @pytest.mark.slow
-    def test_failure_is_returned_again(self, two: Shop) -> None:
-        result = two.send("late_failing", "report", task_id="dies-unstored", link_error=two.sign("mark"))
-        with pytest.raises(ValueError, match="as told"):
-            result.get(timeout=LIMIT)
-        two.record.wait_for(starts=1, job="mark")
-        assert len(two.record.runs("report")) == 1
-
-    @pytest.mark.slow
-    def test_value_that_is_too_large_is_looked_up_in_the_result_backend(self, two: Shop) -> None:
-        result = two.send("large", "report", 100_000, task_id="dies-stored")
-        assert result.get(timeout=LIMIT) == "x" * 100_000
-        until(lambda: any("this copy is dropped" in worker.log for worker in two.workers))
-        assert two.state_of(result) == "SUCCESS"
-
-    @pytest.mark.slow
-    def test_value_that_neither_has_is_an_error_and_the_body_is_not_run_again(self, two: Shop) -> None:
-        result = two.send("large", "report", 100_000, task_id="dies-unstored")
-        with pytest.raises(ResultLost, match="larger than the 4096 bytes"):
-            result.get(timeout=LIMIT)
-        assert len(two.record.runs("report")) == 1
-
-
-class TestWithoutResultBackend:
-    @pytest.fixture
-    def mute(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-        shop = shop_on(redis_server, result_backend=None)
-        shop.start("one", "two", concurrency=1)
-        return shop
-
-    def test_copy_of_a_finished_message_sends_nothing_twice(self, mute: Shop) -> None:
-        """What follows on the first execution was sent; the record says so, since nobody else can."""
-        again(mute, "late", "report", task_id="x", link=mute.sign("mark"))
-        mute.record.wait_for(starts=1, job="mark")
-        again(mute, "late", "report", task_id="x", link=mute.sign("mark"))
-        until(
-            lambda: any(
-                "is already done (SUCCESS, settled); this copy is dropped" in worker.log for worker in mute.workers
-            )
-        )
-        clock.sleep(0.5)
-        assert len(mute.record.runs("report")) == 1
-        assert len(mute.record.runs("mark")) == 1
-
-    @pytest.mark.slow
-    def test_copy_sends_what_was_not_sent(self, mute: Shop) -> None:
-        again(mute, "late", "report", task_id="dies-unstored", link=mute.sign("mark"))
-        until(lambda: any(worker.process.poll() is not None for worker in mute.workers))
-        again(mute, "late", "report", task_id="dies-unstored", link=mute.sign("mark"))
-        mute.record.wait_for(starts=1, job="mark")
-        assert len(mute.record.runs("report")) == 1
-
-    def test_copy_for_which_nobody_waits_is_dropped(self, mute: Shop) -> None:
-        for _ in range(2):
-            again(mute, "late", "report", task_id="x")
-        until(lambda: any("this copy is dropped" in worker.log for worker in mute.workers))
-        assert len(mute.record.runs("report")) == 1
-
-
-class TestRetries:
-    def test_copy_of_an_earlier_attempt_is_dropped(self, shop: Shop) -> None:
-        """The attempts in one process: else Celery may write RETRY over what the next one has stored."""
-        shop.start("one", concurrency=1)
-        result = shop.send("retrying", "report")
-        assert result.get(timeout=LIMIT) == "report"
-        shop.start("two")
-        for retries in range(3):
-            again(shop, "retrying", "report", task_id=result.id, retries=retries)
-        until(lambda: sum(worker.log.count("this copy is dropped") for worker in shop.workers) == 3)
-        assert len(shop.record.runs("report")) == 3
-        assert shop.state_of(result) == "SUCCESS"
 
 
 def worker_of(shop: Shop, run: Run) -> Any:

@@ -195,21 +195,6 @@ def dies(*args: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_broker_that_refuses_the_message(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The older message has its lock again, and goes on."""
-    old = job.delay("report")
-    Runtime.of(shop.app).confirmations.send_all()
-    with monkeypatch.context() as broken:
-        broken.setattr(shop.app, "send_task", dies)
-        with pytest.raises(KeyboardInterrupt):
-            job.delay("report")
-    newest = job.delay("report")
-    start(shop)
-    assert newest.get(timeout=LIMIT) == "report"
-    assert is_superseded(old, newest)
-    until_can_be_sent(shop)
-
-
 def test_message_that_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:
     """Many senders and two workers: each message that was not superseded ran once, and none is left waiting."""
     start(shop, "one", "two")

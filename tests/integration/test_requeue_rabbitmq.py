@@ -14,8 +14,7 @@ from kombu import Exchange, Queue
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis.doctor import diagnose
-from celery_singleton_lock.task.original import Original
-from celery_singleton_lock.task.publisher import Publisher
+from celery_singleton_lock.task.putback import Original, Publisher
 from tests.integration import copies
 from tests.integration.conftest import Shop, until
 from tests.integration.workers import Worker
@@ -148,7 +147,7 @@ def test_user_for_whom_celery_cannot_set_up_delays_is_served_as_on_other_brokers
     shop.record.let_end("report")
     assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
     (worker,) = shop.workers
-    told = re.findall(r"/(\S+)\] RabbitMQ does not keep messages that are due later", worker.log)
+    told = re.findall(r"/(\S+)\] messages are not put back through the exchange 'celery_delayed", worker.log)
     assert len(told) == len(set(told)) > 0, "each process says so once"
     assert "cannot be put back" not in worker.log
 
@@ -298,4 +297,4 @@ def test_messages_that_wait_in_the_broker_survive_its_death(rabbitmq: RabbitMQ, 
 def _message(queue: str, number: int) -> Original:
     headers = {"task": "any", "id": str(number)}
     properties = {"delivery_mode": 2, "correlation_id": str(number)}
-    return Original(properties, b"[[], {}, {}]", "application/json", "utf-8", headers, "reports", queue, queue, True)
+    return Original(properties, b"[[], {}, {}]", "application/json", "utf-8", headers, "reports", queue, queue)

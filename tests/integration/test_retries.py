@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from celery import chain
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
-from redis import Redis
 
 from celery_singleton_lock import clock
 from tests.integration.conftest import FORGETFUL, LONG, Shop, redelivering, until
@@ -53,8 +51,6 @@ def assert_all_run(shop: Shop, first: AsyncResult, second: AsyncResult) -> None:
     "options",
     [
         {"on_conflict": "skip"},
-        {"on_conflict": "raise"},
-        {"on_conflict": "reject"},
         {"on_conflict": "join"},
         {"on_conflict": "retry", "conflict_retries": 0},
     ],
@@ -98,38 +94,6 @@ def test_next_step_of_a_chain_comes_after_the_attempt_that_waited(shop: Shop) ->
     until(lambda: last.parent.id in shop.refused("retry"))
     shop.record.let_end("again")
     assert last.get(timeout=LIMIT) == "report"
-
-
-def delivered_again(shop: Shop, task: str) -> AsyncResult:
-    """A message as the broker delivers it once more: it may have begun before."""
-    result = shop.send(task, "report", queue="again")
-    with Redis.from_url(shop.conf["broker_url"]) as broker:
-        message = json.loads(broker.rpop("again"))
-        message["properties"]["delivery_info"].update(redelivered=True, routing_key="celery")
-        broker.lpush("celery", json.dumps(message))
-    return result
-
-
-class TestDeliveredAgain:
-    @pytest.fixture
-    def holder(self, shop: Shop) -> AsyncResult:
-        shop.start("one", "two", concurrency=3)
-        holder = shop.send("exclusive", "report", LONG)
-        shop.record.wait_for(starts=1)
-        return holder
-
-    def test_message_that_may_have_begun_waits(self, shop: Shop, holder: AsyncResult) -> None:
-        again = delivered_again(shop, "late")
-        until(lambda: again.id in shop.refused("retry"))
-        shop.record.let_end("report")
-        assert [again.get(timeout=LIMIT), holder.get(timeout=LIMIT)] == ["report"] * 2
-        assert overlaps(shop.record.runs("report")) == []
-
-    def test_message_that_is_acknowledged_as_it_begins_has_not_begun(self, shop: Shop, holder: AsyncResult) -> None:
-        with pytest.raises(TaskRevokedError, match=holder.id):
-            delivered_again(shop, "exclusive").get(timeout=LIMIT)
-        shop.record.let_end("report")
-        assert holder.get(timeout=LIMIT) == "report"
 
 
 def test_message_whose_worker_was_killed_waits(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -24,9 +24,9 @@ from hypothesis import given
 
 from celery_singleton_lock import CallOptions, DuplicateTask, InvalidOption, SingletonTask
 from celery_singleton_lock.cli import locks
+from celery_singleton_lock.options import task as options_of_task
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.options.rules import OPTIONS
-from celery_singleton_lock.options.task import replaces
+from celery_singleton_lock.options.task import CONFLICTS, replaces
 from tests.unit.test_cleaned import anything
 
 REDIS = "redis://localhost:1/0"
@@ -580,34 +580,45 @@ def test_task_is_not_kept_alive_longer_than_its_app(policy: Any) -> None:
 NEWEST = ("rerun", "replace")
 OF_ONE_CALL = ("on_conflict", "lock_conflict_retries", "on_lock_lost")
 JOINS: dict[str, Any] = {"on_conflict": "join", "conf": {"result_backend": "redis://localhost:1/1"}}
+REDLOCK = {"singleton_lock_backend": "redis://:s3cret@a;redis://b;redis://c"}
+
+#: Options that cannot work together, and the error; at least one case for each row of the table.
+TOGETHER: list[tuple[dict[str, Any], str]] = [
+    ({"lock_scope": "until_expired"}, "lock_scope of task .* needs lock_queue_ttl"),
+    ({"on_conflict": "join"}, "on_conflict of task .* needs a result backend that workers can read"),
+    (
+        {"on_conflict": "join", "conf": {"result_backend": "rpc://"}},
+        "on_conflict of task .* needs a result backend",
+    ),
+    ({**JOINS, "ignore_result": True}, "on_conflict of task .* needs its results: set ignore_result=False"),
+    ({**JOINS, "conf": {**JOINS["conf"], "singleton_lock_done_ttl": 0}}, "needs singleton_lock_done_ttl above 0"),
+    ({**JOINS, "lock_limit": 2}, "on_conflict of task .* needs lock_limit=1, found 2"),
+    ({"on_duplicate": "replace", "lock_scope": "until_executed"}, "on_duplicate of task .* with lock_scope"),
+    (
+        {"on_duplicate": "replace", "lock_scope": "until_executing", "lock_limit": 2},
+        "on_duplicate of task .* with lock_limit 2; allowed: lock_limit 1",
+    ),
+    *(({"on_conflict": policy, "lock_limit": 2}, "with a limit, use on_conflict='retry'") for policy in NEWEST),
+    *(({"on_conflict": policy, "lock_scope": "until_executing"}, "with lock_scope") for policy in NEWEST),
+    *(({"on_conflict": policy, "lock_conflict_retries": 3}, "with lock_conflict_retries 3") for policy in NEWEST),
+    ({"on_conflict": "replace", "on_lock_lost": "warn"}, "on_conflict of task .* with on_lock_lost 'warn'"),
+    *(
+        ({**given, "conf": REDLOCK}, rf"of task shop.bill is .*, which does not work on a Redlock \(.*{allowed}")
+        for given, allowed in (
+            ({"lock_limit": 2}, "lock_limit 1"),
+            ({"on_duplicate": "replace", "lock_scope": "until_executing"}, "'existing', 'raise' or 'skip'"),
+            ({"on_conflict": "rerun"}, "another policy"),
+            ({"on_conflict": "replace"}, "another policy"),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"lock_scope": "until_expired"}, "lock_scope of task .* needs lock_queue_ttl"),
-        ({"on_conflict": "join"}, "on_conflict of task .* needs a result backend that workers can read"),
-        (
-            {"on_conflict": "join", "conf": {"result_backend": "rpc://"}},
-            "on_conflict of task .* needs a result backend",
-        ),
-        ({**JOINS, "ignore_result": True}, "on_conflict of task .* needs its results: set ignore_result=False"),
-        ({**JOINS, "conf": {**JOINS["conf"], "singleton_lock_done_ttl": 0}}, "needs singleton_lock_done_ttl above 0"),
-        ({**JOINS, "lock_limit": 2}, "on_conflict of task .* needs lock_limit=1, found 2"),
-        ({"on_duplicate": "replace", "lock_scope": "until_executed"}, "on_duplicate of task .* with lock_scope"),
-        (
-            {"on_duplicate": "replace", "lock_scope": "until_executing", "lock_limit": 2},
-            "on_duplicate of task .* with lock_limit 2; allowed: lock_limit 1",
-        ),
-        *(({"on_conflict": policy, "lock_limit": 2}, "with a limit, use on_conflict='retry'") for policy in NEWEST),
-        *(({"on_conflict": policy, "lock_scope": "until_executing"}, "with lock_scope") for policy in NEWEST),
-        *(({"on_conflict": policy, "lock_conflict_retries": 3}, "with lock_conflict_retries 3") for policy in NEWEST),
-        ({"on_conflict": "replace", "on_lock_lost": "warn"}, "on_conflict of task .* with on_lock_lost 'warn'"),
-    ],
-)
+@pytest.mark.parametrize(("given", "why"), TOGETHER)
 def test_options_that_cannot_work_together_are_refused(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(InvalidOption, match=why):
+    with pytest.raises(InvalidOption, match=why) as caught:
         options(**given)
+    assert "s3cret" not in str(caught.value)
     if not {"lock_scope", "lock_limit", "on_duplicate"} & {*given}:
         call = {name.removeprefix("lock_"): value for name, value in given.items() if name in OF_ONE_CALL}
         rest = {name: value for name, value in given.items() if name not in OF_ONE_CALL}
@@ -615,8 +626,27 @@ def test_options_that_cannot_work_together_are_refused(given: dict[str, Any], wh
             options(call=call, **rest)
 
 
+def test_each_conflict_of_options_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [(given, bill(**given), settings(**given.get("conf", {}))) for given, _ in TOGETHER]
+    monkeypatch.setattr(options_of_task, "CONFLICTS", ())
+    chosen = [(in_worker(task), task, its) for _, task, its in made]
+    assert [it.why for it in CONFLICTS if not any(it.is_met(*one) for one in chosen)] == []
+
+
+def test_option_of_the_whole_app_is_refused_with_the_name_of_the_task() -> None:
+    with pytest.raises(InvalidOption, match="option on_conflict of task"):
+        options(conf={**REDLOCK, "singleton_lock_on_conflict": "rerun"})
+
+
 def test_nothing_is_joined_in_an_eager_app() -> None:
     assert options(on_conflict="join", conf={"task_always_eager": True}).on_conflict == "join"
+
+
+def test_callable_cannot_choose_what_would_be_refused() -> None:
+    task = bill(REDLOCK, on_duplicate=lambda task, duplicate: "replace", lock_scope="until_executing")
+    chosen = in_worker(task)
+    assert not replaces(task, chosen, settings(**REDLOCK))
+    assert replaces(task, chosen, settings())
 
 
 class TestSettings:
@@ -808,43 +838,6 @@ class TestBackend:
         made = settings(singleton_lock_backend="redis://user:s3cret@h:1/2")
         assert "s3cret" not in made.backend.masked
         assert "s3cret" not in repr(made)
-
-
-class TestRedlock:
-    """What its nodes would have to agree on beyond the holder of a lock."""
-
-    CONF: ClassVar[dict[str, Any]] = {"singleton_lock_backend": "redis://:s3cret@a;redis://b;redis://c"}
-
-    @pytest.mark.parametrize(
-        ("given", "allowed"),
-        [
-            ({"lock_limit": 2}, "lock_limit 1"),
-            ({"on_duplicate": "replace", "lock_scope": "until_executing"}, "'existing', 'raise' or 'skip'"),
-            ({"on_conflict": "rerun"}, "another policy"),
-            ({"on_conflict": "replace"}, "another policy"),
-        ],
-    )
-    def test_what_needs_one_server_is_refused(self, given: dict[str, Any], allowed: str) -> None:
-        options(**given)
-        name, value = next(iter(given.items()))
-        with pytest.raises(InvalidOption, match=f"{name} of task shop.bill is {value!r}.* Redlock") as caught:
-            options(conf=self.CONF, **given)
-        assert allowed in str(caught.value)
-        assert "s3cret" not in str(caught.value)
-        of_app = {OPTIONS[it.removeprefix("lock_")].setting: value for it, value in given.items()}
-        with pytest.raises(InvalidOption, match=f"{name} of task shop.bill"):
-            options(conf={**self.CONF, **of_app})
-
-    def test_call_is_refused_as_well(self) -> None:
-        options(call={"on_conflict": "rerun"})
-        with pytest.raises(InvalidOption, match="Redlock"):
-            options(conf=self.CONF, call={"on_conflict": "rerun"})
-
-    def test_callable_cannot_choose_to_replace(self) -> None:
-        task = bill(self.CONF, on_duplicate=lambda task, duplicate: "replace", lock_scope="until_executing")
-        chosen = in_worker(task)
-        assert not replaces(task, chosen, settings(**self.CONF))
-        assert replaces(task, chosen, settings())
 
 
 class TestMisplacedInACall:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp import AccessRefused
 from celery import Celery
 from kombu import Exchange, Queue, binding
 
-from celery_singleton_lock.task import publisher
-from celery_singleton_lock.task.publisher import Publisher
-from celery_singleton_lock.task.rabbitmq import is_bound
+from celery_singleton_lock.task.putback import Copy, Original, Publisher, is_bound
 
 TOPIC, DIRECT, FANOUT = (Exchange(kind, type=kind) for kind in ("topic", "direct", "fanout"))
+
+#: Where RabbitMQ keeps what is due later, and that no worker is told to wait.
+KEPT = ("celery_delayed_27", "kept")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,65 @@ def test_message_is_not_sent_to_an_exchange_that_leads_to_several_queues(app: Ce
     assert not leads_to("one", "topic", "x"), "it leads nowhere"
 
 
+def publisher_of(
+    app: Celery, kind: str, exchange: Exchange, sent: list[tuple[str, str]], refused: str | None = None
+) -> Publisher:
+    """On a RabbitMQ that does not let its user write to an exchange."""
+    app.conf.task_queues = [Queue("one", exchange, routing_key="a.*", queue_arguments={"x-queue-type": kind})]
+
+    def publish(copy: Copy, way: Any) -> None:
+        if way.exchange.rstrip("0123456789") == refused:
+            raise AccessRefused("no")
+        sent.append((way.exchange, "kept" if copy.headers["eta"] is None else "eta"))
+
+    publisher = Publisher.of(app)
+    publisher.__dict__.update(_speaks_amqp=True, _publish=publish)
+    return publisher
+
+
+def message(**properties: Any) -> Original:
+    return Original(properties, b"", "application/json", "utf-8", {}, "topic", "a.b", "one")
+
+
+@pytest.mark.parametrize(
+    ("kind", "exchange", "properties", "way"),
+    [
+        ("quorum", TOPIC, {}, KEPT),
+        ("classic", TOPIC, {}, ("", "eta")),
+        ("quorum", DIRECT, {}, ("", "eta")),
+        ("quorum", TOPIC, {"expiration": "1000"}, ("", "eta")),
+    ],
+)
+def test_rabbitmq_keeps_a_copy_if_it_leads_to_its_quorum_queue_alone(
+    app: Celery, kind: str, exchange: Exchange, properties: dict[str, Any], way: tuple[str, str]
+) -> None:
+    sent = list[tuple[str, str]]()
+    publisher_of(app, kind, exchange, sent).send(message(**properties), {"put_back": {}}, expires=True, delay=3.0)
+    assert sent == [way]
+
+
+def test_copy_for_a_queue_that_goes_with_its_worker_is_not_kept(app: Celery) -> None:
+    sent = list[tuple[str, str]]()
+    publisher = publisher_of(app, "quorum", TOPIC, sent)
+    app.amqp.queues["one"].expires = 60
+    publisher.send(message(), {"put_back": {}}, expires=True, delay=3.0)
+    assert sent == [("", "eta")]
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind", "way"), [("celery_delayed_", "quorum", ("", "eta")), ("", "classic", ("topic", "eta"))]
+)
+def test_way_that_is_refused_is_tried_once(
+    app: Celery, caplog: pytest.LogCaptureFixture, refused: str, kind: str, way: tuple[str, str]
+) -> None:
+    sent = list[tuple[str, str]]()
+    publisher = publisher_of(app, kind, TOPIC, sent, refused)
+    for _ in range(2):
+        publisher.send(message(), {"put_back": {}}, expires=True, delay=3.0)
+    assert sent == [way] * 2
+    assert len([record for record in caplog.records if "are not put back through" in record.message]) == 1
+
+
 @pytest.mark.parametrize(
     ("product", "version", "limit"),
     [
@@ -76,10 +139,8 @@ def test_message_is_not_sent_to_an_exchange_that_leads_to_several_queues(app: Ce
 def test_quorum_queue_has_the_limit_that_it_was_declared_with_or_that_of_its_server(
     app: Celery, monkeypatch: pytest.MonkeyPatch, product: str, version: str, limit: float
 ) -> None:
-    connection = app.connection_for_write()
-    monkeypatch.setattr(type(connection), "connection", property(lambda _: server))
-    server: Any = type("Server", (), {"server_properties": {"product": product, "version": version}})
-    monkeypatch.setattr(publisher.Connection, "__init__", lambda self, app: setattr(self, "_kombu", connection))
+    server = SimpleNamespace(server_properties={"product": product, "version": version})
+    monkeypatch.setattr(Publisher, "_connection", lambda _: nullcontext(SimpleNamespace(connection=server)))
     app.conf.task_queues = [
         Queue("three", queue_arguments={"x-delivery-limit": 3}),
         Queue("endless", queue_arguments={"x-delivery-limit": -1}),
@@ -93,6 +154,6 @@ def test_limit_is_unknown_while_the_server_does_not_answer(app: Celery, monkeypa
     def does_not_answer(*_: object) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(publisher.Connection, "__init__", does_not_answer)
+    monkeypatch.setattr(Publisher, "_connection", does_not_answer)
     assert Publisher.of(app).delivery_limit("celery") == math.inf
     assert Publisher.of(app).refusal() is None

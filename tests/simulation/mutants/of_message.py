@@ -6,7 +6,7 @@ from functools import partial
 
 from tests.simulation.mutants.mutant import Mutant
 
-_original = partial(Mutant, file="task/original.py")
+_original = partial(Mutant, file="task/putback.py")
 _requeue = partial(Mutant, file="task/requeue.py")
 _joining = partial(Mutant, file="task/joining.py", kind="joined")
 
@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         "the newest message does not wait for one that it supersedes",
         file="stores/redis/scripts/lock/acquire.lua",
-        old="takes = is_kept and held <= limit",
-        new="takes = false",
+        old="if is_kept and held <= limit then",
+        new="if false then",
         kind="newest",
     ),
 )

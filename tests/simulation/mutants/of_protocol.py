@@ -184,7 +184,7 @@ MUTANTS = (
     ),
     Mutant(
         "a conflict spends none of the task's retries",
-        "task/original.py",
+        "task/putback.py",
         '        way = {"exchange"',
         '        headers["retries"] = (headers.get("retries") or 0) + 1\n        way = {"exchange"',
     ),
