@@ -237,8 +237,6 @@ class Connection:
 
     # For a Redlock, whose nodes one thread asks at once: redis-py has nothing that does not wait.
 
-    drop = close
-
     def push(self, command: bytes) -> None:
         """Have a command sent by `flush`, in non-blocking mode."""
         self.unanswered += 1

@@ -376,13 +376,18 @@ class Nodes:
         enough: Callable[[Sequence[Answers]], bool],
         *,
         seconds: float,
+        step: float = CONNECT,
         connect: float = CONNECT_ALL,
         repeat_for: float = 0.0,
         linger: Callable[[Sequence[Answers]], float] = lambda _: 0.0,
     ) -> list[Answers]:
-        """As `ask`, for several calls at once, with one time for all of them; the answers to each."""
+        """As `ask`, for several calls at once, with one time for all of them; the answers to each.
+
+        Args:
+            step, connect: seconds for a step of connecting to a node, and for connecting to all.
+        """
         with self._talk() as talk:
-            self._connect(talk, connect)
+            self._connect(talk, step, connect)
             now = clock.now()
             until, is_decided = now + seconds, False
             each = [Answers(sent_at=now) for _ in calls]
@@ -509,11 +514,19 @@ class Nodes:
             self._job.schedule()
 
     def _unused(self) -> _Talk | None:
+        """The last one that reaches a majority, if there is one.
+
+        On a slow network, new lines may take longer than there is time, and then the nodes are left alone for a while.
+        """
         with suppress(IndexError):  # None is left, or another thread has taken it.
+            for _ in range(len(self._talks)):
+                if len(self._talks[-1].lines) >= self.quorum:
+                    break
+                self._talks.rotate(1)
             return self._talks.pop()
         return None
 
-    def _connect(self, talk: _Talk, seconds: float) -> None:
+    def _connect(self, talk: _Talk, step: float, seconds: float) -> None:
         """Open the lines that are missing, as far as that works in that time.
 
         Nodes that failed before come last. Those that failed a moment ago are left out as long as the others are a
@@ -526,7 +539,7 @@ class Nodes:
         if len(talk.lines) + len(others) >= self.quorum:
             missing = others
         for node in sorted(missing, key=lambda node: node.has_failed):
-            line = node.open(min(CONNECT, max(until - clock.now(), LEAST_CONNECT)))
+            line = node.open(min(step, max(until - clock.now(), LEAST_CONNECT)))
             if line is not None:
                 talk.add(line)
 

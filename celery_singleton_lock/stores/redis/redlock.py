@@ -180,7 +180,9 @@ class RedlockStore:
         ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
         calls = [lock_commands.renew(batch) for batch in parts]
         linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
-        each = self._nodes.ask_each(calls, is_decided, seconds=timeout, connect=timeout, linger=lambda _: linger)
+        each = self._nodes.ask_each(
+            calls, is_decided, seconds=timeout, step=timeout, connect=timeout, linger=lambda _: linger
+        )
         renewed: dict[Hold, bool] = {}
         for batch, answers in zip(parts, each, strict=True):
             for hold, ours in self._renewed(batch, answers).items():
