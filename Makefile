@@ -26,7 +26,7 @@ help:
 	@echo "make test-all  both"
 	@echo "make test-servers  tests of stores and locks on other servers (SERVERS=\"dir dir\": each with a redis-server)"
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
-	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
+	@echo "make smoke     worker containers that share a host name, or are paused (Docker; about 3 min)"
 	@echo "make storm     real workers, and everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--load flood')"
 	@echo "make celery-suite  Celery's own tests, with its Task and with SingletonTask, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 20 min)"

@@ -146,6 +146,10 @@ class LockUnavailable(SingletonLockError):
         return f"lock server {self.server}: {self.reason or 'no answer'}"
 
 
+class NewNodes(LockUnavailable):
+    """Nodes of a Redlock are new, or came back without their data, and have no vote yet; the log has said so."""
+
+
 class WrongLockServer(LockUnavailable):
     """The lock server answered that it is one node of a cluster, which nobody has named.
 

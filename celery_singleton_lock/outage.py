@@ -7,7 +7,7 @@ import logging
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, NewNodes
 
 logger = get_logger(__name__)
 
@@ -46,6 +46,8 @@ class Outage:
 
     def failed(self, error: LockUnavailable, *, grants: bool = True) -> None:
         """Note that the server did not answer; `grants` is False if it was asked for a lock."""
+        if isinstance(error, NewNodes):
+            return  # That is no outage.
         self._last, self._grants = clock.now(), self._grants and grants
         if self._began is None:
             self._began = self._last

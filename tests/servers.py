@@ -183,8 +183,7 @@ class SentinelGroup(Group):
     def wait_until_ready(self) -> None:
         """Wait until the servers that run are a master and its replicas in sync, and all Sentinels know that.
 
-        The Sentinels make an old master that was started again a replica after ten to twenty seconds; `bring_back` at
-        once.
+        The Sentinels make an old master that was started again a replica after ten to twenty seconds.
         """
         _wait(self._missing, "the Sentinels know each other and all servers")
 
@@ -202,16 +201,6 @@ class SentinelGroup(Group):
 
         _wait(missing, "another one is master")
         return dead
-
-    def bring_back(self, server: RedisServer) -> None:
-        """Restart a dead server as a replica of the present master, and wait until it is in sync."""
-        server.start()
-        self.demote(server)
-
-    def demote(self, server: RedisServer) -> None:
-        """Make a former master a replica of the present one, and wait until it is in sync."""
-        _ask(server, "REPLICAOF", "127.0.0.1", self.master().port)
-        self.wait_until_ready()
 
     def _missing(self) -> str:
         """What is not as it should be."""
@@ -361,8 +350,6 @@ class Cluster(Group):
         others = {server.port for server in self.servers if server is not dead}
         _wait(lambda: self._not_owned(slot, others) or self._not_ok(), "the replica has taken over")
         return dead
-
-    kill_master_of = fail_over
 
     def _replicate(self, replica: RedisServer, master: RedisServer) -> None:
         identity = _ask(master, "CLUSTER", "MYID")

@@ -371,16 +371,14 @@ def copy_of(holder: Holder, occupants: Occupants) -> Occupant | None:
 
 
 def _stop(request: LockRequest, live: dict[str, Occupant]) -> bool:
-    """Have the holder in the way stop, if it is of the order of which this message is the newest; whether it was only
-    kept for the next attempt of an older message, and is gone.
+    """Have the holder stop that is of the order of which this message is the newest; whether it was only kept for the
+    next attempt of an older message, and is gone.
     """
-    found = in_the_way(request, live)
-    if request.arrival is None or found.holder.order != request.arrival.order:
-        return False
-    if found.holder.ttl == 0:
-        # As for a free place: others may run beside it, under a higher limit.
-        is_alone = len(live) <= request.limit
-        return is_alone and live.pop(found.owner) is found
-    if found.holder.superseded_by is None:
-        found.holder = replace(found.holder, superseded_by=request.holder.task_id)
+    is_alone = len(live) <= request.limit
+    for found in [it for it in live.values() if request.arrival and it.holder.order == request.arrival.order]:
+        if found.holder.ttl == 0 and is_alone:
+            # As for a free place: others may run beside it, under a higher limit.
+            return live.pop(found.owner) is found
+        if found.holder.ttl and found.holder.superseded_by is None:
+            found.holder = replace(found.holder, superseded_by=request.holder.task_id)
     return False

@@ -113,11 +113,10 @@ class Acquisition:
         requeue.put_back(self.execution.task, reason="unavailable")
 
     def leave_line(self, *stays: str | None) -> None:
-        """Pass the wake-up that this copy got on to the others in its line, once, unless it goes back to that line, or
-        has or takes that lock.
+        """Forward the wake-up, once, unless this message keeps waiting for the same lock, or takes it.
 
         Args:
-            stays: the keys of these locks.
+            stays: the keys of the locks that it waits for, or takes.
         """
         it = self.execution
         waited_for = it.message.note.waits_on(it.runtime.settings.prefix)

@@ -37,7 +37,7 @@ from celery_singleton_lock.task.run import Run
 from celery_singleton_lock.task.turn import Execution, record_started, this_thread, turn_of
 
 
-def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
+def run_under_lock(execution: Execution, body: Callable[[], Any]) -> Any:
     """Run `body` under the lock, or end as this message must.
 
     Raises:
@@ -64,7 +64,7 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
                 refusal.drop_if_expired(execution, found)
                 refusal.reject_if_returned_too_often(execution, found)
             run = Run(execution, found)
-            return run.carry_out(body if is_plain else begin)
+            return run.execute(body if is_plain else begin)
         if _is_known(execution, found):
             following.wake_followers(acquisition)
     except Exception as error:
@@ -99,7 +99,7 @@ def call_item(task: TaskLike, sender: TaskLike, function: Callable[..., Any], ar
         if lock is None:
             return body()
         own = lock._replace(options=_options_of_item(lock.options))
-        return carry_out(Execution.of(task, request, turn_of(request), own), body)
+        return run_under_lock(Execution.of(task, request, turn_of(request), own), body)
     finally:
         pop_task(task)
 

@@ -35,7 +35,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 #: The most bytes of a return value or an exception that are kept.
 MAX_CONTENT = 4096
 
-#: The assumed age of a record that others wrote: by then, its message's own process has sent what it sends.
+#: The assumed age of a record in an unknown format: old enough that its worker has finished reporting.
 OLD = 10.0
 
 #: Parts of a record's first line; a mark follows them, if there is one.

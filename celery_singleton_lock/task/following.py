@@ -87,9 +87,8 @@ def is_led_by(acquisition: Acquisition, met: Held) -> bool:
 
 
 def wake_followers(acquisition: Acquisition) -> None:
-    """This message, which has waited for the lock of its run, has got it, or another copy of it has. The end of the run
-    before may have woken this message alone: followers of that run are in line for the same lock, but do not need it to
-    end as that run did.
+    """The previous run woke one waiter: this message, or another copy of it. Its followers wait in the same line
+    although they only need its result, so wake the next one.
     """
     it = acquisition.execution
     if it.brought is None or not (it.brought.lock.wakes_followers and acquisition.has_waited):

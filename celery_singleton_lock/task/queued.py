@@ -106,16 +106,16 @@ class Queued:
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         if not self.is_own:
-            self._turn.is_begun = True  # What its handlers send under its id follows nobody.
+            self._turn.queue_lock_ended = True  # What its handlers send under its id follows nobody.
             return
-        if self._turn.is_begun or not (error is None or isinstance(error, Exception)):
+        if self._turn.queue_lock_ended or not (error is None or isinstance(error, Exception)):
             return  # It has ended; or whatever stops this process decides what becomes of the message.
         if (hold := self._going_on(error)) is not None:
             if self._lease is not None:  # The renewed lease is shorter.
                 self._runtime.confirmations.add(hold)
         elif self.lock.ends_at_end:
             self._free()
-        self._turn.is_begun = True  # What its handlers send under its id asks for the lock anew.
+        self._turn.queue_lock_ended = True  # What its handlers send under its id asks for the lock anew.
 
     def start(self) -> None:
         """The body is about to run.
@@ -124,7 +124,7 @@ class Queued:
             Ignore: another message has replaced this one, and that was recorded.
         """
         if not self.is_own:
-            self._turn.is_begun = True  # Nothing is passed on to its next attempt.
+            self._turn.queue_lock_ended = True  # Nothing is passed on to its next attempt.
             return
         if not self.lock.ends_at_start:
             self._keep()
@@ -132,7 +132,7 @@ class Queued:
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         freed = self._free()
-        self._turn.is_begun = True  # Only now: an interruption before leaves it to the end.
+        self._turn.queue_lock_ended = True  # Only now: an interruption before leaves it to the end.
         if freed in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (why := replacing.started(self._runtime.store, self.lock)):
             on_conflict.supersede(self._task, why, None)
 
@@ -208,6 +208,6 @@ class Queued:
 
 
 def brought_by(task: TaskLike, message: Message) -> Queued | None:
-    """What to do about the lock that a message brought with it; None if it has none."""
+    """The handler of a message's queue lock; None if it has none."""
     lock = lock_in(message.carried, task.app, task.name)
     return None if lock is None or task.request.is_eager else Queued(task, lock)

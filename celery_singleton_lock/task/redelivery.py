@@ -57,7 +57,7 @@ def _stand_by(execution: Execution, found: Held) -> NoReturn:
 
 
 def _end_again(execution: Execution, found: Record) -> End:
-    """Repeat the first copy's end, which settles the message, unless this copy only looks, or looks later."""
+    """The recorded end, or what it raises; the message then counts as reported."""
     journal_entries.did_not_run(execution, "repeat", None)
     recorded, _ = ends.read(found)
     try:

@@ -40,7 +40,7 @@ logger = get_logger(__name__)
 
 
 def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
-    """End as a copy of what runs, or ran, elsewhere; as refused for another task; or as another task has ended."""
+    """Finish a message whose body will not run: it is a redelivery, was refused, or takes another task's result."""
     it = acquisition.execution
     if isinstance(found, End):
         return _end_as_joined(acquisition, found)

@@ -68,7 +68,7 @@ class Run:
         self._began = clock.now()
         self._waited = self._began - execution.began + execution.message.note.seconds_in_line(execution.holder.since)
 
-    def carry_out(self, body: Callable[[], Any]) -> Any:
+    def execute(self, body: Callable[[], Any]) -> Any:
         """Run `body`; return or raise what it does."""
         it, lease = self._execution, self._lease
         ended: Outcome | None = None

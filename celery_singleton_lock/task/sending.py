@@ -162,7 +162,7 @@ def send(
 
 
 class _Before(NamedTuple):
-    """The message that this one continues as its next attempt: a retry, a copy, or a replacement of the task.
+    """The earlier attempt, if the message is its retry, requeued copy or replacement.
 
     Attributes:
         is_one: whether there is such a message.
@@ -186,7 +186,7 @@ class _Before(NamedTuple):
             return cls(False, True)
         request = sender.request
         turn = turn_of(request)
-        carried = {} if turn.is_begun else turn.delivered(request).carried
+        carried = {} if turn.queue_lock_ended else turn.delivered(request).carried
         return cls(True, True, request, lock_in(carried, sender.app, sender.name))
 
     def has_run(self, named: Mapping[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """SingletonTask: the path of one message.
 
-`__call__` → options → key → `carry_out`: `acquisition` → `run`.
+`__call__` → options → key → `run_under_lock`: `acquisition` → `run`.
 
 The lock is taken in `__call__`, in the process that runs the body, right before the body, and freed right after it: so
 it covers messages sent by name or by another program as well, and a caller that sees the result finds the lock free.
@@ -36,7 +36,7 @@ from celery_singleton_lock.options.task import (
 from celery_singleton_lock.options.words import wrong_in_call
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import entrance, header, queued, sending
-from celery_singleton_lock.task.calls import call_item, carry_out
+from celery_singleton_lock.task.calls import call_item, run_under_lock
 from celery_singleton_lock.task.message import Message, RequestLike, TaskLock
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
 from celery_singleton_lock.task.turn import Execution, message_of, record_started, share, turn_of
@@ -289,7 +289,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 return body()
             if brought is not None:
                 brought.key = lock.key
-            return carry_out(Execution.of(self, request, turn, lock, brought), body)
+            return run_under_lock(Execution.of(self, request, turn, lock, brought), body)
 
     def _add_call(self, given: object, options: dict[str, Any], *, applied: bool = False) -> None:
         """Add the lock options of a call to what else it was given."""

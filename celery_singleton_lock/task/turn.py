@@ -45,8 +45,8 @@ class Turn:
             of a plain task.
         gives_up: the owner that a copy of the message names as given up: it has asked for the lock without an answer,
             or in a queue, where the request may still be carried out for a moment.
-        is_begun: whether the lock that this message brought with it has ended, as its body began, or with it, or
-            belongs to what goes on.
+        queue_lock_ended: whether this process need not free the message's queue lock any more: it was freed, or the
+            retry or the replacement has it.
         is_replaced: whether another task has its id now.
         is_retried: whether its retry was sent with that lock.
         passes_on: that lock, as what was sent under the message's id has it: its next attempt, or its replacement.
@@ -57,7 +57,7 @@ class Turn:
     body: Body | None = None
     in_body: bool | None = None
     gives_up: str | None = None
-    is_begun: bool = False
+    queue_lock_ended: bool = False
     is_replaced: bool = False
     is_retried: bool = False
     passes_on: Hold | None = None

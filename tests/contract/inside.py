@@ -369,11 +369,6 @@ def connected(store: Store) -> list[bool]:
     return [node.index in talk_of(store).lines for node in nodes_of(store)]
 
 
-def tries_through(store: Store, through: Callable[[Call], Call]) -> None:
-    """Its tries to get a slot go through this from now on."""
-    store._try = through(store._try)  # type: ignore[attr-defined]
-
-
 def queue_lock(key: str, owner: str, seconds: float) -> Any:
     """The lock that a message is sent with."""
     return named("task.queue_lock.QueueLock")(key, owner, seconds=seconds, limit=1, scope="until_executed")

@@ -159,26 +159,6 @@ def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path,
         assert only.process.poll() is None
 
 
-@pytest.mark.slow
-def test_each_beat_sends_what_no_other_has_claimed(beats: Studio) -> None:
-    beats.schedule = {"half": 0.5, **{f"entry {number}": 1.0 for number in range(10)}}
-    first, second, third = beats.start("first", "second", "third")
-    beats.wait_for_sent(8, "half")
-    beats.pause_between_ticks(first)
-    first.kill()
-    beats.wait_for_sent(6, "half")
-    beats.pause_between_ticks(second)
-    beats.wait_for_sent(6, "half")
-    second.resume()
-    beats.wait_for_sent(4, "half")
-    third.terminate()
-    beats.wait_for_sent(4, "half")
-    check(beats, missing=2, entry="half", every=0.5)
-    for entry in beats.schedule:
-        ids = [message.task_id for message in beats.sent(entry)]
-        assert len(ids) - len(set(ids)) <= 1, "only the tick that was being sent when its beat was stopped"
-
-
 def test_new_beat_continues_where_the_old_one_stopped(beats: Studio) -> None:
     """A long interval is neither restarted nor cut short."""
     beats.schedule = {"long": 3.0}
@@ -232,17 +212,6 @@ def test_next_beat_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
     assert clock.wall() - ended_at < 6.0 + max(-skew, 0.0)
     (long,) = beats.wait_for_sent(1, "long")
     assert long.due == pytest.approx(beats.sent("half")[0].due + 19.5, abs=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("skew", [1.0, -1.0], ids=["ahead", "behind"])
-def test_beats_with_different_clocks_side_by_side(beats: Studio, skew: float) -> None:
-    beats.schedule = OFTEN
-    beats.start("first")
-    beats.start("second", skew=skew)
-    beats.wait_for_sent(10)
-    assert twice(beats.sent()) == []
-    assert len(gaps(beats.sent(), 0.5)) <= 1, "one gap, where the beat that is ahead begins"
 
 
 def test_changed_schedule_is_honoured(beats: Studio) -> None:

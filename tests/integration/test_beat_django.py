@@ -353,7 +353,7 @@ def test_crontab_of_another_time_zone(site: Site) -> None:
     site.wait_until_recorded("there", 75)
     first.kill()
     site.start("second")
-    until(lambda: len(site.sent("there")) >= 2, seconds=75)
+    until(lambda: len(site.sent("there")) >= 2)
     sent = site.sent("there")
     assert [message.due % 60 for message in sent] == [0, 0]
     assert spacings(sent) == [60]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import pickle
 import random
 import re
@@ -24,7 +23,6 @@ from celery_singleton_lock.lock import NotAcquired, NotHeld, NotOwned, Unavailab
 from celery_singleton_lock.stores.redis import keyspace
 from tests.integration.outside import NAME, RENEWED, three
 from tests.patience import LIMIT
-from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
 from tests.servers import Cluster, until
 
@@ -108,14 +106,6 @@ class TestHolding:
         assert not other.locked()
         assert other.acquire()
         other.release()
-
-    def test_fences_grow(self, make: Callable[..., Lock]) -> None:
-        fences = []
-        for _ in range(5):
-            with make() as lock:
-                fences.append(lock.fence)
-        assert fences == sorted(set(fences))
-        assert lock.fence == 0
 
     def test_it_is_renewed_while_held(self, make: Callable[..., Lock]) -> None:
         with make(timeout=RENEWED) as lock:
@@ -217,11 +207,6 @@ class TestHolding:
             left = client.pttl(NAME) / 1000
             assert (timeout or 30) - (clock.now() - began) - 0.01 <= left <= (timeout or 30)
 
-    def test_every_key_has_a_time_to_live(self, make: Callable[..., Lock], client: Redis) -> None:
-        with make():
-            make().acquire(blocking_timeout=0.1)
-        assert [key for key in client.scan_iter() if client.pttl(key) == -1] == []
-
     def test_seeded_random_numbers_make_no_equal_tokens(self, client: Redis) -> None:
         tokens = []
         for _ in range(2):
@@ -248,28 +233,9 @@ def error_of(call: Callable[[], object]) -> type[BaseException] | None:
 
 
 class TestSemaphore:
-    def test_limit_of_holders(self, client: Redis) -> None:
-        made = [Semaphore(client, NAME, 3, timeout=5) for _ in range(4)]
-        assert [one.acquire(blocking=False) for one in made] == [True, True, True, False]
-        made[1].release()
-        assert made[3].acquire(blocking=False)
-        assert len({one.fence for one in made}) == 4
-
-    def test_ended_holder_makes_room(self, client: Redis) -> None:
-        ended = Semaphore(client, NAME, 2, timeout=60, renew=False)
-        ended.acquire()
-        with Semaphore(client, NAME, 2):
-            assert not Semaphore(client, NAME, 2).acquire(blocking=False)
-            assert ended.extend(0.3, replace_ttl=True)
-            assert Semaphore(client, NAME, 2).acquire(blocking_timeout=LIMIT)
-
     def test_limit_of_one_is_a_lock(self, client: Redis) -> None:
         with Semaphore(client, NAME, 1):
             assert not Lock(client, NAME).acquire(blocking=False)
-
-    def test_higher_limit_counts_present_holders(self, client: Redis) -> None:
-        with Lock(client, NAME), Semaphore(client, NAME, 2):
-            assert not Semaphore(client, NAME, 2).acquire(blocking=False)
 
     def test_lower_limit_counts_present_holders(self, client: Redis) -> None:
         """During a rolling deploy: holders that came under the higher limit count."""
@@ -376,13 +342,6 @@ class TestWaiting:
         for thread in threads:
             thread.join()
 
-    def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
-        """Not for the waiter's own timeout, nor forever."""
-        assert Lock(client, NAME, timeout=1.5, renew=False).acquire()
-        began = clock.now()
-        with Lock(client, NAME, timeout=60):
-            assert clock.now() - began < 20.0
-
     def test_waiting_outlasts_the_clients_socket_timeout(self, own_redis: RedisServer) -> None:
         client = Redis(port=own_redis.port, socket_timeout=0.5)
         lock, other = Lock(client, NAME), Lock(client, NAME)
@@ -404,39 +363,6 @@ class TestWaiting:
 
 
 class TestWhatBreaksOtherLocks:
-    def test_lost_reply_of_a_release_is_a_success(self, own_redis: RedisServer) -> None:
-        with LossyProxy(own_redis.port) as proxy:
-            lock = Lock(Redis(port=proxy.port), NAME)
-            lock.acquire()
-            proxy.lose(1)
-            lock.release()
-
-    def test_lost_reply_of_an_acquire_locks_nobody_out(self, own_redis: RedisServer) -> None:
-        with LossyProxy(own_redis.port) as proxy:
-            lock = Lock(Redis(port=proxy.port), NAME)
-            lock.acquire()
-            lock.release()
-            proxy.lose(1)
-            assert lock.acquire(blocking=False)
-
-    def test_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, client: Redis) -> None:
-        lock = Lock(client, NAME, timeout=60)
-        lock.acquire()
-        own_redis.pause()
-        with pytest.raises(Unavailable):
-            lock.release()
-        own_redis.resume()
-        lock.release()
-        assert not lock.locked()
-
-    def test_child_of_a_fork_does_not_hold_it(self, client: Redis) -> None:
-        lock = Lock(client, NAME)
-        lock.acquire()
-        if not (pid := os.fork()):
-            os._exit(0 if error_of(lock.release) is NotHeld and lock.locked() else 1)
-        assert os.waitpid(pid, 0)[1] == 0
-        lock.release()
-
     def test_renewal_survives_a_read_only_server(self, client: Redis, caplog: pytest.LogCaptureFixture) -> None:
         with Lock(client, NAME, timeout=12) as lock:
             client.replicaof("127.0.0.1", 1)
@@ -458,10 +384,6 @@ class TestWhatBreaksOtherLocks:
         assert client.info("clients")["connected_clients"] <= before + 2
         for lock in locks:
             lock.release()
-
-    def test_number_of_extensions_is_unlimited(self, client: Redis) -> None:
-        with Lock(client, NAME, timeout=30) as lock:
-            assert all(lock.extend(1, replace_ttl=True) for _ in range(20))
 
     def test_lost_lock_does_not_hide_the_error_of_the_work(self, client: Redis) -> None:
         with pytest.raises(ZeroDivisionError), Lock(client, NAME):
@@ -498,14 +420,6 @@ class TestWhatBreaksOtherLocks:
         lock = Lock(Redis(port=redis_server.port, credential_provider=Away()), "report")
         with pytest.raises(Unavailable, match="LookupError while connecting: the token service is away"):
             lock.acquire()
-
-    def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, client: Redis) -> None:
-        own_redis.pause()
-        began = clock.now()
-        with pytest.raises(Unavailable):
-            Lock(client, NAME).acquire()
-        assert clock.now() - began < 20
-        own_redis.resume()
 
 
 class TestRedlock:

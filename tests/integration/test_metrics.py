@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from tests.integration.operators import of_shop
 from tests.integration.workers import environment
 from tests.patience import LIMIT
 from tests.programs import ROOT
-from tests.redis_server import RedisServer
 
 TASK = "tests.integration.app.exclusive"
 
@@ -115,26 +113,6 @@ def test_killed_child_and_lost_lock(shop: Shop) -> None:
     crash = next(entry for entry in journal(shop).entries(since=0.0) if entry.kind == "free")
     assert (crash.task_id, crash.node, crash.pid, crash.label) == (killed.id, "one@test", run.pid, "job='report'")
     assert crash.ended > crash.began
-
-
-def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    shop = shop_on(redis_server, singleton_lock_blocked_after=3, singleton_lock_ttl=60.0)
-    (worker,) = shop.start("one", concurrency=2)
-    running = shop.send("exclusive", "report", 300.0)
-    shop.record.wait_for(starts=1)
-    for _ in range(4):
-        with pytest.raises(TaskRevokedError):
-            shop.send("exclusive", "report").get(timeout=LIMIT)
-    until(lambda: "was refused 3 times in a row" in worker.log)
-    said = rf"{TASK} was refused 3 times in a row: \S+ \(job='report'\) has been held by task {running.id} on one@test"
-    assert re.search(said, worker.log)
-    (key,) = shop.held()
-    until(lambda: journal(shop).refused().get(key.removesuffix(":run")) == 4, "the last refusal is written")
-    shown = of_shop(shop, "stats").stdout
-    *_, heading, titles, row = shown.splitlines()
-    assert heading == "Copies refused in a row, since the last run under the lock ended:"
-    assert titles.split() == ["TASK", "LABEL", "TIMES"]
-    assert row.split() == ["job", "job='report'", "4"]
 
 
 def test_conflict_and_loss_are_events(shop: Shop) -> None:

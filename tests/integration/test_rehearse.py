@@ -99,19 +99,6 @@ class TestFaults:
         assert outcomes["together"]["broken"] == []
         assert "rehearsed as 'rerun'" in outcomes["together"]["notes"][0]
 
-    def test_waiters_and_semaphores(self, shop: Shop) -> None:
-        outcome = rehearsed(shop, "paired", "--fault", "together")["together"]
-        assert (outcome["kept"], outcome["runs"], outcome["overlaps"]) == (True, 3, 0)
-
-    def test_with_another_ttl(self, shop: Shop) -> None:
-        options = ("--fault", "worker-killed", "--ttl", "1")
-        outcome = rehearsed(shop, "exclusive", *options, singleton_lock_ttl=600)["worker-killed"]
-        assert outcome["kept"]
-
-    def test_copy_that_has_another_key_is_found(self, shop: Shop) -> None:
-        outcome = rehearsed(shop, "unstably_keyed", "--fault", "redelivered", status=1)["redelivered"]
-        assert "a copy ran while the message was running" in outcome["broken"]
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -93,8 +93,8 @@ _INSIDE = "{default_pytest_celery_network.name}"
 
 record_network = network(scope="session")
 record_server = container(**_SERVER, network="{record_network.name}", hostname=RECORD, command=Server.command())
-broker_server = container(**_SERVER, network=_INSIDE, command=fxtr("broker_command"))
-backend_server = container(**_SERVER, network=_INSIDE, command=fxtr("backend_command"))
+broker_server = container(**_SERVER, network=_INSIDE, command=Server.command())
+backend_server = container(**_SERVER, network=_INSIDE, command=Server.command())
 
 worker_image = build(
     path=str(ROOT),
@@ -125,24 +125,6 @@ worker_one, worker_two = _worker("one"), _worker("two")
 def worker_hostname() -> str | None:
     """The host name of both workers; None for the names that Docker gives."""
     return None
-
-
-@pytest.fixture
-def keeps_everything() -> bool:
-    """Whether the broker, which also has the locks, keeps its data over a restart."""
-    return True
-
-
-@pytest.fixture
-def broker_command(keeps_everything: bool) -> list[str]:
-    if not keeps_everything:
-        return Server.command()
-    return Server.command("--dir", "/tmp", "--appendonly", "yes", "--appendfsync", "always")
-
-
-@pytest.fixture
-def backend_command() -> list[str]:
-    return Server.command()
 
 
 @pytest.fixture
@@ -181,12 +163,11 @@ def celery_worker_cluster(
 class Shop:
     """Two workers that get work and suffer faults, and their record."""
 
-    def __init__(self, setup: CeleryTestSetup, record: Redis, engine: DockerClient, inside: Network) -> None:
+    def __init__(self, setup: CeleryTestSetup, record: Redis, engine: DockerClient) -> None:
         self.one, self.two = setup.worker_cluster
         self._setup = setup
         self._record = record
         self._engine = engine
-        self._inside = inside
         self._app: Celery | None = None
 
     def send(
@@ -217,17 +198,6 @@ class Shop:
     def unpause(self, worker: CeleryTestWorker) -> None:
         self._engine.containers.get(worker.container.id).unpause()
 
-    def disconnect(self, worker: CeleryTestWorker) -> None:
-        """Disconnect a worker from all networks but the record's."""
-        self._inside.disconnect(worker.container.id)
-
-    def reconnect(self, worker: CeleryTestWorker) -> None:
-        self._inside.connect(worker.container.id)
-
-    def restart_broker(self) -> None:
-        self._setup.broker.restart()
-        self._app = None  # It is now published on another port.
-
     def _config(self) -> dict[str, Any]:
         urls = {"celery_broker_cluster_config": self._setup.broker_cluster.config()}
         return self._setup.config(urls | {"celery_backend_cluster_config": self._setup.backend_cluster.config()})
@@ -238,13 +208,11 @@ def shop(
     celery_setup: CeleryTestSetup,
     record_server: Server,
     docker_client: DockerClient,
-    default_pytest_celery_network: Network,
-    keeps_everything: bool,
     worker_hostname: str | None,
 ) -> Iterator[Shop]:
-    # The containers request the last two; they are named here so that a test can be parametrized with them.
+    # The containers request the last one; it is named here so that a test can be parametrized with it.
     with record_server.client as record:
-        yield Shop(celery_setup, record, docker_client, default_pytest_celery_network)
+        yield Shop(celery_setup, record, docker_client)
 
 
 def nodes(runs: Sequence[Run]) -> set[str]:

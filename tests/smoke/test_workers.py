@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockLost
 from examples.containers.record import overlaps
@@ -35,18 +34,6 @@ def test_copies_on_two_containers_run_one_after_the_other(shop: Shop) -> None:
     assert overlaps(shop.wait_for("plain", ends=4)), "without a lock they must overlap, or this test proves nothing"
 
 
-def test_lock_of_a_killed_container_is_free_when_its_lease_ends(shop: Shop) -> None:
-    shop.send("one", "report", FOR_EVER)
-    shop.wait_for("report", starts=1)
-    shop.send("two", "report", 0.1, lock=WAITING)
-    shop.one.kill()
-    killed, following = shop.wait_for("report", ends=1)
-    assert (killed.outcome, following.outcome) == ("open", "done")
-    assert following.began - killed.ended > TTL / 3, "another container cannot know that the holder is dead"
-    assert following.fence > killed.fence
-    assert overlaps([killed, following]) == []
-
-
 def test_container_that_was_paused_past_its_lease_is_stopped_as_it_wakes(shop: Shop) -> None:
     # It checks for its end within a step that is long enough to be stopped in.
     result = shop.send("one", "report", FOR_EVER, step=2.0)
@@ -64,49 +51,6 @@ def test_container_that_was_paused_past_its_lease_is_stopped_as_it_wakes(shop: S
     assert len(late) <= 2, "the step that it was about to record, and its end"
     assert second.fence > stale.fence
     assert len(shop.runs("report")) == 2
-
-
-def test_container_that_is_cut_off_stops_before_another_runs_and_comes_back(shop: Shop) -> None:
-    shop.send("one", "report", FOR_EVER)
-    shop.wait_for("report", starts=1)
-    shop.send("two", "report", 0.1, lock=WAITING)
-    shop.disconnect(shop.one)
-    cut_off, following = shop.wait_for("report", ends=2)
-    assert (cut_off.outcome, following.outcome) == ("aborted", "done")
-    assert overlaps([cut_off, following]) == []
-    shop.reconnect(shop.one)
-    shop.send("one", "later", 0.1)
-    (later,) = shop.wait_for("later", ends=1)
-    assert later.outcome == "done"
-
-
-def test_run_outlives_a_restart_of_redis(shop: Shop) -> None:
-    result = shop.send("one", "report", 15.0, lock={"ttl": 60.0})
-    shop.wait_for("report", starts=1)
-    shop.restart_broker()
-    copy = shop.send("two", "report", 0.1)
-    with pytest.raises(TaskRevokedError):
-        copy.get(timeout=LIMIT)
-    assert [run.outcome for run in shop.runs("report")] == ["open"], "the copy was refused while it ran"
-    assert result.get(timeout=LIMIT) == "report"
-    shop.send("two", "report", 0.1, lock=WAITING)
-    first, second = shop.wait_for("report", ends=2)
-    assert (first.outcome, second.outcome) == ("done", "done")
-    assert second.fence > first.fence
-
-
-@pytest.mark.parametrize("keeps_everything", [False])
-def test_run_is_stopped_when_redis_comes_back_empty(shop: Shop) -> None:
-    result = shop.send("one", "report", FOR_EVER)
-    shop.wait_for("report", starts=1)
-    shop.restart_broker()
-    with pytest.raises(LockLost):
-        result.get(timeout=LIMIT)
-    shop.send("two", "report", 0.1)
-    first, second = shop.wait_for("report", ends=2)
-    assert (first.outcome, second.outcome) == ("aborted", "done")
-    assert second.fence > first.fence
-    assert overlaps([first, second]) == []
 
 
 @pytest.mark.parametrize("worker_hostname", ["shop"])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, NewNodes
 from celery_singleton_lock.outage import MUTE, QUIET, Outage
 
 ERROR = LockUnavailable("redis://locks", "refused")
@@ -54,6 +54,14 @@ def test_it_is_reported_when_it_begins_and_when_it_ends(
     assert lines() == [BEGINS, ends(6 * QUIET)]
     outage.failed(ERROR)
     assert lines()[2:] == [BEGINS]
+
+
+def test_new_nodes_are_no_outage(lines: Callable[[], list[tuple[str, str]]]) -> None:
+    """The store has said when they vote."""
+    outage = Outage("redis://locks")
+    outage.failed(NewNodes("redis://locks", "no vote yet"), grants=False)
+    outage.answered(grants=True)
+    assert lines() == []
 
 
 def test_server_that_grants_no_locks_does_not_answer(

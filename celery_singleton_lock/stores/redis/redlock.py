@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock, trust
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable, NewNodes
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
 from celery_singleton_lock.stores.redis.lock_commands import PROMISE
 from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Answers, Node, Nodes, NotAsked, tries
-from celery_singleton_lock.stores.redis.script import Call, batches
+from celery_singleton_lock.stores.redis.script import Call, batches, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
 from celery_singleton_lock.stores.store import KeyState
@@ -59,6 +59,7 @@ class Votes:
         held: the holder on each node where it is held.
         record: the message's record, if one was found.
         withheld: why a node that answered has no vote.
+        new: seconds until nodes without memory vote.
         errors: why a node did not answer.
         unasked: nodes that were not even asked.
         is_given_up: whether somebody has given the owner up.
@@ -70,6 +71,7 @@ class Votes:
     held: dict[int, Held] = field(default_factory=dict)
     record: Record | None = None
     withheld: dict[int, str] = field(default_factory=dict)
+    new: list[float] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     unasked: set[int] = field(default_factory=set)
     is_given_up: bool = False
@@ -126,7 +128,8 @@ class Votes:
         elif kind == Answer.GIVEN_UP:
             self.withheld[index], self.is_given_up = "the owner was given up", True
         else:
-            self.withheld[index] = f"it came back without its data, and has no vote for {rest[0] / 1000:.1f} s"
+            self.new.append(rest[0] / 1000)
+            self.withheld[index] = f"it came back without its data, and has no vote for {self.new[-1]:.1f} s"
 
 
 class RedlockStore:
@@ -158,7 +161,8 @@ class RedlockStore:
         holding = found.holder
         # If no majority has one owner, the nodes without a vote decide: what was freed may be left on the others.
         if holding is None or not (found.is_held or found.voted == len(self._nodes.each)):
-            raise self._nodes.unavailable(found.errors | found.withheld)
+            error = self._nodes.unavailable(found.errors | found.withheld)
+            raise error if not found.new else NewNodes(error.server, error.reason)
         return holding
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
@@ -316,6 +320,11 @@ class RedlockStore:
             if fence and trust.came_in_time(answers.sent_at, request.ttl):
                 request.late = False
                 return request.lease(fence=fence, sent_at=answers.sent_at)
+        if first := votes.new.count(ms(request.ttl) / 1000):  # Nobody was told before.
+            logger.warning(
+                "%s: %d of %d nodes are new, or came back without their data; they vote in %g s",
+                *(self.server, first, len(self._nodes.each), request.ttl),
+            )
         if request.another is None:
             return votes.record or votes
         asked = [index for index in range(len(self._nodes.each)) if index not in votes.unasked]

@@ -28,7 +28,7 @@ from tests.contract.store_contract.asking import (
 
 #: The ttl in seconds of a lease that is renewed once, and met between its first end and its second: enough time for a
 #: slow machine.
-RENEWED = 1.5
+RENEWED = 3.0
 
 
 class LockContract:

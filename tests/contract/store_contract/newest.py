@@ -100,6 +100,15 @@ class NewestContract:
         assert (third.arrived or 0) < 2**52
         assert isinstance(come(store, SECOND), Superseded)
 
+    def test_holder_beside_which_another_task_runs_is_to_stop(self, store: Store) -> None:
+        """That task's limit is higher, and its lease ends sooner."""
+        running = come(store, STOPPABLE[0])
+        beside = taken(store, limit=2, ttl=TTL / 2)
+        assert isinstance(come(store, STOPPABLE[1], stops=True), Held)
+        assert isinstance(running, Lease)
+        assert told(store, running) == "second"
+        assert told(store, beside) is None
+
     def test_copy_is_not_a_newcomer(self, store: Store) -> None:
         come(store, FIRST)
         come(store, SECOND)

@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         "the newest message does not wait for one that it supersedes",
         file="stores/redis/scripts/lock/acquire.lua",
-        old="takes = is_kept and held <= limit",
-        new="takes = false",
+        old="if is_kept and held <= limit then",
+        new="if false then",
         kind="newest",
     ),
 )

@@ -19,8 +19,8 @@ MUTANTS = (
     ),
     _queued(
         "until_executing: another message can be sent as the body begins",
-        old="        freed = self._free()\n        self._turn.is_begun",
-        new="        freed = None\n        self._turn.is_begun",
+        old="        freed = self._free()\n        self._turn.queue_lock_ended",
+        new="        freed = None\n        self._turn.queue_lock_ended",
     ),
     _queued(
         "the queue lock stays while its message is put back",

@@ -106,12 +106,15 @@ if copy or newer and not kept then
   takes = false -- A message that is not the newest is never to run.
 elseif in_use < limit then
   takes = true
-elseif stops ~= '' and first then
-  local is_kept
-  first, is_kept = stop(first, first_pttl)
-  -- As for a free place: others may run beside it, under a higher limit.
-  takes = is_kept and held <= limit
-  replaced = takes and first or kept
+elseif stops ~= '' then
+  for i, value in ipairs(values) do
+    local stopped, is_kept = stop(value, lasts[i])
+    first = value == first and stopped or first
+    -- As for a free place: others may run beside it, under a higher limit.
+    if is_kept and held <= limit then
+      takes, replaced = true, value
+    end
+  end
 end
 if not takes then
   if newer and not copy then

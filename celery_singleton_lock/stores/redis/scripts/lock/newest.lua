@@ -25,7 +25,7 @@ local function arrive()
   return number, number < highest and before, is_new and before
 end
 
--- Has the holder of the lock stop, if it is of the order of which this message is the newest now: from then on, this message is the last part of
+-- Has a holder of the lock stop, if it is of the order of which this message is the newest now: from then on, this message is the last part of
 -- the holder in the lock's value, and a renewal reports it to the holder (renew.lua). A holder that is to stop already stops for the first message
 -- that asked for it.
 -- -> the value; whether nobody runs under it: the lock is kept for the next attempt of an older message
