@@ -95,7 +95,7 @@ class Scene:
         conf: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._directory, self.load, self._mutant, self._settings = directory, load, mutant, conf
-        self.history = directory / "history"
+        self.history: Path | None = directory / "history"
         self.history.touch()
         # What they are given is on disk before they answer: killed and restarted, they have all their data.
         durable = ["--appendonly", "yes", "--appendfsync", "always"]
@@ -182,7 +182,7 @@ class Scene:
         return {
             "TEST_CONF": json.dumps({**self._conf(host.to_broker.port, host.to_locks), **deployed}),
             "TEST_EVENTS": self._events.url,
-            history.HISTORY: str(self.history),
+            history.HISTORY: str(self.history or ""),
             history.HOST: host.name,
             tasks.MUTANT: self._mutant,
         }
