@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from amqp import ChannelError
+from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu import Exchange, Queue
 
@@ -292,6 +295,21 @@ def test_messages_that_wait_in_the_broker_survive_its_death(rabbitmq: RabbitMQ, 
         return not left
 
     until(arrived)
+
+
+def test_copy_that_rabbitmq_does_not_take_is_an_error(rabbitmq: RabbitMQ, queue: str) -> None:
+    """Otherwise its original would be acknowledged, and the message lost; a connection that was closed is no error."""
+    app = Celery("sender", broker=rabbitmq.url, set_as_current=False)
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    with app.connection_for_write() as connection:
+        Queue(queue, queue_arguments=arguments)(connection.channel()).declare()
+    send = partial(Publisher.of(app).send, header={"put_back": {}}, expires=True, delay=0.0)
+    send(_message(queue, 1))
+    rabbitmq.control("close_all_connections", "a test")
+    with pytest.raises(MessageNacked):
+        send(_message(queue, 2))
+    with pytest.raises(ChannelError):
+        send(_message(f"{queue}-gone", 3))
 
 
 def _message(queue: str, number: int) -> Original:

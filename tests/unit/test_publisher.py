@@ -12,6 +12,7 @@ from amqp import AccessRefused
 from celery import Celery
 from kombu import Exchange, Queue, binding
 
+from celery_singleton_lock.task import putback
 from celery_singleton_lock.task.putback import Copy, Original, Publisher, is_bound
 
 TOPIC, DIRECT, FANOUT = (Exchange(kind, type=kind) for kind in ("topic", "direct", "fanout"))
@@ -124,7 +125,17 @@ def test_way_that_is_refused_is_tried_once(
     for _ in range(2):
         publisher.send(message(), {"put_back": {}}, expires=True, delay=3.0)
     assert sent == [way] * 2
-    assert len([record for record in caplog.records if "are not put back through" in record.message]) == 1
+    assert caplog.text.count("are not put back through") == 1
+
+
+def test_way_that_is_refused_is_tried_again_after_a_while(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(putback, "REFUSED_FOR", 0.0)
+    publisher = publisher_of(app, "quorum", TOPIC, [], "celery_delayed_")
+    for _ in range(2):
+        publisher.send(message(), {"put_back": {}}, expires=True, delay=3.0)
+    assert caplog.text.count("are not put back through") == 2
 
 
 @pytest.mark.parametrize(
