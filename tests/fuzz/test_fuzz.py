@@ -94,7 +94,7 @@ def test_any_input_is_answered(target: str, times: int) -> None:
     ("target", "broken", "error"),
     [
         ("parsers", lambda: patch.object(cleaned, "array", json.loads), "Expecting value"),
-        ("answers", lambda: patch.object(Call, "understood", lambda self, answer: answer), "not enough values"),
+        ("answers", lambda: patch.object(Call, "understood", lambda self, answer: answer), "not enough values|missing 1"),
     ],
 )
 def test_what_is_not_checked_is_found(target: str, broken: Any, error: str) -> None:
