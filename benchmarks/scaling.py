@@ -68,7 +68,7 @@ def record_of(number: int) -> Record:
 
 def pair(store: Any, number: int, *, remembered: bool) -> None:
     """Acquire and release, as a task does, or a lock outside of tasks."""
-    lease = store.acquire(LockRequest(key_of(number), new_owner(), TTL, holder_of(number), once=remembered))
+    lease = store.acquire(LockRequest(key_of(number), new_owner(), TTL, holder_of(number), check_finished=remembered))
     assert isinstance(lease, Lease), lease
     store.free(lease, record=record_of(number) if remembered else None)
 

@@ -46,7 +46,7 @@ REQUESTS = st.builds(
     ttl=TTLS,
     holder=HOLDERS,
     waiting=st.booleans(),
-    once=st.booleans(),
+    check_finished=st.booleans(),
     limit=LIMITS,
     given_up=st.lists(OWNERS, max_size=2).map(tuple),
     late=st.booleans(),
