@@ -152,7 +152,7 @@ class _OfTask:
         self._lease: Lease | None = None
 
     def acquire(self, wait: float = 0.0) -> bool:
-        request = LockRequest(self._key, new_owner(), TTL, self._holder, waiting=wait > 0, once=True)
+        request = LockRequest(self._key, new_owner(), TTL, self._holder, waiting=wait > 0, check_finished=True)
         began = clock.now()
         found = self._store.acquire(request)
         if wait and isinstance(found, Held):

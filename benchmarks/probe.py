@@ -83,7 +83,7 @@ def _as_task(url: str) -> Turn:
 
     def pair() -> None:
         holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process)
-        lease = store.acquire(LockRequest("probe:{task}", new_owner(), TTL, holder, once=True))
+        lease = store.acquire(LockRequest("probe:{task}", new_owner(), TTL, holder, check_finished=True))
         assert isinstance(lease, Lease)
         store.free(lease, record=Record(holder.message, b'["SUCCESS", 3600.0, true]\nnull', 60.0))
 

@@ -84,7 +84,7 @@ def acquire_many(store: Any, numbers: Sequence[int]) -> list[Lease]:
     for start in range(0, len(numbers), PIPELINE):
         sent_at = clock.now()
         requests = [
-            LockRequest(key_of(number), new_owner(), MEANWHILE, holder_of(number), once=True)
+            LockRequest(key_of(number), new_owner(), MEANWHILE, holder_of(number), check_finished=True)
             for number in numbers[start : start + PIPELINE]
         ]
         asked = [lock_commands.acquire(request) for request in requests]

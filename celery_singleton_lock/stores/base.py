@@ -70,12 +70,12 @@ class LockRequest:
         holder: kept beside the owner, for others that find the lock held.
         waiting: the caller will wait (see `Store.waiter`) if the lock is held: freeing it has to wake somebody. Leaving
             the queue ends the owner; without this, an answer that is not a lease does, if a try was not answered.
-        once: check first whether the holder's message has been carried out.
+        check_finished: first look whether the holder's message has been carried out.
         limit: how many may hold the key at once, but never two for one sending. Whatever is held counts, also what was
             taken under another limit.
         given_up: owners that have asked for this before and are not to have it: what they hold is free, and their late
             requests take nothing.
-        in_line: it may have been woken for this (see `wake_ups.py`): if its message has been carried out, or is being
+        was_woken: it may have been woken for this (see `wake_ups.py`): if its message has been carried out, or is being
             carried out beside it, another waiter is woken.
         arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
             None if the order does not matter.
@@ -89,10 +89,10 @@ class LockRequest:
     ttl: float
     holder: Holder
     waiting: bool = False
-    once: bool = False
+    check_finished: bool = False
     limit: int = 1
     given_up: Sequence[str] = ()
-    in_line: bool = False
+    was_woken: bool = False
     arrival: Arrival | None = None
     another: Callable[[], str] | None = field(default=new_owner, compare=False, repr=False)
     late: bool = field(default=False, compare=False, repr=False)

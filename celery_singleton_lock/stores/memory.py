@@ -56,7 +56,7 @@ class MemoryStore:
                 raise LockUnavailable(self.server, "this owner was given up")
             for name in request.given_up:
                 self._give_up(key, name, request.ttl)
-            if request.once and (record := self._record(key, holder.message)):
+            if request.check_finished and (record := self._record(key, holder.message)):
                 self._vacate(key, request.owner)
                 return record
             live = self._live(key)

@@ -140,7 +140,7 @@ class Acquisition:
         if not isinstance(found, Held) or isinstance(found, Superseded):
             return found
         # Whatever this copy was woken for, others have it by now.
-        with self._store.waiter(replace(request, in_line=False)) as waiter:
+        with self._store.waiter(replace(request, was_woken=False)) as waiter:
             while (
                 isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners
             ):
@@ -164,10 +164,10 @@ class Acquisition:
             ttl=it.options.ttl,
             holder=self._holder,
             waiting=waiting,
-            once=it.is_remembered,
+            check_finished=it.is_remembered,
             limit=it.options.limit,
             given_up=self.given_up,
-            in_line=it.message.note.waits is not None,
+            was_woken=it.message.note.waits is not None,
             arrival=self._arrival,
             another=self._ask_as_another,
         )

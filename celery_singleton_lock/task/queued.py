@@ -77,7 +77,7 @@ class Queued:
         """
         lock = self.lock
         holder = replace(holder_of_message(self._task.request.id, label), record=self._own_name.record)
-        found = self._runtime.store.acquire(replace(lock.request(holder), once=True, another=None))
+        found = self._runtime.store.acquire(replace(lock.request(holder), check_finished=True, another=None))
         if isinstance(found, (Held, Record)):
             return found
         self.leads()

@@ -192,7 +192,7 @@ def test_new_master_hears_of_the_end_before_it_is_asked(
         node.forge(MAP, mapped(*nodes))
     assert store.held(OTHER) == []  # The first one is the master, as far as is known.
     replace(nodes)
-    assert isinstance(store.acquire(asked(once=True)), Record)
+    assert isinstance(store.acquire(asked(check_finished=True)), Record)
 
 
 def test_slot_that_has_moved_is_followed(nodes: Sequence[ForgingProxy], store: Store) -> None:

@@ -116,7 +116,7 @@ class History:
         self.network.fates = self.rng.choices(["lost", "unheard", "well"], k=self.rng.randint(0, 3))
 
     def ask(self, owner: str, holder: Holder, **more: Any) -> Lease | Held | Record:
-        asked = {"ttl": TTL, "once": True, "limit": self.limit, **more}
+        asked = {"ttl": TTL, "check_finished": True, "limit": self.limit, **more}
         return self.store.acquire(LockRequest(self.key, owner, holder=holder, **asked))
 
     def acquire(self, it: Delivery) -> None:
@@ -125,7 +125,7 @@ class History:
         self.disturb()
         limit, once = self.rng.randint(1, self.limit), self.rng.random() < 0.5
         try:
-            found: object = self.ask(it.owner, it.holder, limit=limit, once=once, given_up=it.given_up)
+            found: object = self.ask(it.owner, it.holder, limit=limit, check_finished=once, given_up=it.given_up)
         except LockUnavailable:
             found = None
         self.network.fates = []

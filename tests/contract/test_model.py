@@ -74,15 +74,17 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "store"):
             self.store.close()
 
-    def ask(self, owner: str, holder: Holder, *, limit: int = 1, once: bool = False) -> Lease | Held | Record:
-        return self.store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=holder, once=once, limit=limit))
+    def ask(self, owner: str, holder: Holder, *, limit: int = 1, check_finished: bool = False) -> Lease | Held | Record:
+        return self.store.acquire(
+            LockRequest(KEY, owner, ttl=TTL, holder=holder, check_finished=check_finished, limit=limit)
+        )
 
     @rule(who=WHO, limit=st.sampled_from([1, 1, 2, 3]), once=st.booleans())
     def acquire(self, who: int, limit: int, once: bool) -> None:
         """Under any limit, as while a deploy changes it."""
         client, limit = self.clients[who], min(limit, self.most)
         holder, heir = client.holder, client.holder.reserved_as
-        found = self.ask(client.owner, holder, limit=limit, once=once)
+        found = self.ask(client.owner, holder, limit=limit, check_finished=once)
         copies = [it for owner, it in self.taken.items() if it.task_id == holder.task_id and owner != heir]
         # Attempts that are kept do not wait for each other.
         counting = [

@@ -345,7 +345,7 @@ class TestCopies:
             store.free(lease)
         with server.client() as client:
             client.zadd(inside.waiting_set(KEY), {"next": 1})
-            assert isinstance(store.acquire(asked(holder=copy, once=True, in_line=in_line)), Record)
+            assert isinstance(store.acquire(asked(holder=copy, check_finished=True, was_woken=in_line)), Record)
             assert client.llen(inside.wake_list(KEY)) == (in_line and not is_held)
 
     @pytest.mark.parametrize("waiting", [False, True])
@@ -359,7 +359,7 @@ class TestCopies:
             taken(store, limit=2)
         with server.client() as client:
             client.zadd(inside.waiting_set(KEY), {"next": 1})
-            found = store.acquire(asked("runs", once=True, limit=2, in_line=in_line, waiting=waiting))
+            found = store.acquire(asked("runs", check_finished=True, limit=2, was_woken=in_line, waiting=waiting))
             assert isinstance(found, Held)
             assert found.owner.startswith(running.owner)
             assert client.llen(inside.wake_list(KEY)) == (in_line and not others)

@@ -45,7 +45,7 @@ def client(redis_server: RedisServer) -> Iterator[Redis]:
 
 
 def content_found(store: RedisStore) -> bytes:
-    found = ask(store, key=KEY, holder=ME, once=True)
+    found = ask(store, key=KEY, holder=ME, check_finished=True)
     assert isinstance(found, Record)
     return found.content
 

@@ -157,7 +157,7 @@ class TestAcquire:
     ) -> None:
         store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0))
         proxy.hold(1)
-        assert isinstance(ask(store, holder=ME, once=True), Record)
+        assert isinstance(ask(store, holder=ME, check_finished=True), Record)
         proxy.deliver()
         assert store.held(KEY) == []
 
@@ -428,14 +428,14 @@ class TestRelease:
         own_redis.resume()
         until(lambda: is_settled(direct))
         assert direct.held(KEY) == []
-        assert isinstance(ask(direct, holder=ME, once=True), Record)
+        assert isinstance(ask(direct, holder=ME, check_finished=True), Record)
 
     def test_is_carried_out_before_the_next_question(
         self, store: Store, hold_back_release: Callable[[Lease], None]
     ) -> None:
         """A copy of the message may ask as soon as the server answers again, and must find how it has ended."""
         hold_back_release(taken(store, holder=ME))
-        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, check_finished=True)
         found = store.acquire(request)
         assert isinstance(found, Record)
         assert found.content == b"record"
@@ -463,7 +463,7 @@ class TestRelease:
     ) -> None:
         """A copy of the message waits in a slot of the same process."""
         lease = taken(store, holder=ME)
-        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)) as waiter:
+        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, check_finished=True)) as waiter:
             assert isinstance(waiter.ask(), Held)
             hold_back_release(lease)
             found = waiter.ask()
@@ -475,7 +475,7 @@ class TestRelease:
     ) -> None:
         """The lease ended meanwhile, and another message has had the lock: its end wakes the copy."""
         lease, found = taken(store, holder=ME), list[Lease | Held | Record]()
-        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)) as waiter:
+        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, check_finished=True)) as waiter:
             assert isinstance(waiter.ask(), Held)
             waiting = threading.Thread(target=lambda: found.append(waiter.wait(TTL)))
             waiting.start()

@@ -19,10 +19,10 @@ KEY = "left-out:1:{job:1}"
 OWNER, OTHER = new_owner(), new_owner()
 ME = Holder("me")
 PLAIN = [
-    {"once": False, "waiting": False},
-    {"once": True, "waiting": False},
-    {"once": False, "waiting": True},
-    {"once": True, "waiting": True},
+    {"check_finished": False, "waiting": False},
+    {"check_finished": True, "waiting": False},
+    {"check_finished": False, "waiting": True},
+    {"check_finished": True, "waiting": True},
 ]
 RECORDS = [None, Record(ME.message, b"r", 60.0)]
 
@@ -89,7 +89,7 @@ def test_acquire(client: Redis, options: dict[str, bool], state: str) -> None:
         answer = acquired(client, options, said)
         outcomes.append((answer, left(client)))
     assert outcomes[0] == outcomes[1]
-    assert (answer == 1) == (state not in (NONE_ONCE if options["once"] else NONE))
+    assert (answer == 1) == (state not in (NONE_ONCE if options["check_finished"] else NONE))
 
 
 @pytest.mark.parametrize("state", ["free", "held", "waited for"])

@@ -295,7 +295,7 @@ class TestServer:
         with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)) as waiter:
             assert isinstance(waiter.wait(0.1), Held)
         assert store.free(lease, record=Record(ME.message, b"record", 60), reservation=Reservation(ME, 60))
-        assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)), Record)
+        assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, check_finished=True)), Record)
         with pytest.raises(LockUnavailable, match=r"NoPermission|permission"):
             store.acquire(LockRequest("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME))
         store.close()
@@ -341,7 +341,7 @@ class TestForeignValues:
 
     def test_record_of_another_type_does_not_count(self, store: Store, client: Redis) -> None:
         client.lpush(f"{KEY}:done:{ME.message}", "x")
-        lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True))
+        lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, check_finished=True))
         assert isinstance(lease, Lease)
         assert store.free(lease, record=Record(ME.message, b"record", 60))
 
@@ -523,7 +523,7 @@ class TestConnections:
     def test_record_of_a_message_costs_no_round_trip(self, store: Store, client: Redis) -> None:
         store.free(taken(store))
         before = _calls(client)
-        lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True))
+        lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, check_finished=True))
         assert isinstance(lease, Lease)
         store.free(lease, record=Record(ME.message, b"record", 60), reservation=Reservation(ME, 60))
         assert _calls(client) - before == 2

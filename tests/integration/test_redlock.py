@@ -150,7 +150,7 @@ def acquire_or_none(store: Store) -> object:
 def acquire_once(store: Store) -> object:
     """As a message that does not run if it has a record."""
     try:
-        return acquire(store, once=True)
+        return acquire(store, check_finished=True)
     except LockUnavailable:
         return None
 
@@ -421,7 +421,7 @@ class TestReach:
             server.client().execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rights)
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
         store = open_url(";".join(f"redis://locks:secret@127.0.0.1:{server.port}/0" for server in nodes.servers))
-        lease = taken(store, waiting=True, once=True)
+        lease = taken(store, waiting=True, check_finished=True)
         assert isinstance(acquire(store, waiting=True), Held)
         with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)) as waiter:
             assert isinstance(waiter.wait(0.1), Held)
@@ -1007,7 +1007,7 @@ def acquire_for(store: Store, ttl: float) -> object:
 
 class TestMarks:
     def test_record_is_found_by_any_majority(self, nodes: Nodes, store: Store) -> None:
-        lease = taken(store, once=True)
+        lease = taken(store, check_finished=True)
         for server in nodes.servers[:2]:
             server.kill()
         assert store.free(lease, record=Record(ME.message, b"record", 60))
@@ -1016,7 +1016,7 @@ class TestMarks:
         for server in nodes.servers[3:]:
             server.kill()
         # One node with the record is left, and two that were down when it was written.
-        assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Record)
+        assert isinstance(acquire(open_url(nodes.url, BELIEVED), check_finished=True), Record)
         until(lambda: nodes.holding(RUN) == [], "the two nodes were told to undo it")
 
     def test_node_that_gets_it_later_forgets_it_with_the_others(
@@ -1080,7 +1080,7 @@ class TestWaiting:
         """The copy was woken for a lock that it does not take."""
         inside.set_seconds(monkeypatch, "of one wait of a waiter", 60.0)
         lease = taken(store, ttl=60, holder=ME)
-        copy = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True, once=True)
+        copy = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True, check_finished=True)
         assert isinstance(store.acquire(copy), Held)
         found: list[object] = []
 

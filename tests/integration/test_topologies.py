@@ -219,7 +219,7 @@ class TestCluster:
         assert store.renew(leases, timeout=2.0) == [True] * 60
         assert {key for key, _ in store.all_held("many")} == {lease.key for lease in leases}
         assert all(store.free(lease, record=Record(ME.message, b"record", 60)) for lease in leases)
-        assert isinstance(acquire(store, leases[7].key, once=True), Record)
+        assert isinstance(acquire(store, leases[7].key, check_finished=True), Record)
 
     def test_release_wakes_a_waiter(self, store: Store) -> None:
         lease, got = taken(store), []

@@ -562,7 +562,7 @@ def request_of_copy(package: Any, lock: Any, message: str) -> Any:
     names = module(package, "holder")
     holder = names.Holder(message, process=attribute(module(package, "process_identity"), "own")())
     owner, base = attribute(names, "new_owner")(), module(package, "stores.base")
-    return base.LockRequest(key_of(lock), owner, ttl=attribute(lock, "_ttl"), holder=holder, once=True)
+    return base.LockRequest(key_of(lock), owner, ttl=attribute(lock, "_ttl"), holder=holder, check_finished=True)
 
 
 def record_for(package: Any, holder: Any, content: bytes, seconds: float) -> Any:

@@ -104,7 +104,7 @@ class Scene:
         conf: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._directory, self.load, self._mutant, self._settings = directory, load, mutant, conf
-        self.history = directory / "history"
+        self.history: Path | None = directory / "history"
         self.history.touch()
         self.broker = exits.enter_context(RedisServer(DURABLE))
         self._events = exits.enter_context(RedisServer())
@@ -190,7 +190,7 @@ class Scene:
         return {
             "TEST_CONF": json.dumps({**self._conf(host.to_broker.port, host.to_locks), **deployed}),
             "TEST_EVENTS": self._events.url,
-            history.HISTORY: str(self.history),
+            history.HISTORY: str(self.history or ""),
             history.HOST: host.name,
             tasks.MUTANT: self._mutant,
         }

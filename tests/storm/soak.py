@@ -31,7 +31,7 @@ def soak(directory: Path, minutes: float) -> list[str]:
     """Work for that long; prints what it looked at, and returns what grew or ended."""
     conf = {"result_expires": KEPT, "singleton_lock_done_ttl": KEPT}
     with scene(directory, load="flood", conf=conf) as made:
-        made.history = Path(os.devnull)  # It would be larger than all that is looked at.
+        made.history = None  # It would be larger than all that is looked at.
         made.start_workers()
         for host in made.hosts.values():
             made.start_sender(host)

@@ -88,7 +88,7 @@ def acquire(request: LockRequest) -> Call:
 def hand_over(request: LockRequest) -> Call:
     """As `acquire`, to be carried out when the waiter is woken; its lease must be confirmed."""
     # If it is not confirmed in time, the waiter asks again: a grant leaves no tombstone.
-    woken = replace(request, waiting=True, in_line=True, given_up=(), late=False)
+    woken = replace(request, waiting=True, was_woken=True, given_up=(), late=False)
     keys, args = question(woken, ttl=min(request.ttl, HAND_OVER_TTL))
     return Call(HAND_OVER, keys, without_defaults(args))
 
@@ -106,9 +106,9 @@ def question(
     """
     key, holder, given_up, arrival = request.key, request.holder, request.given_up, request.arrival
     keys = [keyspace.fence_key(key), keyspace.tombstone_key(key, request.owner), keyspace.wake_key(key)]
-    if request.once:
+    if request.check_finished:
         keys.append(keyspace.done_key(key, holder.message))
-    if request.waiting or request.in_line or given_up or arrival:
+    if request.waiting or request.was_woken or given_up or arrival:
         keys.append(keyspace.waiting_key(key))
     if arrival:
         keys.append(keyspace.order_key(key, arrival.order))
@@ -119,7 +119,7 @@ def question(
         holder.json_around_fence(request.ttl),
         ms(ttl or request.ttl),
         _FENCE_MS,
-        int(request.once),
+        int(request.check_finished),
         ms(WAITING_TTL) if request.waiting else 0,
         ms(clock.wall()) if request.waiting else 0,
         holder.kept_as,
@@ -128,7 +128,7 @@ def question(
         request.limit - 1,
         "".join(given_up),
         tombstone_ms(request.ttl) if given_up or request.late else 0,
-        int(request.in_line),
+        int(request.was_woken),
         *((holder.order_member, arrival.number or "", ms(arrival.seconds)) if arrival else ("", "", 0)),
         arrival.order if arrival and arrival.stops else "",
         int(request.late),

@@ -207,10 +207,10 @@ class Line:
         """Whether the socket has not taken all."""
         return self._connection.unsent > 0
 
-    def give_up_if_mute(self) -> None:
-        """Break off if it has not answered for long, when all that has arrived is heard."""
-        if self._unanswered and clock.now() - self._unanswered[0].sent_at > MUTE_FOR:
-            self._give_up(TimeoutError("it has not answered for long"))
+    @property
+    def is_mute(self) -> bool:
+        """Whether it has not answered for long, when all that has arrived is heard."""
+        return len(self._unanswered) > 0 and clock.now() - self._unanswered[0].sent_at > MUTE_FOR
 
     def hear(self) -> None:
         """Take note of the answers that are there."""
@@ -248,9 +248,10 @@ class Line:
             self.node.note(request, error)
             raise
         if may_be_replaced(answer):
-            self._give_up(answer)  # The next connection may find the server that has taken its place.
+            self.give_up(answer)  # The next connection may find the server that has taken its place.
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
+        """Break off, and leave the node alone for a while."""
         self.node.failed(error)
         self.break_off(error)
 
@@ -281,24 +282,21 @@ class _Talk:
             line.send(request)
             self._follow(line)
 
-    def hear(self, seconds: float) -> bool:
-        """Wait for something to arrive, and take note of it; whether something has."""
-        ready = self._selector.select(seconds)
-        for key, events in ready:
+    def hear(self, seconds: float) -> None:
+        """Wait for something to arrive, and take note of it."""
+        for key, events in self._selector.select(seconds):
             line: Any = key.fileobj
             if events & selectors.EVENT_WRITE:
                 line.flush()
             if events & selectors.EVENT_READ:
                 line.hear()
             self._follow(line)
-        return len(ready) > 0
 
     def collect(self) -> None:
         """Take note of what has arrived meanwhile, and of lines that are gone, or useless."""
-        while self.hear(0.0):
-            pass
-        for line in [*self.lines.values()]:
-            line.give_up_if_mute()
+        self.hear(0.0)
+        for line in [line for line in self.lines.values() if line.is_mute]:
+            line.give_up(TimeoutError("it has not answered for long"))
             self._follow(line)
 
     def close(self) -> None:

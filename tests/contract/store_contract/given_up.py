@@ -83,13 +83,13 @@ class GivenUpContract:
     def test_given_up_hold_is_freed_also_for_a_copy_of_a_finished_message(self, store: Store) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
         ghost = taken(store, holder=ME)
-        assert isinstance(ask(store, holder=ME, once=True, given_up=[ghost.owner]), Record)
+        assert isinstance(ask(store, holder=ME, check_finished=True, given_up=[ghost.owner]), Record)
         assert is_free(store)
 
     def test_waiter_is_woken_if_the_copy_does_not_need_the_lock(self, store: Store) -> None:
         store.free(taken(store, holder=ME), record=RECORD)
         ghost = taken(store, holder=ME)
-        found = _waited_while(store, lambda: ask(store, holder=ME, once=True, given_up=[ghost.owner]))
+        found = _waited_while(store, lambda: ask(store, holder=ME, check_finished=True, given_up=[ghost.owner]))
         assert isinstance(found, Lease)
 
     def test_waiting_copy_gets_the_lock(self, store: Store) -> None:

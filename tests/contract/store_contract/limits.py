@@ -223,4 +223,4 @@ class LimitContract:
         lease = taken(store, holder=replace(ME, pid=1), limit=3)
         assert is_of(store.refuse(KEY, ME, REFUSED), lease)
         store.free(lease)
-        assert isinstance(ask(store, holder=ME, once=True, limit=3), Lease), "nothing is left of the refusal"
+        assert isinstance(ask(store, holder=ME, check_finished=True, limit=3), Lease), "nothing is left of the refusal"

@@ -153,7 +153,7 @@ class NewestContract:
         assert isinstance(running, Lease)
         store.free(running, record=Record(FIRST.message, b"over", TTL))
         come(store, SECOND)
-        assert isinstance(come(store, FIRST, once=True), Record)
+        assert isinstance(come(store, FIRST, check_finished=True), Record)
 
     def test_numbers_give_the_order_if_the_store_has_forgotten_it(self, store: Store) -> None:
         """As after a restart without memory: the messages carry their numbers."""

@@ -28,7 +28,7 @@ RECORD = Record(ME.message, b"record\n\x00\xff", 60.0)
 
 def found_by_a_copy(store: Store, holder: Holder = ME, **more: Any) -> Lease | Held | Record:
     """What a copy of this holder's message finds."""
-    return ask(store, holder=holder, once=True, **more)
+    return ask(store, holder=holder, check_finished=True, **more)
 
 
 def content_found(store: Store, holder: Holder = ME, **more: Any) -> bytes:
@@ -57,7 +57,7 @@ class RecordContract:
         owner = new_owner()
         taken(store, owner, holder=ME)
         store.remember(KEY, RECORD)
-        assert isinstance(ask(store, owner, holder=ME, once=True), Record)
+        assert isinstance(ask(store, owner, holder=ME, check_finished=True), Record)
         assert is_free(store)
 
     def test_repeated_acquire_that_finds_a_record_frees_the_lock_for_those_that_wait(self, store: Store) -> None:
@@ -66,7 +66,7 @@ class RecordContract:
         with store.waiter(request(waiting=True)) as waiter:
             assert isinstance(waiter.ask(), Held)
             store.remember(KEY, RECORD)
-            assert isinstance(ask(store, owner, holder=ME, once=True, waiting=True), Record)
+            assert isinstance(ask(store, owner, holder=ME, check_finished=True, waiting=True), Record)
             assert isinstance(waited_for(waiter), Lease)
 
     def test_copy_that_does_not_ask_for_the_record_takes_the_lock(self, store: Store) -> None:

@@ -24,7 +24,7 @@ class RefusalContract:
     def test_refused_message_is_finished(self, store: Store) -> None:
         taken(store)
         assert store.refuse(KEY, ME, REFUSED) is None
-        record = ask(store, holder=ME, once=True)
+        record = ask(store, holder=ME, check_finished=True)
         assert isinstance(record, Record)
         assert record.content == REFUSED.content
         assert 0 < record.seconds <= 60
@@ -49,13 +49,13 @@ class RefusalContract:
         lease = taken(store, holder=replace(ME, pid=1))
         assert is_of(store.refuse(KEY, ME, REFUSED), lease)
         store.free(lease)
-        assert isinstance(ask(store, holder=ME, once=True), Lease), "nothing is left of the refusal"
+        assert isinstance(ask(store, holder=ME, check_finished=True), Lease), "nothing is left of the refusal"
 
     def test_message_for_which_the_lock_is_reserved_is_not_refused(self, store: Store) -> None:
         lease = taken(store, holder=replace(ME, retries=1))
         store.free(lease, reservation=Reservation(ME, TTL))
         assert isinstance(store.refuse(KEY, ME, REFUSED), Held)
-        assert isinstance(ask(store, holder=ME, once=True), Lease)
+        assert isinstance(ask(store, holder=ME, check_finished=True), Lease)
 
     @pytest.mark.parametrize(
         "other", [OTHER, replace(ME, retries=1), replace(ME, replaced=1), replace(ME, sending="x")]
@@ -71,7 +71,7 @@ class RefusalContract:
         def run(me: Holder) -> None:
             start.wait()
             with suppress(LockUnavailable):  # No majority: on a Redlock, nobody may win.
-                found.append(ask(store, holder=me, once=True))
+                found.append(ask(store, holder=me, check_finished=True))
 
         def refuse(me: Holder) -> None:
             start.wait()

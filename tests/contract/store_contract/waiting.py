@@ -83,7 +83,7 @@ class WaitingContract:
 
     def test_waiter_finds_the_record_of_a_message_that_was_carried_out_meanwhile(self, store: Store) -> None:
         first = taken(store, holder=ME)
-        with place(store, once=True) as waiter:
+        with place(store, check_finished=True) as waiter:
             record = Record(ME.message, b"done", 60.0)
             threading.Timer(0.05, lambda: store.free(first, record=record)).start()
             assert isinstance(waited_for(waiter), Record)

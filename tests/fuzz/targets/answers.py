@@ -199,7 +199,7 @@ class PlayedServer(Server):
 
 
 def _acquire(store: Any) -> None:
-    found = store.acquire(LockRequest(KEY, new_owner(), ttl=30.0, holder=HOLDER, once=True, limit=2))
+    found = store.acquire(LockRequest(KEY, new_owner(), ttl=30.0, holder=HOLDER, check_finished=True, limit=2))
     if isinstance(found, Lease):
         assert isinstance(found.fence, int)
     elif isinstance(found, Held):

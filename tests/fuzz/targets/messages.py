@@ -168,7 +168,7 @@ def _lost(choices: Choices, request: SingletonRequest, plain: Request) -> None:
     if _error_of(plain.on_failure, info) is None:
         request.on_failure(info)
     else:
-        request._record(error, settled=False)
+        request._record_end(error, settled=False)
     if _error_of(getattr, plain, "_context") is None:
         request._free_kept()
 

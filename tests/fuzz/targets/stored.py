@@ -124,7 +124,7 @@ def _lock(shop: Shop, choices: Choices) -> None:
     store, limit = shop.store, choices.below(2) + 1
     stranger = _held(shop)
     holder = Holder(choices.pick(("other", "id")), retries=choices.below(2), node="n", pid=1, sending="s")
-    request = LockRequest(shop.key, new_owner(), ttl=30.0, holder=holder, once=True, limit=limit)
+    request = LockRequest(shop.key, new_owner(), ttl=30.0, holder=holder, check_finished=True, limit=limit)
     found: Any = None
     with suppress(LockUnavailable):
         found = store.acquire(request)

@@ -65,7 +65,7 @@ MUTANTS = (
     ),
     _acquire(
         "no body runs again after its end",
-        old="if once then",
+        old="if checks_finished then",
         new="if false then",
     ),
     _acquire(

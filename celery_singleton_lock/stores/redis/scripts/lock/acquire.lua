@@ -32,7 +32,7 @@ for at = 1, #given_up, #owner do
   take_from(string.sub(given_up, at, at + #owner - 1))
 end
 
-if once then
+if checks_finished then
   local record = redis.pcall('GET', done)
   if type(record) == 'string' then
     take_from(owner)  -- By a try whose answer was lost.
