@@ -27,7 +27,7 @@ help:
 	@echo "make test-servers  tests of stores and locks on other servers (SERVERS=\"dir dir\": each with a redis-server)"
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
 	@echo "make smoke     worker containers that share a host name, or are paused (Docker; about 3 min)"
-	@echo "make storm     real workers, and everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--load flood')"
+	@echo "make storm     real workers, and everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--on cluster')"
 	@echo "make celery-suite  Celery's own tests, with its Task and with SingletonTask, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 20 min)"
 	@echo "make mutants   deliberate faults in the package, and the seed that finds each (about 2 min; BASE=main: in files that differ from it)"

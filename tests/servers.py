@@ -50,6 +50,18 @@ class Group:
     def _set_up(self) -> None:
         raise NotImplementedError
 
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Transport options that go with the URL."""
+        return {}
+
+    def wait_until_ready(self) -> None:
+        """Wait until the servers that run work together; independent ones always do."""
+
     def _at(self, port: int) -> RedisServer:
         return next(server for server in self.servers if server.port == port)
 
@@ -73,15 +85,17 @@ class Nodes(Group):
         count: number of them.
         proxied: reach them through proxies, which `slow` needs. A dead node then closes connections instead of
             refusing them.
+        arguments: of each server.
     """
 
-    def __init__(self, count: int = 5, *, proxied: bool = False) -> None:
+    def __init__(self, count: int = 5, *, proxied: bool = False, arguments: Sequence[str] = ()) -> None:
         self._count = count
         self._proxied = proxied
+        self._arguments = arguments
         super().__init__()
 
     def _set_up(self) -> None:
-        self.servers = self._start(self._count, lambda port: RedisServer(port=port))
+        self.servers = self._start(self._count, lambda port: RedisServer(self._arguments, port=port))
         proxied = self.servers if self._proxied else []
         self.proxies = [self._exits.enter_context(LossyProxy(server.port)) for server in proxied]
 
@@ -191,16 +205,28 @@ class SentinelGroup(Group):
         """Kill the master, and wait until all Sentinels agree on another that accepts writes; returns the dead one."""
         dead = self.master()
         dead.kill()
-
-        def missing() -> str:
-            ports = {int(_info(sentinel, self.name)["port"]) for sentinel in _running(self.sentinels)}
-            if len(ports) != 1 or dead.port in ports:
-                return f"the master is at {ports} for the Sentinels"
-            _ask(self._at(ports.pop()), "SET", "failed-over", 1, "PX", 1)
-            return ""
-
-        _wait(missing, "another one is master")
+        _wait(lambda: self._not_replaced(dead), "another one is master")
         return dead
+
+    def hand_over(self) -> None:
+        """Replace the master by a replica that has all its data: writes wait, and the old master then refuses them."""
+        old = self.master()
+        _ask(old, "CLIENT", "PAUSE", 1000 * LIMIT, "WRITE")
+        try:
+            _wait(lambda: _behind(old, self.replicas()), "the replicas have everything")
+            _ask(self.sentinels[0], "SENTINEL", "FAILOVER", self.name)
+            _wait(lambda: self._not_replaced(old), "another one is master")
+            _ask(old, "REPLICAOF", "127.0.0.1", self.master().port)
+        finally:
+            _ask(old, "CLIENT", "UNPAUSE")
+
+    def _not_replaced(self, old: RedisServer) -> str:
+        """Who is master; empty if all Sentinels agree on another one that accepts writes."""
+        ports = {int(_info(sentinel, self.name)["port"]) for sentinel in _running(self.sentinels)}
+        if len(ports) != 1 or old.port in ports:
+            return f"the master is at {ports} for the Sentinels"
+        _ask(self._at(ports.pop()), "SET", "failed-over", 1, "PX", 1)
+        return ""
 
     def _missing(self) -> str:
         """What is not as it should be."""
@@ -253,6 +279,13 @@ def _replication(server: RedisServer) -> dict[str, Any]:
         return client.info("replication")
 
 
+def _behind(master: RedisServer, replicas: Sequence[RedisServer]) -> str:
+    """What the replicas have, unless that is all."""
+    offset = _replication(master)["master_repl_offset"]
+    found = [_replication(replica)["slave_repl_offset"] for replica in replicas]
+    return "" if found == [offset] * len(found) else f"{found} of {offset} bytes"
+
+
 def _is_online(replica: dict[str, Any]) -> bool:
     return replica.get("state") == "online"
 
@@ -264,18 +297,22 @@ class Cluster(Group):
         masters: number of them; a dead master is replaced while most of them are alive.
         replicas: of each master.
         node_timeout: seconds of silence after which a node is taken for dead.
+        arguments: of each server.
     """
 
     SLOTS = 16384
 
-    def __init__(self, *, masters: int = 3, replicas: int = 1, node_timeout: float = 1.0) -> None:
+    def __init__(
+        self, *, masters: int = 3, replicas: int = 1, node_timeout: float = 1.0, arguments: Sequence[str] = ()
+    ) -> None:
         self._masters = masters
+        self._arguments = arguments
         self._count = masters * (1 + replicas)
         self._node_timeout = str(round(node_timeout * 1000))
         super().__init__()
 
     def _set_up(self) -> None:
-        arguments = ("--cluster-enabled", "yes", "--cluster-node-timeout", self._node_timeout)
+        arguments = (*self._arguments, "--cluster-enabled", "yes", "--cluster-node-timeout", self._node_timeout)
         arguments += ("--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no")
         self.servers = self._start(self._count, lambda port: RedisServer(arguments, port=port))
         share = self.SLOTS // self._masters + 1

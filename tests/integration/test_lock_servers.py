@@ -19,7 +19,7 @@ TTL = 12.0
 
 
 def shop_of(group: Nodes | SentinelGroup | Cluster, shop_on: Callable[..., Shop], broker: RedisServer) -> Shop:
-    options = {"restart_delay": False} if isinstance(group, Nodes) else getattr(group, "options", {})
+    options = {"restart_delay": False} if isinstance(group, Nodes) else group.options
     return shop_on(
         broker, singleton_lock_backend=group.url, singleton_lock_transport_options=options, singleton_lock_ttl=TTL
     )

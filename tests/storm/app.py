@@ -51,7 +51,7 @@ def make(conf: Mapping[str, Any]) -> Celery:
     app = Celery("storm", set_as_current=False)
     app.conf.update({"worker_prefetch_multiplier": 1, "broker_connection_retry_on_startup": True, **conf})
     for name, options in TASKS.items():
-        if name not in ONE_SERVER or ";" not in app.conf.singleton_lock_backend:
+        if name not in ONE_SERVER or ";redis:" not in app.conf.singleton_lock_backend:
             way = {"base": SingletonTask, "lock_key": ["key"], "lock_name": "storm", **options}
             app.task(name=name, **SURE, **way)(_body)
     return app

@@ -24,7 +24,9 @@ from tests import appended
 from tests.programs import group_of
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
+from tests.servers import Cluster, SentinelGroup
 from tests.storm.scene import TTL, Host, Scene, children_of, end
+from tests.storm.sender import LOADS
 
 #: Seconds between two faults: of one host or one lock server, of the children of a host, and of those that last only a
 #: moment. Most children get to do something first.
@@ -46,6 +48,10 @@ PROCESSES: dict[str, Strike] = {}
 CHILDREN: dict[str, Strike] = {}
 LOCKS: dict[str, Strike] = {}
 MOMENTS: dict[str, Strike] = {}
+
+#: Kinds of faults of servers that work together: one at a time, which is over when they are ready again.
+SENTINEL: dict[str, Strike] = {}
+CLUSTER: dict[str, Strike] = {}
 
 
 def kind(of: dict[str, Strike], name: str) -> Callable[[Strike], Strike]:
@@ -107,7 +113,9 @@ class Nemesis:
 
     @property
     def server(self) -> RedisServer:
-        return self.scene.locks[self.number]
+        """One of its lock servers that has locks."""
+        group = self.scene.locks
+        return group.master() if isinstance(group, SentinelGroup) else group.servers[self.number]
 
     @property
     def way(self) -> LossyProxy:
@@ -234,8 +242,13 @@ def kill_sender(nemesis: Nemesis) -> None:
 
 
 @kind(LOCKS, "lock server: stalled")
+@kind(SENTINEL, "lock server: stalled")
+@kind(CLUSTER, "lock server: stalled")
 def stall(nemesis: Nemesis) -> None:
-    server = nemesis.server
+    _stall(nemesis, nemesis.server)
+
+
+def _stall(nemesis: Nemesis, server: RedisServer) -> None:
     server.pause()
     try:
         nemesis.silence()
@@ -244,6 +257,7 @@ def stall(nemesis: Nemesis) -> None:
 
 
 @kind(LOCKS, "lock server: restarts with its data")
+@kind(CLUSTER, "lock server: restarts with its data")
 def restart(nemesis: Nemesis) -> None:
     server = nemesis.server
     server.kill()
@@ -289,6 +303,42 @@ def half_open(nemesis: Nemesis) -> None:
     nemesis.way.forsake()
 
 
+# Servers that work together
+
+
+@kind(SENTINEL, "lock server: a replica with all its data takes over")
+def hand_over(nemesis: Nemesis) -> None:
+    _sentinels(nemesis).hand_over()
+
+
+@kind(SENTINEL, "Sentinel: stalled")
+def stall_sentinel(nemesis: Nemesis) -> None:
+    _stall(nemesis, nemesis.chance.choice(_sentinels(nemesis).sentinels))
+
+
+def _sentinels(nemesis: Nemesis) -> SentinelGroup:
+    group = nemesis.scene.locks
+    assert isinstance(group, SentinelGroup)
+    return group
+
+
+@kind(CLUSTER, "cluster: a slot moves")
+def move_slot(nemesis: Nemesis) -> None:
+    """The slot of a job that is often sent. For a while, its new keys are on the new master, the others on the old."""
+    scene, chance, load = nemesis.scene, nemesis.chance, LOADS[nemesis.scene.load]
+    assert isinstance(scene.locks, Cluster)
+    key = scene.app.tasks[chance.choice(load.tasks)].lock_key_of(chance.choice([*load.jobs]), 0.0)
+    scene.locks.migrate_slot(key, lambda: nemesis.wait(chance.triangular(0.0, TTL, 0.0)))
+
+
+def _until_ready(strike: Strike) -> Strike:
+    def then(nemesis: Nemesis) -> None:
+        strike(nemesis)
+        nemesis.scene.locks.wait_until_ready()
+
+    return then
+
+
 # Moments
 
 
@@ -301,9 +351,10 @@ def _asks(*command: Any) -> Strike:
     return strike
 
 
-MOMENTS["moment: all clients cut off"] = _asks("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-MOMENTS["moment: SCRIPT FLUSH"] = _asks("SCRIPT", "FLUSH")
-MOMENTS["moment: CLIENT PAUSE"] = _asks("CLIENT", "PAUSE", 100)
+for _of in (MOMENTS, SENTINEL, CLUSTER):
+    _of["moment: all clients cut off"] = _asks("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    _of["moment: SCRIPT FLUSH"] = _asks("SCRIPT", "FLUSH")
+    _of["moment: CLIENT PAUSE"] = _asks("CLIENT", "PAUSE", 100)
 
 
 @kind(MOMENTS, "moment: connections cut")
@@ -331,7 +382,7 @@ def raging(angry: Sequence[Nemesis]) -> Iterator[None]:
 
 
 def nemeses(scene: Scene, seed: int, kinds: str) -> list[Nemesis]:
-    """Nemeses for the processes of each host, and for the lock server (several for a Redlock's nodes).
+    """Nemeses for the processes of each host, and for the lock servers (several for a Redlock's nodes).
 
     Args:
         scene: where they strike.
@@ -346,7 +397,11 @@ def nemeses(scene: Scene, seed: int, kinds: str) -> list[Nemesis]:
     for name, host in scene.hosts.items():
         made.append(Nemesis(scene, chosen(PROCESSES), f"{seed} {name}", PAUSE, host=host))
         made.append(Nemesis(scene, chosen(CHILDREN), f"{seed} {name} children", CHILD, host=host))
-    every = range(len(scene.locks))
+    every = range(len(scene.locks.servers))
+    if not scene.independent:
+        together = chosen(SENTINEL if isinstance(scene.locks, SentinelGroup) else CLUSTER)
+        ready = {name: _until_ready(strike) for name, strike in together.items()}
+        return [*made, Nemesis(scene, ready, f"{seed} locks", MOMENT, servers=every)]
     for number in range(min(AT_ONCE, len(every))):
         made.append(Nemesis(scene, chosen(LOCKS), f"{seed} locks {number}", PAUSE, servers=every[number::AT_ONCE]))
     return [*made, Nemesis(scene, chosen(MOMENTS), f"{seed} moments", MOMENT, servers=every)]

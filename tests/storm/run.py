@@ -17,7 +17,7 @@ from tests.patience import until
 from tests.storm.app import end_of
 from tests.storm.judge import Finding, Story, judge
 from tests.storm.nemesis import nemeses, raging
-from tests.storm.scene import PLACES, QUEUE_TTL, TTL, Scene, scene
+from tests.storm.scene import QUEUE_TTL, TTL, Scene, scene
 from tests.storm.sender import LOADS, send
 
 #: Seconds within which everything ends after the faults: copies wait for leases, and are put back for some seconds.
@@ -59,8 +59,8 @@ def storm(
         kinds: of faults: what their names begin with, separated by commas.
         enough: ends the storm, without a calm, once this is true of the findings so far.
     """
-    rules = {"ttl": TTL, "queue_ttl": QUEUE_TTL, "servers": PLACES[place]}
     with scene(directory, place=place, load=load, mutant=mutant) as made:
+        rules = {"ttl": TTL, "queue_ttl": QUEUE_TTL, "servers": len(made.independent) or 1}
         if load == "flood":
             _fill_queue(made)
         made.start_workers()
@@ -106,7 +106,7 @@ def _calm(made: Scene) -> None:
         clock.sleep(PACE)
     for message in pending & _in_broker(made):
         _left(made, f"the message {message} is still in the broker")
-    for server in made.locks:
+    for server in made.locks.servers:
         with server.client() as client:
             for key in client.scan_iter("singleton_lock*"):
                 if client.pttl(key) == -1:

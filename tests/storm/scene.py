@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from tests.integration.workers import Process, Worker
 from tests.programs import group_of
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
+from tests.servers import Cluster, Group, Nodes, SentinelGroup
 from tests.storm import app as tasks
 from tests.storm import history
 
@@ -41,15 +42,23 @@ WORKERS = {
     "west": (("prefork", 3), ("gevent", 4), ("solo", 1)),
 }
 
-#: Where the locks are: the number of servers.
-PLACES = {"server": 1, "redlock": 5}
+#: What such a server is given is on disk before it answers: killed and restarted, it has all its data.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+#: Where the locks are. No replica takes over by itself: it might have missed something.
+PLACES: Mapping[str, Callable[[], Group]] = {
+    "server": lambda: Nodes(1, arguments=DURABLE),
+    "redlock": lambda: Nodes(5, arguments=DURABLE),
+    "sentinel": lambda: SentinelGroup(down_after=120.0, failover_timeout=60.0),
+    "cluster": lambda: Cluster(replicas=0, node_timeout=5.0, arguments=DURABLE),
+}
 
 #: Seconds that a process gets to shut down.
 ENDING = 20.0
 
 
 class Host:
-    """A host's processes, and the proxies through which it reaches the servers."""
+    """A host's processes, and the proxies through which it reaches the servers that do not announce an address."""
 
     def __init__(self, name: str, broker: RedisServer, locks: Sequence[RedisServer], exits: ExitStack) -> None:
         self.name = name
@@ -97,19 +106,18 @@ class Scene:
         self._directory, self.load, self._mutant, self._settings = directory, load, mutant, conf
         self.history: Path | None = directory / "history"
         self.history.touch()
-        # What they are given is on disk before they answer: killed and restarted, they have all their data.
-        durable = ["--appendonly", "yes", "--appendfsync", "always"]
-        self.broker = exits.enter_context(RedisServer(durable))
+        self.broker = exits.enter_context(RedisServer(DURABLE))
         self._events = exits.enter_context(RedisServer())
-        self.locks = [exits.enter_context(RedisServer(durable)) for _ in range(PLACES[place])]
-        for server in self.locks:
+        self.locks = exits.enter_context(PLACES[place]())
+        self.independent = self.locks.servers if isinstance(self.locks, Nodes) else []
+        for server in self.independent:
             # New nodes have no vote for a while: these are to count as old.
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
-        self.hosts = {name: Host(name, self.broker, self.locks, exits) for name in WORKERS}
+        self.hosts = {name: Host(name, self.broker, self.independent, exits) for name in WORKERS}
         self._starts, self._processes = 0, list[Process]()
         self._mutex = threading.Lock()
         exits.callback(self._end_all)
-        self.app: Celery = tasks.make(self._conf(self.broker.port, self.locks))
+        self.app: Celery = tasks.make(self._conf(self.broker.port))
 
     def start_workers(self) -> None:
         for host in self.hosts.values():
@@ -187,14 +195,15 @@ class Scene:
             tasks.MUTANT: self._mutant,
         }
 
-    def _conf(self, broker: int, locks: Sequence[Any]) -> Mapping[str, Any]:
+    def _conf(self, broker: int, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
         at = "redis://127.0.0.1:{}/{}".format
         return {
             "broker_url": at(broker, 0),
             "result_backend": at(broker, 1),
             "broker_transport_options": FORGETFUL,
             "beat_schedule": {"tick": {"task": "tick", "schedule": 1.0, "args": ["tick"]}},
-            "singleton_lock_backend": ";".join(at(one.port, 0) for one in locks),
+            "singleton_lock_backend": ";".join(at(way.port, 0) for way in ways) or self.locks.url,
+            "singleton_lock_transport_options": self.locks.options,
             "singleton_lock_ttl": TTL,
             "singleton_lock_beat_ttl": TTL,
             "singleton_lock_queue_ttl": QUEUE_TTL,

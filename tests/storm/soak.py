@@ -56,7 +56,7 @@ def _sample(made: Scene) -> Sample:
             found[f"MB of {name}"] = sum(map(_private_mb, pids))
             found[f"threads of {name}"] = sum(_entries(pid, "task") for pid in pids)
             found[f"descriptors of {name}"] = sum(_entries(pid, "fd") for pid in pids)
-    with made.locks[0].client() as client:
+    with made.locks.servers[0].client() as client:
         found["MB of locks"] = client.info("memory")["used_memory"] / 2**20
         found["keys of locks"] = client.dbsize()
     return found
