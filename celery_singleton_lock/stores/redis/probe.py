@@ -103,7 +103,7 @@ class Servers:
             pool: Any = urls.of_sentinels(settings.backend, options)
             self._master, self._sentinels = options["master_name"], sentinels_of(pool)
         servers = urls.opened(settings.backend, options)
-        self._is_cluster = isinstance(servers, Cluster)
+        self._cluster = servers if isinstance(servers, Cluster) else None  # Its nodes do not keep it.
         each = servers.servers() if isinstance(servers, Cluster) else servers
         self._each = [(f"the master {self._master}" if self._master else str(it), it) for it in each]
 
@@ -130,11 +130,11 @@ class Servers:
 
     def of_a_cluster(self) -> list[str]:
         """Those that are taken for single servers, and are nodes of a cluster, as far as they say."""
-        return [name for name, server in self._each if not self._is_cluster and server.is_of_a_cluster]
+        return [name for name, server in self._each if self._cluster is None and server.is_of_a_cluster]
 
     def _probed(self, name: str, server: Server) -> Probe:
         try:
-            if not self._is_cluster and server.is_of_a_cluster:
+            if self._cluster is None and server.is_of_a_cluster:
                 return Probe(name, error=f"HELLO: {OF_A_CLUSTER}")
             ahead, uncertain = _clock(server)
             return Probe(
@@ -142,7 +142,7 @@ class Servers:
                 info=_fields_of(server, "INFO"),
                 ahead=ahead,
                 uncertain=uncertain,
-                cluster=_fields_of(server, "CLUSTER", "INFO") if self._is_cluster else None,
+                cluster=_fields_of(server, "CLUSTER", "INFO") if self._cluster else None,
             )
         except (RedisError, OSError) as error:
             return Probe(name, error=words_of(error))
