@@ -184,4 +184,6 @@ class TestRetry:
             result.get(timeout=LIMIT)
         assert_free_and_runs(shop)
         until(lambda: "SUCCESS" in of_shop(shop, "stats").stdout)
-        assert "CRASHED" not in of_shop(shop, "stats").stdout, "no run was cut short"
+        # The child that another test has killed may be counted only now.
+        cut_short = [line for line in of_shop(shop, "stats").stdout.splitlines() if "(CRASHED)" in line]
+        assert all("stubborn" in line for line in cut_short)
