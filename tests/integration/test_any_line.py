@@ -33,6 +33,9 @@ from tests.bench import Bench
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 
+#: Not a name: the child of a fork waits for ever at its first lookup if a thread of its parent was just at one.
+HOST = "127.0.0.1"
+
 PACKAGE = str(Path(celery_singleton_lock.__file__).parent)
 
 
@@ -119,10 +122,10 @@ def test_lock_of_a_new_client(redis_server: RedisServer, at_each_line: Interrupt
 
     def of(number: int) -> Body:
         nonlocal client
-        client = Redis(port=redis_server.port)
+        client = Redis(HOST, redis_server.port)
         return lambda: use(client, "its")
 
-    client = Redis(port=redis_server.port)
+    client = Redis(HOST, redis_server.port)
     at_each_line(of, lambda: use(client, "the other's"))
 
 

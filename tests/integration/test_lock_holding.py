@@ -553,7 +553,7 @@ class TestFork:
             thread.start()
 
         def in_child() -> bool:
-            with Lock(Redis(port=own_redis.port), f"of the child {os.getpid()}", timeout=5) as lock:
+            with Lock(Redis("127.0.0.1", own_redis.port), f"of the child {os.getpid()}", timeout=5) as lock:
                 lock.extend(10)
                 return lock.owned()
 
