@@ -71,11 +71,6 @@ def came_in_time(sent_at: float, ttl: float) -> bool:
     return clock.now() - sent_at < ttl * RENEW_AFTER
 
 
-def renewed_at(trusted_until: float, ttl: float) -> float:
-    """When to renew a lease that is trusted until `trusted_until`."""
-    return trusted_until - ttl * (1 - RENEW_AFTER)
-
-
 def seconds_until_over(remaining: float) -> float:
     """Seconds after which a hold has ended, from its remaining time by the server, which counts milliseconds."""
     return remaining + RESOLUTION

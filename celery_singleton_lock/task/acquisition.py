@@ -139,7 +139,7 @@ class Acquisition:
         found = self._store.acquire(request)
         if not isinstance(found, Held) or isinstance(found, Superseded):
             return found
-        # Whatever this copy was woken for, others have it by now.
+        # Another execution holds the lock: this copy's wake-up is used up.
         with self._store.waiter(replace(request, was_woken=False)) as waiter:
             while (
                 isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners

@@ -175,7 +175,7 @@ class Line:
         return self._fd
 
     @property
-    def owes(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether it has not answered something that must be carried out."""
         return any(request.repeated_until for request in self._unanswered)
 
@@ -266,9 +266,9 @@ class _Talk:
         self._selector = selectors.DefaultSelector()
 
     @property
-    def owes(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether a node has not answered something that must be carried out."""
-        return any(line.owes for line in self.lines.values())
+        return any(line.has_backlog for line in self.lines.values())
 
     def add(self, line: Line) -> None:
         self.lines[line.node.index] = line
@@ -503,12 +503,12 @@ class Nodes:
         talk = self._unused() or _Talk()
         try:
             yield talk
-            owes, talk.used_at = talk.owes, clock.now()  # Inside the `try` as well.
+            has_backlog, talk.used_at = talk.has_backlog, clock.now()  # Inside the `try` as well.
         except BaseException:
             talk.close()
             raise
         self._talks.append(talk)
-        if owes:
+        if has_backlog:
             self._job.schedule()
 
     def _unused(self) -> _Talk | None:
@@ -549,16 +549,16 @@ class Nodes:
 
     def _look(self) -> float | None:
         """Take note of late answers; None, or the seconds until the next look if something must still be answered."""
-        owes = False
+        has_backlog = False
         for _ in range(len(self._talks)):
             with suppress(IndexError):  # Other threads take some meanwhile.
                 if clock.now() - self._talks[0].used_at < LOOK_AFTER[1]:
                     return LOOK_AFTER[1]  # It may be needed at once.
                 talk = self._talks.popleft()
                 talk.collect()
-                owes |= talk.owes
+                has_backlog |= talk.has_backlog
                 self._talks.append(talk)
-        return LOOK_AFTER[1] if owes else None
+        return LOOK_AFTER[1] if has_backlog else None
 
 
 def tries(*, within: float = float("inf")) -> Iterator[int]:
