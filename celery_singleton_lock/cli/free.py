@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, listing, target
-from celery_singleton_lock.cli.layout import locks_table
+from celery_singleton_lock.cli.listing import locks_table
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.journal.words import duration
