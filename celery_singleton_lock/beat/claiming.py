@@ -19,7 +19,7 @@ from celery_singleton_lock._celery import PunctualScheduler, forget_heap, put_of
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.ticks import Tick
-from celery_singleton_lock.diagnosis.settings import of_others
+from celery_singleton_lock.diagnosis.audit import of_others
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.app import BeatSettings
 from celery_singleton_lock.task import header
