@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,16 @@ IN_MEMORY = "memory:// locks belong to one process, and cannot be seen from here
 
 #: The option that every command has.
 as_json = option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+
+
+class Number(click.FloatRange):
+    """A number within bounds; click would accept NaN within any bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def locks_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:

@@ -56,7 +56,7 @@ def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
 @_how
 @command.option(
     "--timeout",
-    type=click.FloatRange(0.1, 60),
+    type=command.Number(0.1, 60),
     default=1.0,
     show_default=True,
     help="Seconds that workers have to answer.",

@@ -94,7 +94,7 @@ def exporter(ctx: click.Context, port: int, host: str, **_: Any) -> None:
 @command.locks_command(short_help="Draw who held which lock when.")
 @command.option(
     "--minutes",
-    type=click.FloatRange(0.01, 43_200),
+    type=command.Number(0.01, 43_200),
     default=10.0,
     show_default=True,
     help="How far to look back; the journal may not reach that far.",

@@ -35,7 +35,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     older_than = command.option(
         "--older-than",
         metavar="SECONDS",
-        type=click.FloatRange(min=0),
+        type=command.Number(min=0),
         help="Only locks that have been held for at least this long.",
     )
     return task(node(older_than(function)))

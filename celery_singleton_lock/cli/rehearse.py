@@ -34,13 +34,13 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
 )
 @command.option(
     "--ttl",
-    type=click.FloatRange(MIN_TTL, MAX_TTL),
+    type=command.Number(MIN_TTL, MAX_TTL),
     help="The lock_ttl to rehearse with; a short one is quicker. By default the task's own.",
 )
 @command.option("--pool", "-P", help="The workers' pool; by default worker_pool of the app.")
 @command.option(
     "--timeout",
-    type=click.FloatRange(1, 86_400),
+    type=command.Number(1, 86_400),
     default=60.0,
     show_default=True,
     help="Seconds that the task itself may take. Anything that takes longer counts as never happening.",

@@ -10,7 +10,7 @@ from typing import Any
 from celery_singleton_lock._celery import with_dumped_models
 from celery_singleton_lock.diagnosis.tasks import lock_key_in_words
 from celery_singleton_lock.keys.arguments import bind
-from celery_singleton_lock.keys.call import KeyPart
+from celery_singleton_lock.keys.key import KeyPart
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import OPTIONS
 from celery_singleton_lock.options.task import options_for

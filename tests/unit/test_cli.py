@@ -183,6 +183,13 @@ def test_too_deeply_nested_argument_is_a_text() -> None:
     assert target.parsed([deep, f"a={deep}"]) == ([deep], {"a": deep})
 
 
+@pytest.mark.parametrize("words", [["timeline", "--minutes", "nan"], ["list", "--older-than", "nan"]], ids=" ".join)
+def test_nan_is_not_a_number(app: Celery, words: list[str]) -> None:
+    result = CliRunner().invoke(cli.locks, words, obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert result.exit_code == 2
+    assert "nan' is not a number" in result.output
+
+
 def test_missing_app_is_reported_first() -> None:
     """Nobody has configured the default app, so errors in its settings help nobody."""
     result = CliRunner().invoke(cli.locks, ["list"], obj=CLIContext(app=Celery(), no_color=True, workdir=None))

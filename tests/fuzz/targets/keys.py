@@ -9,8 +9,7 @@ from typing import Any
 from kombu import serialization
 
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
-from celery_singleton_lock.keys.call import check_lock_key, key_of_call
-from celery_singleton_lock.keys.key import is_key, key_of_text, name_in
+from celery_singleton_lock.keys.key import check_lock_key, is_key, key_of_call, key_of_text, name_in
 from tests.fuzz.choices import Case, Choices
 
 TEMPLATES = ("{a}:{b}", "t%{a}-{b}", "{a!r}x{b}", "{a:>9}:{b}", "{a:.2f}/{b:d}", "{a.real}:{b}", "{a[0]}:{b}", "{b}")
