@@ -519,10 +519,10 @@ class TestBeat:
     @pytest.mark.parametrize(
         ("schedule", "shown"),
         [
-            (7.0, "every 7 s"),
-            (timedelta(minutes=90), "every 90 min"),
-            (crontab(minute="*/5", hour=3), "*/5 3 * * *"),
-            (solar("sunset", 52.5, 13.4), "<solar: sunset"),
+            (7.0, "freq: 7.00 seconds"),
+            (timedelta(minutes=90), "freq: 1.50 hours"),
+            (crontab(minute="*/5", hour=3), "crontab: */5 3 * * *"),
+            (solar("sunset", 52.5, 13.4), "solar: sunset"),
         ],
     )
     def test_schedule_can_be_read(self, app: Celery, client: Client, schedule: Any, shown: str) -> None:
