@@ -7,7 +7,7 @@ same id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from celery_singleton_lock import clock, process_identity, trust
@@ -169,25 +169,3 @@ def _new_owner() -> str:
 
 def _ceiling() -> int:
     return ticks.now() + round(MAX_AHEAD * 1_000_000)
-
-
-class OwnLedger:
-    """A `Ledger` of one beat, which knows of no other beat: its locks are disabled."""
-
-    def __init__(self) -> None:
-        self._lasts: dict[str, int] = {}
-
-    def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
-        return {entry: self._lasts.get(entry, last) for entry, last in lasts.items()}
-
-    def lasts(self) -> dict[str, int]:
-        return dict(self._lasts)
-
-    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> None:
-        """Each claim is granted."""
-
-    def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
-        self._lasts |= {entry: last for entry, last in lasts.items() if last}
-
-    def unclaim(self, entries: Sequence[str], owner: str) -> None:
-        """Nobody else claims anything."""
