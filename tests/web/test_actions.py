@@ -197,7 +197,7 @@ class TestAccess:
             app_of(app, token="short")
 
     @pytest.mark.parametrize("password", ["", "wrong-and-long-enough", TOKEN[:-1], f"{TOKEN} ", "é" * 20])
-    @pytest.mark.parametrize("address", ["/", "/locks", "/metrics", "/page.css", "/search?q=x", "/nowhere"])
+    @pytest.mark.parametrize("address", ["/", "/locks", "/page.css", "/search?q=x", "/nowhere"])
     def test_everything_needs_the_token(self, app: Celery, address: str, password: str) -> None:
         hold(app, "acme")
         answer = Client(app_of(app, token=TOKEN), password=password).get(address)
@@ -217,7 +217,7 @@ class TestAccess:
     )
     def test_nonsense_is_not_the_token(self, app: Celery, value: str) -> None:
         client = Client(app_of(app, token=TOKEN))
-        answer = client.get("/metrics", headers={"authorization": value.encode()})
+        answer = client.get("/locks", headers={"authorization": value.encode()})
         assert answer.status_code == 401
         assert "The password is the token, with any user name (HTTP Basic)." in answer.text
 
