@@ -99,13 +99,8 @@ def _free_those_left_behind(
 
 
 def _question(count: int, force: bool) -> str:
-    if count == 1:
-        return "Free it even though its holder may be alive?" if force else "Free it if its holder is gone?"
-    return (
-        f"Free these {count} locks even though their holders may be alive?"
-        if force
-        else f"Free whichever of these {count} locks were left behind?"
-    )
+    which = "this lock" if count == 1 else f"these {count} locks"
+    return f"Free {which} even if the holder may be alive?" if force else f"Free {which} if the holder is gone?"
 
 
 def _judged(app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool) -> Iterable[tuple[HeldLock, Verdict]]:

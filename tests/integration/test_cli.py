@@ -164,7 +164,7 @@ class TestShow:
     @pytest.mark.parametrize(
         ("words", "reason"),
         [
-            (["tests.integration.app.exclusive_", "x"], "did you mean tests.integration.app.exclusive"),
+            (["tests.integration.app.exclusive_", "x"], "did you mean 'tests.integration.app.exclusive'"),
             (["tests.integration.app.plain", "x"], "is not exclusive"),
             ([EXCLUSIVE], "missing a required argument: 'job'"),
             ([EXCLUSIVE, "a", "b", "c", "d"], "too many positional arguments"),

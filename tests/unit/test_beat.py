@@ -71,7 +71,7 @@ def every(seconds: float, *names: str) -> dict[str, Any]:
 
 
 def run(scheduler: ExclusiveScheduler, until: Callable[[], object]) -> None:
-    deadline = clock.now() + 10
+    deadline = clock.now() + LIMIT
     while not until():
         assert clock.now() < deadline
         if (seconds := scheduler.tick()) > 0:
@@ -564,15 +564,10 @@ def test_locks_in_memory_are_refused_with_what_to_use_instead() -> None:
         ExclusiveScheduler(app_with(singleton_lock_backend="memory://"))
 
 
-def test_locks_in_memory_may_be_disabled(make: Callable[..., ExclusiveScheduler]) -> None:
-    off = {"singleton_lock_backend": "memory://", "singleton_lock_enabled": False}
-    run(make(beat_schedule=every(0.05, "a"), **off), lambda: len(Recorder.sent) >= 3)
-
-
 def test_disabled_locks_leave_only_the_wrapped_scheduler(make: Callable[..., ExclusiveScheduler]) -> None:
-    first, second = (make(beat_schedule=every(0.05, "a"), singleton_lock_enabled=False) for _ in range(2))
-    run(first, lambda: len(Recorder.sent) >= 2)
-    run(second, lambda: len(Recorder.sent) >= 4)
+    scheduler = make(singleton_lock_backend="memory://", singleton_lock_enabled=False)
+    assert isinstance(scheduler, Scheduler)
+    assert not isinstance(scheduler, ExclusiveScheduler)
 
 
 @pytest.mark.parametrize("place", [(MemoryStore, "_live"), (MemoryLedger, "_known")], ids=["store", "ledger"])
