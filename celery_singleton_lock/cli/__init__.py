@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import diagnose, free, journal, listing, rehearse, show, web
+from celery_singleton_lock.cli import diagnose, explain, free, journal, listing, rehearse, show, web
 
 __all__ = ["locks"]
 
@@ -27,7 +27,7 @@ for each in (
     journal.exporter,
     journal.timeline,
     diagnose.audit,
-    show.explain,
+    explain.explain,
     diagnose.doctor,
     rehearse.rehearsal,
     web.web,

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES, TASK_OPTIONS
+from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, TASK_OPTIONS
 
 #: How similar two names must be for one to be a typing error of the other: whole names, what is left without the
 #: beginning of all, and names that may be the user's own, such as "log_key" and "on_conflict_mail".
@@ -95,8 +95,6 @@ def _wrong_attribute(name: str, value: Any) -> str | None:
         is_wrong = any(sorted(it) == sorted(name) for it in TASK_OPTIONS)
     elif name == _CALL:
         return ", an option of a call; on a task, set lock_ttl, lock_wait, on_conflict and the others"
-    elif name == "scope" and isinstance(value, str) and value in SCOPES:
-        return "; did you mean 'lock_scope'?"
     elif name.startswith("lock_"):
         return f"{did_you_mean(name, TASK_OPTIONS)} (only options of this package are allowed to begin with lock_)"
     else:

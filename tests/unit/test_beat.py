@@ -101,7 +101,6 @@ def test_scheduler_is_found_by_its_short_name() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "allowed"),
     [
-        ("singleton_lock_beat_mode", "shared", "remove it: every beat sends the ticks that no other beat has claimed"),
         ("singleton_lock_beat_ttl", 0.5, "seconds from 1"),
         ("singleton_lock_beat_catch_up", -1, "0 or more"),
         ("singleton_lock_beat_name", "", "non-empty"),

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from celery_singleton_lock import InvalidKey, SingletonTask
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.diagnosis.explain import Explanation, differences, explain
+from celery_singleton_lock.cli.explain import Explanation, differences
+from celery_singleton_lock.cli.explain import explained as explain
 from celery_singleton_lock.options.app import Settings
 
 

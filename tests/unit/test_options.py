@@ -407,10 +407,6 @@ class TestTaskAttributes:
         with pytest.raises(InvalidOption, match=f"'{name}'; did you mean '(on_conflict|on_duplicate|lock_key)'"):
             options(**{name: lambda *_: "skip"})
 
-    def test_scope_without_its_prefix_is_found_by_its_value(self) -> None:
-        with pytest.raises(InvalidOption, match="'scope'; did you mean 'lock_scope'"):
-            options(scope="until_executed")
-
     def test_options_of_a_call_are_refused_on_a_task(self) -> None:
         with pytest.raises(InvalidOption, match="'singleton_lock', an option of a call; on a task, set lock_ttl"):
             options(singleton_lock={"ttl": 5})
@@ -783,29 +779,11 @@ class TestBackend:
             settings(singleton_lock_backend=urls)
         assert "s3cret" not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        "urls",
-        [
-            "redis://a;redis://b;redis://c",
-            "redis://a;rediss://b;unix:///c",
-            "sentinel://a;sentinel://b",
-            "redis+cluster://a;redis+cluster://b",
-        ],
-    )
-    def test_several_servers_are_accepted(self, urls: str) -> None:
-        assert settings(singleton_lock_backend=urls).backend.urls == tuple(urls.split(";"))
-
     def test_sentinels_of_the_broker_include_the_masters_name(self) -> None:
         options = {"master_name": "mymaster", "visibility_timeout": 60}
         made = settings(broker_url="sentinel://a;sentinel://b", broker_transport_options=options)
         assert made.backend.urls == ("sentinel://a", "sentinel://b")
         assert made.transport_options == {"master_name": "mymaster"}
-
-    def test_waiting_for_replicas_is_refused_and_what_helps_is_named(self) -> None:
-        with pytest.raises(
-            InvalidOption, match=r"no setting singleton_lock_replicas; set min-replicas-to-write .* Redlock"
-        ):
-            settings(singleton_lock_replicas=1)
 
     @pytest.mark.parametrize("url", ["localhost", "http://:s3cret@x", "amqp://a", "redis:/x", "", "redis"])
     def test_other_schemes_are_refused(self, url: str) -> None:
@@ -816,11 +794,6 @@ class TestBackend:
     def test_tls_options_of_the_broker_are_used_with_its_url(self) -> None:
         made = settings(broker_url="rediss://h", broker_use_ssl={"ssl_cert_reqs": "none"})
         assert made.transport_options == {"ssl_cert_reqs": "none"}
-
-    def test_password_is_not_shown(self) -> None:
-        made = settings(singleton_lock_backend="redis://user:s3cret@h:1/2")
-        assert "s3cret" not in made.backend.masked
-        assert "s3cret" not in repr(made)
 
 
 class TestMisplacedInACall:
