@@ -27,7 +27,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import WAITING_POLICIES
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import conclude, following, joining
+from celery_singleton_lock.task import conclude, sharing
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.ends import End
 from celery_singleton_lock.task.entrance import value_of
@@ -50,21 +50,21 @@ def run_under_lock(execution: Execution, body: Callable[[], Any]) -> Any:
     found: Lease | Held | Record | End | None
 
     def begin() -> Any:
-        following.wake_followers(acquisition)
+        sharing.wake_followers(acquisition)
         return body()
 
     try:
         if is_plain:
             found = acquisition.acquire()
         else:
-            found = following.end_of_leader(acquisition) or joining.acquire(acquisition)
+            found = sharing.end_of_leader(acquisition) or sharing.acquire(acquisition)
         if isinstance(found, Lease):
             if not is_plain:
                 conclude.with_lease(acquisition, found)
             run = Run(execution, found)
             return run.execute(body if is_plain else begin)
         if _is_known(execution, found):
-            following.wake_followers(acquisition)
+            sharing.wake_followers(acquisition)
     except Exception as error:
         if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
             return conclude.fail(acquisition, error)

@@ -31,7 +31,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN, NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import chosen_policy
 from celery_singleton_lock.stores.base import Held, Record, Superseded
-from celery_singleton_lock.task import decide, ends, following, joining, journal_entries, requeue
+from celery_singleton_lock.task import decide, ends, journal_entries, requeue, sharing
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.decide import Decision, Drop, Finish, Report, Run, Wait
 from celery_singleton_lock.task.delivery import original_of
@@ -177,28 +177,29 @@ def _report(acquisition: Acquisition, found: End) -> Any:
 def _end_refused(acquisition: Acquisition, found: Held) -> Any:
     """End a message that has met another task."""
     it, met = acquisition.execution, found.conflict(acquisition.execution.key)
-    message, acks_late = it.message, it.task.acks_late
+    message, has_replaced = it.message, it.brought is not None and it.brought.lock.replaced != ()
+    waits = decide.must_not_be_refused(message, acks_late=it.task.acks_late, has_replaced=has_replaced)
     try:
         policy: ConflictPolicy = "retry"
-        if following.is_led_by(acquisition, found):
+        if sharing.is_led_by(acquisition, found):
             policy = JOIN
         else:
-            if decide.may_be_refused(message, it.options, acks_late=acks_late):
+            if decide.may_be_refused(message, it.options, waits=waits):
                 policy = chosen_policy("on_conflict", it.options.on_conflict, it.task, met, _CHOSEN)
-            policy = decide.policy_for(message, it.options, policy, acks_late=acks_late, is_eager=it.request.is_eager)
-        joins = joining.joinable(it, found) if policy == JOIN else None
+            policy = decide.policy_for(message, it.options, policy, waits=waits, is_eager=it.request.is_eager)
+        joins = sharing.joinable(it, found) if policy == JOIN else None
         if policy == JOIN and joins is None:
-            policy = "raise"
-        ended = None if joins is None else joining.end_by_now(acquisition, joins)
+            policy = "retry" if has_replaced else "raise"
+        ended = None if joins is None else sharing.end_by_now(acquisition, joins)
     except Exception as error:  # noqa: BLE001 - it is the user's
         return fail(acquisition, error, met)
     if ended is not None:
         return _report(acquisition, ended)
     # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.
-    is_in_line = decide.bound_of(message, it.options, policy, acks_late=acks_late) is None
+    is_in_line = decide.bound_of(it.options, policy, waits=waits) is None
     decision = decide.refused(policy, met, is_in_line=is_in_line, is_shared=_shares_id(it, met))
-    waits = Waits(met.key, it.options.limit) if isinstance(decision, Wait) and decision.is_in_line else None
-    carried = requeue.Carried(waits, joins, arrived=found.arrived)
+    awaited = Waits(met.key, it.options.limit) if isinstance(decision, Wait) and decision.is_in_line else None
+    carried = requeue.Carried(awaited, joins, arrived=found.arrived)
     return conclude(acquisition, decision, partial(_say_refused, it, found, met, policy), met, carried=carried)
 
 
@@ -209,9 +210,7 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
         ended = _stand_by(it, found) if isinstance(found, Held) else _end_again(it, found)
         if isinstance(ended.error, ResultLost) and isinstance(found, Record) and ends.read(found)[0].mark:
             # That task may still have what such a record could not keep.
-            joined = it.message.note.joins
-            known = joining.end_by_now(acquisition, joined) if joined else following.end_by_now(acquisition)
-            ended = known or ended
+            ended = sharing.end_by_now(acquisition, it.message.note.joins) or ended
     except Concluded:
         raise
     except Exception as error:  # noqa: BLE001 - a soft time limit, say

@@ -32,7 +32,7 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
-from celery_singleton_lock.task.targets import Leader
+from celery_singleton_lock.task.message import Target
 
 logger = get_logger(__name__)
 
@@ -59,8 +59,8 @@ class QueueLock:
         limit: how many messages may have one.
         scope: when it ends, as the sender says.
         replaced: the owners before it, whose messages this one supersedes (see `replacing`).
-        follows: the leader, which has the lock (see `following`): this message ends as the leader ends, or gets the
-            lock when the leader is gone.
+        follows: the leader, which has the lock (see `sharing`): this message ends as the leader ends, or gets the lock
+            when the leader is gone.
     """
 
     key: str
@@ -69,7 +69,7 @@ class QueueLock:
     limit: int
     scope: str
     replaced: tuple[str, ...] = ()
-    follows: Leader | None = None
+    follows: Target | None = None
 
     @property
     def ends_at_start(self) -> bool:
@@ -83,7 +83,7 @@ class QueueLock:
     @property
     def wakes_followers(self) -> bool:
         """Whether its message wakes the next one in line when it gets the lock of its run: that may be a follower of
-        the run before (see `following`).
+        the run before (see `sharing`).
         """
         return self.follows is None and self.scope not in OF_EACH_MESSAGE
 
@@ -113,19 +113,22 @@ class QueueLock:
         """What the header of its message, for a task of this name, says of it."""
         fields = [task, self.key, self.owner, self.seconds, self.limit, self.scope]
         if self.follows is not None:
-            return [*fields, [], self.follows.header()]
+            return [*fields, [], [*self.follows]]
         return [*fields, [*self.replaced]] if self.replaced else fields
 
 
-def holder_of_message(task_id: object, label: str, *, owns_result: bool = False) -> Holder:
+def holder_of_message(task_id: object, sending: str | None, label: str, *, owns_result: bool = False) -> Holder:
     """A message, as the holder of its lock: no process runs it yet.
 
     Args:
+        sending: the name of its sending, if that is known.
         owns_result: whether a result that is stored under its id from now on is its own, and its last. Otherwise it
             counts as a later attempt.
     """
     named = None if task_id is None else cleaned.text(task_id)
-    return Holder(named, 0 if owns_result else 1, socket.gethostname(), since=clock.wall(), label=label)
+    return Holder(
+        named, 0 if owns_result else 1, socket.gethostname(), since=clock.wall(), sending=sending or "", label=label
+    )
 
 
 def is_by_time(held: Held) -> bool:
@@ -154,7 +157,7 @@ def lock_in(carried: Mapping[str, Any], app: Any, task: str) -> QueueLock | None
         return None
     replaced = part[_FIELDS] if len(part) > _FIELDS and isinstance(part[_FIELDS], (list, tuple)) else ()
     owners = tuple(each for each in replaced[:1] if is_owner(each))
-    follows = Leader.read(part[_FIELDS + 1]) if len(part) > _FIELDS + 1 else None
+    follows = Target.read(part[_FIELDS + 1]) if len(part) > _FIELDS + 1 else None
     scope = scope if isinstance(scope, str) else WHILE_EXECUTING
     return QueueLock(key, owner, seconds, limit, scope, owners, follows)
 

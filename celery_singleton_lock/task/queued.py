@@ -23,13 +23,12 @@ from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Freeing, Held, Record
+from celery_singleton_lock.stores.base import Freeing, Held
 from celery_singleton_lock.task import ends, replacing
 from celery_singleton_lock.task.ends import Concluded
 from celery_singleton_lock.task.message import Message, TaskLike
 from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_in
-from celery_singleton_lock.task.targets import Joined, name_of_run, token_of
-from celery_singleton_lock.task.turn import holder_of, message_of, turn_of
+from celery_singleton_lock.task.turn import message_of, turn_of
 
 logger = get_logger(__name__)
 
@@ -43,13 +42,11 @@ class Queued:
 
     Attributes:
         lock: the lock that it brought.
-        key: the key of the lock of its run; None before that is known, and if it takes none.
         is_own: whether the lock is the message's own, as far as is known: a follower gets it when its leader is gone.
     """
 
     def __init__(self, task: TaskLike, lock: QueueLock) -> None:
         self.lock = lock
-        self.key: str | None = None
         self._task = task
         self._turn = turn_of(task.request)
         self._runtime = Runtime.of(task.app)
@@ -68,20 +65,16 @@ class Queued:
         self.is_own = True
         self._keep_early()
 
-    def lead(self, label: str) -> Held | Record | None:
-        """Take the lock that the message did not have when it was sent.
-
-        Returns:
-            The holder, if that is another message; the record of the run, if a copy of this message, or its next
-            attempt, has had the lock and freed it: nobody would free it again.
+    def lead(self, holder: Holder) -> Held | None:
+        """Take the lock that the message did not have when it was sent; who has it, if that is another message.
 
         Raises:
             LockUnavailable: no answer; if it got the lock, it finds that when it comes again, or the lock expires.
         """
         lock = self.lock
-        holder = replace(holder_of_message(self._task.request.id, label), record=self._own_name.record)
-        found = self._runtime.store.acquire(replace(lock.request(holder), check_finished=True, another=None))
-        if isinstance(found, (Held, Record)):
+        own = holder_of_message(holder.task_id, holder.sending, holder.label)
+        found = self._runtime.store.acquire(replace(lock.request(own), another=None))
+        if isinstance(found, Held):
             return found
         self.leads()
         if self._lease is None and lock.ends_at_end:
@@ -183,34 +176,18 @@ class Queued:
 
     def _free(self) -> Freeing | None:
         """What became of the lock; None if there is no answer."""
-        lock, record = self.lock, self._what_it_is()
+        lock = self.lock
         try:
-            freed = self._runtime.store.free(lock.hold(), record=record)
+            freed = self._runtime.store.free(lock.hold())
         except LockUnavailable as error:  # It is repeated until there is an answer.
             logger.warning("%s: the lock of a message that has arrived is not freed yet: %s", lock.key, error)
             return None
-        if freed is Freeing.NOT_OURS and record is not None:
+        if freed is Freeing.NOT_OURS and ends.may_be_followed(self._task, self._runtime.settings, lock.scope):
             # Another message may have it: followers of this one are in line behind it, and end without the lock.
             self._runtime.store.wake(lock.key)
         if not freed:
             logger.debug("%s is no longer the lock of this message", lock.key)
         return freed
-
-    def _what_it_is(self) -> Record | None:
-        """The message's run, for its followers; None if it can have none."""
-        task, settings = self._task, self._runtime.settings
-        if self.key is None or not ends.may_be_followed(task, settings, self.lock.scope):
-            return None
-        joined = Joined.of(holder_of(task, task.request))
-        if joined is None:
-            return None
-        content = task.name, self.key, joined._replace(since=0.0)
-        return ends.notice(self._own_name, content, settings.done_ttl)
-
-    @property
-    def _own_name(self) -> Holder:
-        """The name under which the message's run is recorded."""
-        return name_of_run(token_of(self.lock.owner))
 
 
 def brought_by(task: TaskLike, message: Message) -> Queued | None:

@@ -61,7 +61,7 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
     """
     label = found.holder.label if found.holder else ""  # The same for both calls.
     # Two sends of one id are two messages.
-    holder = replace(holder_of_message(task_id, label), record=new_owner())
+    holder = replace(holder_of_message(task_id, None, label), record=new_owner())
     lock = replace(lock, owner=holder.reserved_as)
     request, began = lock.request(holder), clock.now()
     while True:

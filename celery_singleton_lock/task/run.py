@@ -37,8 +37,7 @@ from celery_singleton_lock.task import (
 )
 from celery_singleton_lock.task.ends import Outcome
 from celery_singleton_lock.task.interrupt import Body
-from celery_singleton_lock.task.message import HEADER
-from celery_singleton_lock.task.targets import Joined
+from celery_singleton_lock.task.message import HEADER, Target
 from celery_singleton_lock.task.turn import Execution, record_started, this_thread, unsettled
 
 logger = get_logger(__name__)
@@ -163,7 +162,7 @@ class Run:
         it = self._execution
         # Whether anybody waits is not known here: a copy may join as its own call says.
         is_awaited = ends.may_be_followed(it.task, it.runtime.settings, it.options.scope)
-        if is_awaited and (own := Joined.of(it.holder)) is not None:
+        if is_awaited and (own := Target.of(it.holder)) is not None:
             name, seconds = own.name_of_begin(it.task.name), it.runtime.settings.done_ttl
             it.runtime.store.remember(it.key, ends.notice(name, [own.since], seconds))
 

@@ -43,7 +43,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import ends, header, journal_entries, replacing
-from celery_singleton_lock.task.message import HEADER, RequestLike
+from celery_singleton_lock.task.message import HEADER, RequestLike, Target, sending_in
 from celery_singleton_lock.task.queue_lock import (
     SAID_FOR,
     QueueLock,
@@ -51,7 +51,6 @@ from celery_singleton_lock.task.queue_lock import (
     is_by_time,
     lock_in,
 )
-from celery_singleton_lock.task.targets import Leader
 from celery_singleton_lock.task.turn import turn_of
 
 logger = get_logger(__name__)
@@ -132,7 +131,8 @@ def send(
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
     # Another message with its id may run, and end later, if the lock of that ends, or has ended, as its body begins.
     owns_result = has_new_id or not (before.shares_id or lock.ends_at_start)
-    holder = holder_of_message(task_id, label, owns_result=owns_result)
+    sending = sending_in(named["headers"][HEADER])
+    holder = holder_of_message(task_id, sending, label, owns_result=owns_result)
     kept = before.lock if before.lock is not None and before.lock.key == key else None
     if kept is not None:
         follows = None if before.has_run(named) else kept.follows
@@ -327,7 +327,8 @@ class _Duplicate(NamedTuple):
 
         An answer to its sender would not reach those who wait for it, nor start what follows from it.
         """
-        task, leader = self.task, Leader.of(self.found)
+        task, holder = self.task, self.found.holder
+        leader = None if holder is None else Target.waiting(holder)
         is_able = ends.may_be_followed(task, Runtime.of(task.app).settings, self.lock.scope)
         if leader is None or leader.task_id == named["task_id"] or not is_able or self._wants_a_run_of_its_own(named):
             return _publish_without(publish, task, named, self.error)

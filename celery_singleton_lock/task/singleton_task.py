@@ -287,8 +287,6 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             if lock is None:
                 record_started(self)
                 return body()
-            if brought is not None:
-                brought.key = lock.key
             return run_under_lock(Execution.of(self, request, turn, lock, brought), body)
 
     def _add_call(self, given: object, options: dict[str, Any], *, applied: bool = False) -> None:

@@ -26,8 +26,7 @@ from celery_singleton_lock.stores.base import Held, Record, order_of
 from celery_singleton_lock.task import ends
 from celery_singleton_lock.task.ends import REPLACED, Outcome
 from celery_singleton_lock.task.interrupt import Body
-from celery_singleton_lock.task.message import Message, RequestLike, TaskLike, TaskLock
-from celery_singleton_lock.task.targets import record_name
+from celery_singleton_lock.task.message import Message, RequestLike, TaskLike, TaskLock, record_name
 
 if TYPE_CHECKING:
     from celery_singleton_lock.task.queued import Queued
