@@ -31,15 +31,14 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN, NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import chosen_policy
 from celery_singleton_lock.stores.base import Held, Record, Superseded
-from celery_singleton_lock.task import decide, ends, journal_entries, requeue, sharing
+from celery_singleton_lock.task import decide, ends, requeue, sharing
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.decide import Decision, Drop, Finish, Report, Run, Wait
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.ends import MAX_CONTENT, Concluded, End, Outcome
 from celery_singleton_lock.task.message import Waits
 from celery_singleton_lock.task.putback import Publisher
-from celery_singleton_lock.task.run import settle_after
-from celery_singleton_lock.task.turn import Execution
+from celery_singleton_lock.task.turn import Execution, journal_end, settle_after
 
 logger = get_logger(__name__)
 
@@ -169,7 +168,7 @@ def _report(acquisition: Acquisition, found: End) -> Any:
 
     def say() -> None:
         logger.info("%s ends as the task that it had joined", it)
-        journal_entries.did_not_run(it, "joined", None)
+        journal_end(it, "joined", None)
 
     return conclude(acquisition, Report(found), say)
 
@@ -234,7 +233,7 @@ def _stand_by(execution: Execution, found: Held) -> End:
     is_dropped = isinstance(decided, Drop)
     then = "this copy is dropped" if is_dropped else "a copy waits, in case it dies"
     logger.info("%s is already running on %s; %s", execution, holder.place, then)
-    journal_entries.did_not_run(execution, "drop" if is_dropped else "stand-by", holder)
+    journal_end(execution, "drop" if is_dropped else "stand-by", holder)
     return _drop_or_wait(execution, decided)
 
 
@@ -245,7 +244,7 @@ def _end_again(execution: Execution, found: Record) -> End:
         Concluded: nothing is left to do, or it was revoked, which is stored again; or the copy was put back, since the
             first execution may still be storing its result.
     """
-    journal_entries.did_not_run(execution, "repeat", None)
+    journal_end(execution, "repeat", None)
     it, task, request = execution, execution.task, execution.request
     recorded, age = ends.read(found)
     is_over = decide.is_over(recorded, is_awaited=it.is_awaited)
@@ -399,14 +398,14 @@ def _say_refused(execution: Execution, found: Held, met: LockConflict, policy: C
     # A copy that looks again and again says so once.
     is_again = it.message.put_back_count("conflict") > 0
     if policy not in WAITING_POLICIES or not is_again:
-        journal_entries.did_not_run(it, policy, found.holder)
+        journal_end(it, policy, found.holder)
     logger.log(logging.DEBUG if is_again else logging.INFO, "%s on_conflict=%s: %s", it, policy, met)
     signals.lock_conflict.send(sender=it.task, task_id=it.request.id, key=met.key, conflict=met, policy=policy)
 
 
 def _say_rejected(execution: Execution, lost: Exception) -> None:
     logger.error("%s is rejected: %s", execution, lost)
-    journal_entries.did_not_run(execution, "reject", None)
+    journal_end(execution, "reject", None)
 
 
 def _say_superseded(execution: Execution, newer: LockSuperseded, journaled: Superseded | None = None) -> None:
@@ -414,4 +413,4 @@ def _say_superseded(execution: Execution, newer: LockSuperseded, journaled: Supe
     logger.info("%s is superseded by task %s: %s", it, newer.task_id, newer.key)
     signals.lock_superseded.send(sender=it.task, task_id=it.request.id, key=newer.key, by=newer.task_id)
     if journaled is not None:
-        journal_entries.did_not_run(it, "superseded", journaled.holder)
+        journal_end(it, "superseded", journaled.holder)

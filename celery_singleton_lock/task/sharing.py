@@ -33,14 +33,13 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN, UNTIL_EXPIRED
 from celery_singleton_lock.options.task import check_together, raw_attribute
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import ends, journal_entries, requeue
+from celery_singleton_lock.task import ends, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.decide import SETTLING
 from celery_singleton_lock.task.ends import REPLACED, End, Outcome
 from celery_singleton_lock.task.message import RequestLike, Target, Waits, record_name
-from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE, is_by_time
-from celery_singleton_lock.task.queued import Queued
-from celery_singleton_lock.task.turn import Execution
+from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE, Queued, is_by_time
+from celery_singleton_lock.task.turn import Execution, journal_end
 
 logger = get_logger(__name__)
 
@@ -398,7 +397,7 @@ class Following:
         if not it.message.put_back_count("follows"):
             logger.info("%s is a duplicate, and follows message %s", it, self._leader.task_id)
             holder = Holder(self._leader.task_id, since=self._leader.sent)
-            journal_entries.did_not_run(it, "follow", holder)
+            journal_end(it, "follow", holder)
         self._acquisition.leave_line(later.key)
         carried = requeue.Carried(later.waits(it.options.limit), follows=self._leader)
         requeue.put_back(it.task, reason="follows", delay=later.delay, carried=carried)

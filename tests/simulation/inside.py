@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.redis.script import ms
 from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task import message as messages
-from celery_singleton_lock.task.queued import SOON
+from celery_singleton_lock.task.queue_lock import SOON
 from celery_singleton_lock.trust import STEP_SHARE
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation.scheduler import active

@@ -25,9 +25,7 @@ LOCK = Waits("singleton:lock:{key}", 1)
 #: The modules of `task/` for messages that wait, that are sent with a lock, or whose body does not run.
 SPECIAL = {
     "queue_lock",
-    "queued",
     "conclude",
-    "replacing",
     "requeue",
     "sharing",
 }
