@@ -38,7 +38,7 @@ from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.ends import MAX_CONTENT, Concluded, End, Outcome
 from celery_singleton_lock.task.message import Waits
 from celery_singleton_lock.task.putback import Publisher
-from celery_singleton_lock.task.turn import Execution, journal_end, settle_after
+from celery_singleton_lock.task.turn import Execution, journal_end, named, settle_after
 
 logger = get_logger(__name__)
 
@@ -253,20 +253,22 @@ def _end_again(execution: Execution, found: Record) -> End:
         asks = not is_over and ends.backend_knows(task, request)
         stored = ends.stored_end(task, request.id, age) if asks else None
     except Exception as error:  # noqa: BLE001 - every backend has its own
-        logger.warning("%s: the result backend cannot be read: %r", it, error)
+        logger.warning("%s: the result backend cannot be read: %r", named(task), error)
         return _drop_or_wait(it, Wait("copy", decide.SETTLING))
     # Celery counts a part when it has stored it.
     is_part = request.chord is not None and counts_part_once(task.backend)
     decided = decide.after_end(recorded, age, is_awaited=it.is_awaited, is_stored=stored is not None, is_part=is_part)
     if isinstance(decided, Drop):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
-        logger.info("%s is already done (%s); this copy is dropped", it, state)
+        logger.info("%s is already done (%s); this copy is dropped", named(task), state)
         return _drop_or_wait(it, decided)
     if isinstance(decided, Wait):
-        logger.info("%s is already done; a copy checks later whether its result was stored", it)
+        logger.info("%s is already done; a copy checks later whether its result was stored", named(task))
         return _drop_or_wait(it, decided)
     missing = "it is not known whether its chord counted it" if stored else "its result was not stored"
-    logger.warning("%s is already done (%s), but %s; its recorded end is reported again", it, recorded.state, missing)
+    logger.warning(
+        "%s is already done (%s), but %s; its recorded end is reported again", named(task), recorded.state, missing
+    )
     kept = ends.end_of(recorded)
     if recorded.state == states.REVOKED:
         end = _report_state(it, decide.revoked_before(kept and kept.error, request.id))
@@ -399,7 +401,7 @@ def _say_refused(execution: Execution, found: Held, met: LockConflict, policy: C
     is_again = it.message.put_back_count("conflict") > 0
     if policy not in WAITING_POLICIES or not is_again:
         journal_end(it, policy, found.holder)
-    logger.log(logging.DEBUG if is_again else logging.INFO, "%s on_conflict=%s: %s", it, policy, met)
+    logger.log(logging.DEBUG if is_again else logging.INFO, "%s on_conflict=%s: %s", named(it.task), policy, met)
     signals.lock_conflict.send(sender=it.task, task_id=it.request.id, key=met.key, conflict=met, policy=policy)
 
 
