@@ -448,7 +448,7 @@ class SingletonRequest(WorkerRequest):
         return hold
 
     def _end_attempt(self) -> None:
-        """Free the lock kept for this retry, which never begins, and record that for waiting copies (`joining`)."""
+        """Free the lock kept for this retry, which never begins, and record that for waiting copies (`sharing`)."""
         holder, runtime, hold = holder_of(self.task, self.context), Runtime.of(self.app), self._free_kept()
         if hold is not None and (seconds := runtime.settings.done_ttl):
             record = Outcome(states.REVOKED, settled=True).record_of(holder, seconds)
