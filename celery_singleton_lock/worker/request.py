@@ -214,8 +214,8 @@ class SingletonRequest(WorkerRequest):
 
     def _on_lost(self, error: BaseException, exc_info: Any, send_failed_event: bool) -> Any:
         """Its child is gone, or is going."""
-        # Before the message goes back: its next delivery must not be refused by this one's lock. Who raises `SystemExit`
-        # frees it as it does, and the pool says so while it still ends.
+        # Before the message goes back: its next delivery must not be refused by this one's lock. A child that raises
+        # `SystemExit` frees it before the pool says so, and then still takes a while to end.
         self._free_if_gone(DEATH if isinstance(error, Exception) else 0.0)
         if not isinstance(error, Terminated):  # Celery takes a child that has raised `SystemExit` for lost, too.
             ended = self._recorded_end()
@@ -378,8 +378,8 @@ class SingletonRequest(WorkerRequest):
         return None if found is None else ends.read(found)[0]
 
     def _free_if_gone(self, within: float) -> None:
-        """Free the lock if the child is gone within so many seconds; a child that still cleans up frees it itself, or dies
-        and is noticed.
+        """Free the lock if the child is gone within so many seconds. One that still cleans up frees it itself, or dies and
+        is noticed.
         """
         children = children_of.get(self.app)
         if children is not None and self.worker_pid is not None and not children.forget(self.worker_pid, self, within):
