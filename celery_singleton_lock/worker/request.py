@@ -378,8 +378,8 @@ class SingletonRequest(WorkerRequest):
         return None if found is None else ends.read(found)[0]
 
     def _free_if_gone(self, within: float) -> None:
-        """Free the lock if the child is gone within so many seconds. One that still cleans up frees it itself, or dies and
-        is noticed.
+        """Free the lock if the child is gone within so many seconds. One that still cleans up frees it itself, or
+        dies and is noticed.
         """
         children = children_of.get(self.app)
         if children is not None and self.worker_pid is not None and not children.forget(self.worker_pid, self, within):
