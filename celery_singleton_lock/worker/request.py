@@ -455,8 +455,8 @@ class SingletonRequest(WorkerRequest):
             return None
         if isinstance(error, Terminated):
             return Outcome(states.REVOKED)
-        if not isinstance(error, Exception):
-            return None
+        if not isinstance(error, Exception):  # Its body has called `sys.exit`: Celery takes the child for lost.
+            error = WorkerLostError(f"its process has ended: {error!r}")
         return ends.failed(error, is_awaited=ends.is_awaited(self.task, self.context))
 
     @property
