@@ -14,7 +14,7 @@ from redis.connection import ConnectionPool
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
 
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone, unless_error
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -112,13 +112,13 @@ class Cluster:
 
     def _map(self) -> dict[int, Address]:
         if not (slots := self._slots):
-            slots = self._slots = self._last_slots = self._read_map()
+            slots = self._slots = self._last_slots = unless_error(self._read_map())
         return slots  # Another thread may have forgotten it meanwhile.
 
     def _put_last(self, last: Address) -> None:
         self._known = tuple(sorted(self._known, key=lambda each: each == last))
 
-    def _read_map(self) -> dict[int, Address]:
+    def _read_map(self) -> dict[int, Address] | Exception:
         error: Exception = ConnectionError("the cluster has no nodes")
         for address in self._known:
             # Others are asked first for the next one: this node may have lost them.
@@ -129,10 +129,7 @@ class Cluster:
                 error = ConnectionError("the node has left the cluster")
             except (RedisError, OSError) as failed:
                 error = alone(failed)
-        try:
-            raise error
-        finally:
-            del error  # As in `_unless_error`.
+        return error
 
     def _shown(self, ranges: Sequence[Any], asked: Address) -> dict[int, Address]:
         """The map, as this node has shown it."""
@@ -152,14 +149,14 @@ class Node(Server):
         self._address = address
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
-        return _unless_error(self.run_each([call], step=step)[0])
+        return unless_error(self.run_each([call], step=step)[0])
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         answers = super().run_each(calls, step=step)
         return [call.understood(self._followed(one, call.by_text)) for call, one in zip(calls, answers, strict=True)]
 
     def command(self, *command: object) -> Any:
-        return _unless_error(self.command_each([command])[0])
+        return unless_error(self.command_each([command])[0])
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
         answers = super().command_each(commands)
@@ -190,15 +187,6 @@ class Node(Server):
             except (RedisError, OSError) as error:
                 answer = alone(error)
         return ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")
-
-
-def _unless_error(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        try:
-            raise answer
-        finally:
-            del answer  # It refers to this frame from now on; see `Connection.read`.
-    return answer
 
 
 def _target(moved: AskError, asked: Address) -> Address:

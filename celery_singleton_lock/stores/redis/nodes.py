@@ -199,6 +199,8 @@ class Line:
         """Send as much as the socket takes."""
         try:
             self._connection.flush()
+        except TimeoutError:
+            return
         except RedisError as error:
             self.break_off(error)
 
