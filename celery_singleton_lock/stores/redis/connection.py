@@ -38,6 +38,9 @@ from celery_singleton_lock.stores.redis.script import Call, Command
 #: Errors in place of an answer: the server may carry the command out, or have done so.
 NO_ANSWER = (ConnectionError, TimeoutError, OSError)
 
+#: No answer in time; it can still be read.
+Late = TimeoutError
+
 Failure = TypeVar("Failure", bound=Exception)
 
 _NOTHING = object()
@@ -247,7 +250,7 @@ class Connection:
         """Whether it is still open, and nothing has come to read; no step waits from then on."""
         self.wait_at_most(0.0)
         try:
-            self._receive()
+            self.receive()
         except TimeoutError:
             return not self._reader.has_data()
         except RedisError:
@@ -274,10 +277,20 @@ class Connection:
                 return
             try:
                 # Even if nothing is to come: the server may have closed the connection.
-                self._receive()
+                self.receive()
             except TimeoutError:
                 return
             received = True
+
+    def receive(self) -> None:
+        """Wait for some bytes of the next answer."""
+        try:
+            received = self._socket.recv(_READ)
+        except OSError as error:
+            raise _as_redis_py_says(error, "reading") from error
+        if not received:
+            raise ConnectionError("the server closed the connection")
+        self._reader.feed(received)
 
     def close(self) -> None:
         """End it, whatever is still under way; in the child of a fork, only here."""
@@ -286,18 +299,9 @@ class Connection:
     def _next(self) -> Any:
         """The next answer, or error in its place."""
         while (answer := self._reader.gets()) is _NOTHING:
-            self._receive()
+            self.receive()
         self.unanswered -= 1
         return answer
-
-    def _receive(self) -> None:
-        try:
-            received = self._socket.recv(_READ)
-        except OSError as error:
-            raise _as_redis_py_says(error, "reading") from error
-        if not received:
-            raise ConnectionError("the server closed the connection")
-        self._reader.feed(received)
 
 
 def _as_redis_py_says(error: OSError, doing: str) -> Exception:

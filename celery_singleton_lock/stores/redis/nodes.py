@@ -9,6 +9,7 @@ answered, and not before: if its line breaks, it goes to the node's outbox.
 from __future__ import annotations
 
 import logging
+import math
 import selectors
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -344,42 +345,29 @@ class Nodes:
         self._talks: deque[_Talk] = deque()
 
     def ask(
-        self,
-        call: Call,
-        enough: Callable[[Answers], bool],
-        *,
-        seconds: float,
-        repeat_for: float = 0.0,
-        linger: Callable[[Answers], float] = lambda _: 0.0,
+        self, call: Call, enough: Callable[[Answers], float | None], *, seconds: float, repeat_for: float = 0.0
     ) -> Answers:
         """Send a call to each node, and collect the answers until they are enough, or for that many seconds.
 
         Args:
             call: what to ask.
-            enough: whether the answers so far decide the matter.
+            enough: None as long as the answers do not decide the matter; then the seconds for which further ones are
+                collected, mostly 0.
             seconds: how long to wait for answers.
             repeat_for: seconds for which it is sent again to each node that has not answered it.
-            linger: for how many seconds it collects further answers after they were enough.
         """
-        (answers,) = self.ask_each(
-            [call],
-            lambda each: enough(each[0]),
-            seconds=seconds,
-            repeat_for=repeat_for,
-            linger=lambda each: linger(each[0]),
-        )
+        (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
         return answers
 
     def ask_each(
         self,
         calls: Sequence[Call],
-        enough: Callable[[Sequence[Answers]], bool],
+        enough: Callable[[Sequence[Answers]], float | None],
         *,
         seconds: float,
         step: float = CONNECT,
         connect: float = CONNECT_ALL,
         repeat_for: float = 0.0,
-        linger: Callable[[Sequence[Answers]], float] = lambda _: 0.0,
     ) -> list[Answers]:
         """As `ask`, for several calls at once, with one time for all of them; the answers to each.
 
@@ -389,13 +377,13 @@ class Nodes:
         with self._talk() as talk:
             self._connect(talk, step, connect)
             now = clock.now()
-            until, is_decided = now + seconds, False
+            until = now + seconds
             each = [Answers(sent_at=now) for _ in calls]
             for call, answers in zip(calls, each, strict=True):
                 self._send(talk, self.each, call, answers, repeat_for)
             while sum(map(len, each)) < len(self.each) * len(calls):
-                if not is_decided and enough(each):
-                    is_decided, until = True, min(until, clock.now() + linger(each))
+                if (longer := enough(each)) is not None:
+                    until = min(until, clock.now() + longer)
                 if (left := until - clock.now()) <= 0:
                     break
                 talk.hear(left)
@@ -427,8 +415,8 @@ class Nodes:
         """
         answers = Answers()
         for _ in tries():
-            is_decided = self.decided_by(lambda answer: not isinstance(answer, Exception))
-            answers = self.ask(call, is_decided, seconds=MAX_ANSWER)
+            enough = self.decided_by(lambda answer: not isinstance(answer, Exception))
+            answers = self.ask(call, enough, seconds=MAX_ANSWER)
             if len(answers.given) >= self.quorum:
                 return answers.given
         raise self.unavailable(answers.errors)
@@ -439,17 +427,9 @@ class Nodes:
         Raises:
             LockUnavailable: none does.
         """
-        errors: dict[int, str] = {}
-        until = clock.now() + READ_ALL
-        for node in self.each:
-            if not node.is_avoided and clock.now() < until:
-                try:
-                    return use(node.server)
-                except (RedisError, OSError) as error:
-                    errors[node.index] = _failed(node, error)
-        raise self.unavailable(errors)
+        return self.read(use, most=1)[0]
 
-    def read(self, reading: Callable[[Server], T], *, at_least: int = 1) -> list[T]:
+    def read(self, reading: Callable[[Server], T], *, at_least: int = 1, most: float = math.inf) -> list[T]:
         """What each node that answers shows, one after the other; nodes that failed a moment ago come last.
 
         Raises:
@@ -459,13 +439,15 @@ class Nodes:
         errors: dict[int, str] = {}
         spent = 0.0
         for node in sorted(self.each, key=lambda node: node.is_avoided):
-            if node.is_avoided and len(found) >= at_least:
-                continue  # The others say enough.
+            if len(found) >= most or (node.is_avoided and len(found) >= at_least):
+                break  # The others say enough.
             began = clock.now()
             try:
                 found.append(reading(node.server))
             except (RedisError, OSError) as error:
-                errors[node.index] = _failed(node, error)
+                if isinstance(error, NO_ANSWER):
+                    node.failed(error)
+                errors[node.index] = words_of(error)
                 spent += clock.now() - began
             if spent > READ_ALL or len(errors) > len(self.each) - at_least:
                 break
@@ -473,14 +455,14 @@ class Nodes:
             raise self.unavailable(errors)
         return found
 
-    def decided_by(self, is_yes: Callable[[Any], bool]) -> Callable[[Answers], bool]:
-        """Whether a majority has said yes, or cannot any more."""
+    def decided_by(self, is_yes: Callable[[Any], bool]) -> Callable[[Answers], float | None]:
+        """Answers are enough once a majority has said yes, or cannot any more."""
 
-        def is_decided(answers: Answers) -> bool:
+        def enough(answers: Answers) -> float | None:
             yes = sum(map(is_yes, answers.values()))
-            return yes >= self.quorum or len(answers) - yes > self.spare
+            return at_once(yes >= self.quorum or len(answers) - yes > self.spare)
 
-        return is_decided
+        return enough
 
     def has_failed(self, answers: Answers) -> bool:
         """Whether too many nodes have failed for the others to be a majority."""
@@ -563,7 +545,12 @@ class Nodes:
         return LOOK_AFTER[1] if has_backlog else None
 
 
-def tries(*, within: float = float("inf")) -> Iterator[int]:
+def at_once(is_enough: bool) -> float | None:
+    """What `enough` says (see `Nodes.ask`) if no further answers are wanted."""
+    return 0.0 if is_enough else None
+
+
+def tries(*, within: float = math.inf) -> Iterator[int]:
     """Numbers the tries to get a majority, with a pause between two; none is begun after that many seconds."""
     until = clock.now() + within
     for number in range(TRIES):
@@ -572,10 +559,3 @@ def tries(*, within: float = float("inf")) -> Iterator[int]:
                 return
             clock.sleep(chance.spread(RETRY_DELAY))
         yield number
-
-
-def _failed(node: Node, error: Exception) -> str:
-    """The words of an error; a node that did not answer is left alone for a while."""
-    if isinstance(error, NO_ANSWER):
-        node.failed(error)
-    return words_of(error)
