@@ -62,7 +62,6 @@ class Votes:
         new: seconds until nodes without memory vote.
         reasons: why a node has no vote, by its index.
         is_given_up: whether somebody has given the owner up.
-        maybe: the nodes that may have granted it, or may still do so.
     """
 
     def __init__(self, answers: Answers, nodes: Nodes, message: str) -> None:
@@ -73,7 +72,6 @@ class Votes:
         self.new: list[float] = []
         self.reasons: dict[int, str] = {}
         self.is_given_up = False
-        self.maybe = [node.index for node in nodes.each if _may_hold(answers.get(node.index))]
         for index, answer in answers.items():
             if isinstance(answer, Exception):
                 self.reasons[index] = words_of(answer)
@@ -312,9 +310,10 @@ class RedlockStore:
                 *(self.server, first, len(self._nodes.each), request.ttl),
             )
         if request.another is not None:
-            request.late = bool(votes.maybe)
+            maybe = [node.index for node in self._nodes.each if _may_hold(answers.get(node.index))]
+            request.late = bool(maybe)
             undo = lock_commands.undo(request, wakes=False)
-            self._nodes.send(undo, votes.maybe, repeat_for=max(request.ttl, REPEAT_FOR))
+            self._nodes.send(undo, maybe, repeat_for=max(request.ttl, REPEAT_FOR))
         return votes.record or votes
 
     def _fence(self, wanted: LockRequest, fences: Sequence[int]) -> int | None:
