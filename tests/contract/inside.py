@@ -250,8 +250,7 @@ def told(store: Store, call: Any) -> Any:
 
 def asked(store: Store, *call: Any) -> Any:
     """What the server answers to a command of Redis."""
-    with store._servers.connection() as connection:  # type: ignore[attr-defined]
-        return connection.ask(call)
+    return store._servers.command(*call)  # type: ignore[attr-defined]
 
 
 class Settling:

@@ -51,7 +51,7 @@ class Cluster:
         self.step = self.node(self._start[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
-        return self.server_of(call.keys[0]).run(call, step=step)
+        return unless_error(self.run_each([call], step=step)[0])
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         answers: dict[int, Any] = {}
@@ -148,15 +148,9 @@ class Node(Server):
         self._cluster: Cluster = weakref.proxy(cluster)
         self._address = address
 
-    def run(self, call: Call, *, step: float | None = None) -> Any:
-        return unless_error(self.run_each([call], step=step)[0])
-
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         answers = super().run_each(calls, step=step)
         return [call.understood(self._followed(one, call.by_text)) for call, one in zip(calls, answers, strict=True)]
-
-    def command(self, *command: object) -> Any:
-        return unless_error(self.command_each([command])[0])
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
         answers = super().command_each(commands)

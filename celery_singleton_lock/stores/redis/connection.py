@@ -199,11 +199,6 @@ class Connection:
         """
         return unless_error(self._next())
 
-    def ask(self, command: Command) -> Any:
-        """The answer to a command."""
-        self.send(command)
-        return self.read()
-
     def answers(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to some commands, in one round trip; an error takes the place of an answer."""
         self.send(*commands)
@@ -212,15 +207,9 @@ class Connection:
         self.is_doubtful |= any(map(may_be_replaced, answers))
         return answers
 
-    def run(self, call: Call) -> Any:
-        """Run a script by its digest, or by its text if the server does not know it yet."""
-        try:
-            return call.understood(self.ask(call.by_digest))
-        except NoScriptError:
-            return call.understood(self.ask(call.by_text))
-
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
-        """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
+        """Run some scripts, in one round trip: by their digests, or by their text where the server does not know them
+        yet; an error takes the place of an answer.
 
         Raises:
             ReadOnlyError: this server may no longer be the master, so another connection is to carry them all out.

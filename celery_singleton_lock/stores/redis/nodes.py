@@ -186,9 +186,6 @@ class Line:
         A script goes as text when it is first used: the answer that the node does not know it may come when nobody
         reads any more.
         """
-        if not self.is_open:
-            self.node.note(request, NotAsked(self.node.reason))
-            return
         # Before it is sent: an interruption may come between any two lines.
         self._unanswered.append(request)
         sha, known = request.call.script.sha, self._connection.ran
@@ -216,14 +213,10 @@ class Line:
         return len(self._unanswered) > 0 and clock.now() - self._unanswered[0].sent_at > MUTE_FOR
 
     def hear(self) -> None:
-        """Take note of the answers that are there."""
-        if not self.is_open:
-            return
+        """Take note of the answers that are there; once it is closed, of none."""
         try:
             for answer in self._connection.arrived():
                 self._heard(answer)
-                if not self.is_open:
-                    return
         except (RedisError, OSError) as error:
             self.break_off(error)
 
