@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
 import re
+import selectors
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,9 @@ Late = TimeoutError
 Failure = TypeVar("Failure", bound=Exception)
 
 _NOTHING = object()
+
+#: Takes no descriptor of its own, as there may be many connections; not there on Windows, or in a pool of eventlet.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 _READ = 65_536
 
@@ -154,6 +158,8 @@ class Connection:
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=Parser.parse_error, notEnoughData=_NOTHING
         )
+        self._selector = _Selector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
         #: Pushed bytes that the socket has not taken yet.
         self._unsent = bytearray()
 
@@ -219,9 +225,9 @@ class Connection:
             known = self.answers([calls[place].by_text for place in unknown])
             for place, answer in zip(unknown, known, strict=True):
                 answers[place] = answer
+        if self.is_doubtful:
+            raise ReadOnlyError(str(next(filter(may_be_replaced, answers))))
         for place, call in enumerate(calls):
-            if may_be_replaced(answers[place]):
-                raise ReadOnlyError(str(answers[place]))
             try:
                 call.understood(answers[place])
             except InvalidResponse as error:
@@ -236,15 +242,8 @@ class Connection:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it is still open, and nothing has come to read; no step waits from then on."""
-        self.wait_at_most(0.0)
-        try:
-            self.receive()
-        except TimeoutError:
-            return not self._reader.has_data()
-        except RedisError:
-            pass
-        return False
+        """Whether it is still open, and nothing has come to read."""
+        return not (self._reader.has_data() or self._selector.select(0))
 
     @property
     def unsent(self) -> int:
