@@ -46,8 +46,8 @@ class Cluster:
         self._nodes: dict[Address, Node] = {}
         #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
         self._slots: dict[int, Address] = {}
-        #: The same, or what it was before it was forgotten.
-        self._last_slots = self._slots
+        #: Whether the map is thought to be right; otherwise it is read anew before the next call.
+        self._is_right = False
         self.step = self.node(self._start[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
@@ -71,12 +71,11 @@ class Cluster:
 
     def server_of(self, key: str) -> Node:
         """The master that has the key."""
-        slot, slots = self.slot_of(key), self._map()
-        try:
-            return self.node(slots[slot])
-        except KeyError:
-            self._slots = {}
-            raise ConnectionError(f"no node of the cluster has slot {slot}") from None
+        slot = self.slot_of(key)
+        if (address := self._map().get(slot)) is None:
+            self._is_right = False
+            raise ConnectionError(f"no node of the cluster has slot {slot}")
+        return self.node(address)
 
     def slot_of(self, key: str) -> int:
         """Keys with the same slot can be named in one call."""
@@ -84,11 +83,11 @@ class Cluster:
 
     def place_of(self, key: str) -> Address | None:
         """The master that has the key, or had it when the map was last known; None if it never was."""
-        return self._last_slots.get(self.slot_of(key))
+        return self._slots.get(self.slot_of(key))
 
     def servers(self) -> Sequence[Node]:
         """All masters, as they are now."""
-        self._slots = {}
+        self._is_right = False
         return [self.node(address) for address in sorted(set(self._map().values()))]
 
     def close(self) -> None:
@@ -103,17 +102,18 @@ class Cluster:
 
     def learn(self, answer: object, address: Address) -> None:
         """Learn from what a node has answered, or raised, where the slots are."""
-        if isinstance(answer, MovedError) and self._slots:  # Or the map is read anew.
-            self._slots = self._last_slots = {**self._slots, answer.slot_id: _target(answer, address)}
+        if isinstance(answer, MovedError):
+            self._slots = {**self._slots, answer.slot_id: _target(answer, address)}
         elif isinstance(answer, _REPLACED):
             # Before the next call, and from this node at last.
-            self._slots = {}
+            self._is_right = False
             self._put_last(address)
 
     def _map(self) -> dict[int, Address]:
-        if not (slots := self._slots):
-            slots = self._slots = self._last_slots = unless_error(self._read_map())
-        return slots  # Another thread may have forgotten it meanwhile.
+        if not self._is_right:
+            self._slots = unless_error(self._read_map())
+            self._is_right = True
+        return self._slots
 
     def _put_last(self, last: Address) -> None:
         self._known = tuple(sorted(self._known, key=lambda each: each == last))
