@@ -361,7 +361,7 @@ def has_heard_all(store: Store, but: int | None = None) -> bool:
     """Whether all nodes but one have answered everything on the last lines."""
     talk = talk_of(store)
     talk.collect()
-    return not any(line._unanswered for index, line in talk.lines.items() if index != but)
+    return not any(line.unanswered for index, line in talk.lines.items() if index != but)
 
 
 def connected(store: Store) -> list[bool]:

@@ -169,16 +169,11 @@ class Line:
         self.events = selectors.EVENT_READ
         self._connection = connection
         self._fd = connection.fileno()
-        self._unanswered: deque[_Request] = deque()
+        self.unanswered: deque[_Request] = deque()
         connection.wait_at_most(0.0)
 
     def fileno(self) -> int:
         return self._fd
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether it has not answered something that must be carried out."""
-        return any(request.repeated_until for request in self._unanswered)
 
     def send(self, request: _Request) -> None:
         """Send a call behind what was sent before.
@@ -187,7 +182,7 @@ class Line:
         reads any more.
         """
         # Before it is sent: an interruption may come between any two lines.
-        self._unanswered.append(request)
+        self.unanswered.append(request)
         sha, known = request.call.script.sha, self._connection.ran
         self._connection.push(request.command if sha in known else packed(request.call.by_text))
         known.add(sha)
@@ -210,7 +205,7 @@ class Line:
     @property
     def is_mute(self) -> bool:
         """Whether it has not answered for long, when all that has arrived is heard."""
-        return len(self._unanswered) > 0 and clock.now() - self._unanswered[0].sent_at > MUTE_FOR
+        return len(self.unanswered) > 0 and clock.now() - self.unanswered[0].sent_at > MUTE_FOR
 
     def hear(self) -> None:
         """Take note of the answers that are there; once it is closed, of none."""
@@ -226,13 +221,13 @@ class Line:
             self.is_open = False
             self.node.reason = words_of(error)
             self._connection.close()
-        while self._unanswered:
-            self.node.note(self._unanswered.popleft(), alone(error))
+        while self.unanswered:
+            self.node.note(self.unanswered.popleft(), alone(error))
 
     def _heard(self, answer: Any) -> None:
-        if not self._unanswered:
+        if not self.unanswered:
             raise ConnectionError("it sent an answer that nobody asked for")
-        request = self._unanswered.popleft()
+        request = self.unanswered.popleft()
         if isinstance(answer, NoScriptError):
             # It has forgotten all scripts. Even if nobody waits for the answer any more: this may end a hold.
             self._connection.ran.clear()
@@ -264,7 +259,7 @@ class _Talk:
     @property
     def has_backlog(self) -> bool:
         """Whether a node has not answered something that must be carried out."""
-        return any(line.has_backlog for line in self.lines.values())
+        return any(request.repeated_until for line in self.lines.values() for request in line.unanswered)
 
     def add(self, line: Line) -> None:
         self.lines[line.node.index] = line
@@ -347,9 +342,15 @@ class Nodes:
             enough: None as long as the answers do not decide the matter; then the seconds for which further ones are
                 collected, mostly 0.
             seconds: how long to wait for answers.
-            repeat_for: seconds for which it is sent again to each node that has not answered it.
+            repeat_for: seconds for which it is sent again to each node that has not answered it, also if this is
+                interrupted: what only some nodes have done is not done.
         """
-        (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
+        try:
+            (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
+        except BaseException:
+            if repeat_for:  # Maybe before it was sent.
+                self.repeat(call, repeat_for)
+            raise
         return answers
 
     def ask_each(

@@ -135,8 +135,16 @@ class RedlockStore:
         self._memory = memory
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        found: Lease | Record | Votes = Votes(Answers(), self._nodes, "")
         try:
-            found = self._acquire(request)
+            for _ in tries(within=PATIENCE):
+                if request.late:
+                    if request.another is None:
+                        break
+                    request.give_up(request.another())
+                found = self._try(request)
+                if not isinstance(found, Votes) or found.is_given_up or found.is_held:
+                    break
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
             request.late = True
@@ -268,19 +276,6 @@ class RedlockStore:
     def close(self) -> None:
         self._nodes.close()
 
-    def _acquire(self, request: LockRequest) -> Lease | Record | Votes:
-        """What was found; the last votes if that is nothing certain."""
-        found: Lease | Record | Votes = Votes(Answers(), self._nodes, "")
-        for _ in tries(within=PATIENCE):
-            if request.late:
-                if request.another is None:
-                    break
-                request.give_up(request.another())
-            found = self._try(request)
-            if not isinstance(found, Votes) or found.is_given_up or found.is_held:
-                break
-        return found
-
     def _try(self, request: LockRequest) -> Lease | Record | Votes:
         """Ask once; nothing is left of it unless it gives a lease.
 
@@ -371,17 +366,13 @@ class RedlockStore:
             ours, gone = _freed_on(answers)
             return at_once(ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers))
 
+        was_ending, hold.ending = hold.ending, True  # If this is interrupted.
         repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
-        try:
-            answers = self._nodes.ask(call, enough, seconds=_patience(hold.ttl), repeat_for=repeat_for)
-            if FreeAnswer.SOMEBODY_WAITS in answers.values():
-                # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
-                self._nodes.send(lock_commands.wake(hold.key, limit=1))
-        except BaseException:
-            if repeats:  # Interrupted, maybe before it was sent.
-                hold.ending = True
-                self._nodes.repeat(call, repeat_for)
-            raise
+        answers = self._nodes.ask(call, enough, seconds=_patience(hold.ttl), repeat_for=repeat_for)
+        if FreeAnswer.SOMEBODY_WAITS in answers.values():
+            # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
+            self._nodes.send(lock_commands.wake(hold.key, limit=1))
+        hold.ending = was_ending
         return answers
 
     def _refuse(self, key: str, holder: Holder, record: Record, sent: list[Record]) -> Held | Record | None:
@@ -420,15 +411,10 @@ class RedlockStore:
 
     def _agreed(self, call: Call, *, repeat_for: float = 0.0) -> Answers:
         """The nodes' answers to one step of a refusal."""
-        try:
-            # Not merely until a majority has answered: if a node where the message's copy has the lock answers sooner
-            # than one that has promised, a refusal that others have already seen would be taken back.
-            enough = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
-            return self._nodes.ask(call, enough, seconds=MAX_ANSWER, repeat_for=repeat_for)
-        except BaseException:
-            if repeat_for:  # Interrupted: a record that some nodes have ends the message for some copies only.
-                self._nodes.repeat(call, repeat_for)
-            raise
+        # Not merely until a majority has answered: if a node where the message's copy has the lock answers sooner than
+        # one that has promised, a refusal that others have already seen would be taken back.
+        enough = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
+        return self._nodes.ask(call, enough, seconds=MAX_ANSWER, repeat_for=repeat_for)
 
     def _take_back(self, key: str, sent: list[Record], answers: Answers) -> None:
         """Forget what was sent. What is promised next has another name: this may arrive after it, on its own way."""
