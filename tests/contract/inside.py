@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -157,7 +157,7 @@ class Kept:
         self._heartbeat.start(lease, self.lost)
 
     @classmethod
-    def together(cls, store: Store, leases: Sequence[Lease]) -> list[Kept]:
+    def together(cls, store: Store, leases: Iterable[Lease]) -> list[Kept]:
         """Leases that are renewed in the same rounds, as those of a process are."""
         heartbeat = named("heartbeat.Heartbeat")(store)
         return [cls(store, lease, heartbeat) for lease in leases]
