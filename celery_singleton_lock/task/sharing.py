@@ -361,12 +361,13 @@ class Following:
             if self._leader.task_id in self._ancestors:
                 return None
             seen.add(this)
-            if self._has_lock():
+            met = self._held(self._lock.key)
+            if any(held.owner == self._lock.owner for held in met):
                 other = self._go_on_leading()
             elif self._is_to_run():
                 return None
             else:
-                answer = self.look_at_leader()
+                answer = self.look_at_leader(met)
                 if not isinstance(answer, _Gone):
                     return answer
                 if (other := self._heir()) is None and self._is_over():
@@ -378,10 +379,11 @@ class Following:
         answer = self.look_at_leader()  # It may have come again just now: then its follower gave the lock back.
         return None if isinstance(answer, _Gone) else answer
 
-    def look_at_leader(self) -> End | NotYet | _Gone:
-        """How the leader has ended, that it goes on, or that it is gone."""
+    def look_at_leader(self, met: list[Held] | None = None) -> End | NotYet | _Gone:
+        """How the leader has ended, that it goes on, or that it is gone; `met`: who had its lock a moment ago."""
         # In this order: it frees this lock when it has the lock of its run, or has left its record.
-        has_lock = [held for held in self._held(self._lock.key) if self._is_leaders(held)]
+        met = self._held(self._lock.key) if met is None else met
+        has_lock = [held for held in met if self._is_leaders(held)]
         if has_lock and not any(map(self._lasts_for_its_time, has_lock)):
             return NotYet(key=self._lock.key)
         answer = self._look_at_run()
@@ -401,9 +403,6 @@ class Following:
         self._acquisition.leave_line(later.key)
         carried = requeue.Carried(later.waits(it.options.limit), follows=self._leader)
         requeue.put_back(it.task, reason="follows", delay=later.delay, carried=carried)
-
-    def _has_lock(self) -> bool:
-        return any(held.owner == self._lock.owner for held in self._held(self._lock.key))
 
     def _is_to_run(self) -> bool:
         """Whether a copy of it runs elsewhere, or a task that may be waiting for it has the lock of its run."""
