@@ -188,15 +188,6 @@ def rerunning_late(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=Exclusive, on_conflict="rerun")
-def rerunning_retried(self: Any, job: str, seconds: float = 0.05) -> str:
-    """Retries itself once after it has run."""
-    _work(self, job, seconds)
-    if self.request.retries == 0:
-        raise self.retry(countdown=0)
-    return job
-
-
 @app.task(bind=True, base=Exclusive, on_conflict="replace")
 def replacing(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
@@ -383,12 +374,6 @@ def retrying_when_told(self: Any, job: str, seconds: float, countdown: float) ->
     if not self.request.retries:
         raise self.retry(countdown=countdown)
     return job
-
-
-@app.task(bind=True, base=Exclusive)
-def replaced_when_told(self: Any, job: str, seconds: float, longer: float) -> None:
-    _work(self, job, seconds)
-    raise self.replace(plain.s("after", longer))
 
 
 @app.task(bind=True, base=Exclusive)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import chain, chord, group
+from celery import chain
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockLost, clock
-from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task.ends import read
 from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
@@ -43,13 +41,6 @@ def holder(shop: Shop, task: str = "exclusive", *args: Any, **options: Any) -> A
     return result
 
 
-def is_settled(shop: Shop) -> bool:
-    """Whether a record says that all was sent."""
-    with shop.locks() as client:
-        records = [client.get(key) for key in shop.keys() if ":done:" in key]  # noqa: SIM118 - no dictionary
-    return any(read(Record("", found, 0.0))[0].settled for found in records if found)
-
-
 def until_joined(shop: Shop, copies: int) -> None:
     until(lambda: len(shop.refused("join")) >= copies)
 
@@ -66,39 +57,6 @@ class TestHolderEnds:
         assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 21
         assert len(shop.record.runs("report")) == 1
         assert {copy.state for copy in copies} == {"SUCCESS"}
-
-    def test_after_a_replacement(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        first = holder(shop, "replaced_when_told", LONG, 1.0)
-        copies = [join(shop, "replaced_when_told", "report", LONG, 1.0) for _ in range(3)]
-        until_joined(shop, 3)
-        shop.record.let_end("report")
-        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["after"] * 4
-        assert len(shop.record.runs("report")) == 1
-        assert len(shop.record.runs("after")) == 1
-
-    def test_while_another_task_takes_the_lock(self, shop: Shop) -> None:
-        """The copies have their end, and do not wait for the other task."""
-        shop.start("one", "two", concurrency=2)
-        first = holder(shop)
-        copies = [join(shop, "exclusive", "report") for _ in range(5)]
-        until_joined(shop, 5)
-        next_one = shop.send("exclusive_again", "report", LONG, singleton_lock={"wait": 300})
-        until(lambda: any(":waiting" in key for key in shop.keys()))  # noqa: SIM118 - no dictionary
-        shop.record.let_end("report")
-        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 6
-        shop.record.wait_for(starts=1, job="again")
-        assert not next_one.ready()
-        shop.record.let_end("again")
-        assert next_one.get(timeout=LIMIT) == "report"
-
-    def test_and_its_lock_is_kept_for_a_while(self, shop: Shop) -> None:
-        """`lock_at_least_for`: a copy that comes meanwhile gets the end at once."""
-        shop.start("one", "two")
-        call = {"at_least_for": 300.0, "on_conflict": "join"}
-        assert shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT) == "report"
-        assert shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT) == "report"
-        assert len(shop.record.runs("report")) == 1
 
 
 class TestHolderDies:
@@ -146,16 +104,6 @@ class TestHolderDies:
         assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
         assert len({run.task_id for run in shop.record.runs("report")}) == 2
 
-    def test_time_limit_is_an_end(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        first = holder(shop, time_limit=6)
-        copies = [join(shop, "exclusive", "report", LONG) for _ in range(3)]
-        until_joined(shop, 3)
-        for copy in [first, *copies]:
-            with pytest.raises(Exception, match="TimeLimitExceeded"):
-                copy.get(timeout=LIMIT)
-        assert len({run.task_id for run in shop.record.runs("report")}) == 1
-
 
 class TestOperator:
     """`celery control release_lock` takes the lock from the holder, which is stopped, or goes on (`on_lock_lost`)."""
@@ -188,17 +136,6 @@ class TestOperator:
         assert overlaps(runs) == []
         assert len(runs) == 2
 
-    def test_calls_end_as_a_holder_that_goes_on(self, shop: Shop) -> None:
-        shop.start("one", "two", concurrency=3)
-        first = holder(shop, "warned", LONG)
-        before = [join(shop, "warned", "report") for _ in range(3)]
-        until_joined(shop, 3)
-        self.release(shop)
-        after = join(shop, "warned", "report")
-        until_joined(shop, 4)
-        shop.record.let_end("report")
-        assert [call.get(timeout=LIMIT) for call in [first, *before, after]] == ["report"] * 5
-
 
 class TestJoinedCopy:
     def test_chain_and_callbacks_go_on(self, shop: Shop) -> None:
@@ -211,15 +148,6 @@ class TestJoinedCopy:
         shop.record.let_end("report")
         assert result.get(timeout=LIMIT) == first.get(timeout=LIMIT) == "report"
         shop.record.wait_for(starts=1, job="mark")
-        assert len(shop.record.runs("report")) == 1
-
-    def test_chord_with_equal_parts(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        header = group([signed(shop, "exclusive", "report", LONG) for _ in range(4)], app=shop.app)
-        result = chord(header, shop.sign("echo"), app=shop.app)()
-        until_joined(shop, 3)
-        shop.record.let_end("report")
-        assert result.get(timeout=LIMIT) == ["report"] * 4
         assert len(shop.record.runs("report")) == 1
 
     def test_is_delivered_again(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
