@@ -108,7 +108,7 @@ class TestScopes:
 class TestMessageIsOver:
     """Its lock is free, whatever ends the message."""
 
-    @pytest.mark.parametrize("name", ["dies", "dies_rejected", "too_long", "not_begun"])
+    @pytest.mark.parametrize("name", ["rejected", "dies", "dies_rejected", "too_long", "not_begun"])
     def test_without_success(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
         start(shop)
         result = tasks.__dict__[name].delay("report")
