@@ -17,7 +17,8 @@ from celery_singleton_lock.holder import FIRST, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Arrival, Held, LockRequest, Record, Superseded
-from celery_singleton_lock.task import journal_entries, reports, requeue
+from celery_singleton_lock.task import decide, journal_entries, reports, requeue
+from celery_singleton_lock.task.decide import Fail, Run
 from celery_singleton_lock.task.turn import Execution, this_thread
 
 logger = get_logger(__name__)
@@ -67,7 +68,7 @@ class Acquisition:
         """The lock server's answer; None to run without a lock, if there is no answer.
 
         Raises:
-            Ignore: there is no answer, and the message was put back.
+            Concluded: there is no answer, and the message was put back.
             LockUnavailable: there is no answer, with `on_unavailable="raise"` or in an eager call.
         """
         it, failures = self.execution, 0
@@ -80,16 +81,19 @@ class Acquisition:
                 self.abandon()
                 self._outage.failed(error, grants=False)
                 policy = it.options.on_unavailable
-                if policy == "run" and not isinstance(error, WrongLockServer):
+                decision = decide.in_silence(
+                    policy, is_eager=it.request.is_eager, is_wrong_server=isinstance(error, WrongLockServer)
+                )
+                if isinstance(decision, Run):
                     logger.warning("%s runs without a lock: %s", it, error)
                     return None
-                if policy == "wait":
-                    logger.info("%s waits: %s", it, error)
-                elif policy == "raise" or it.request.is_eager:
+                if isinstance(decision, Fail):
                     raise
+                if decision is None:
+                    logger.info("%s waits: %s", it, error)
                 else:
                     it.turn.gives_up = self._owner
-                    requeue.try_to_put_back(it.task, reason="unavailable")
+                    requeue.try_to_put_back(it.task, reason=decision.reason)
             # There is no message to put back; or the broker does not answer either, and the message waits here, where
             # it is not lost.
             self._ask_as_another()
@@ -106,7 +110,7 @@ class Acquisition:
         """End the execution, and put its message back to ask again.
 
         Raises:
-            Ignore: the message was put back.
+            Concluded: the message was put back.
         """
         self._outage.failed(error, grants=False)
         self.execution.turn.gives_up = self._owner

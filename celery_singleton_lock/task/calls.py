@@ -1,7 +1,7 @@
 """A call of a task: acquire → run → free. Of one message, or of an item of a map.
 
-Whatever happens between two of these steps, the lock is freed: by the `finally` of `run`; by `refusal`, before `run` is
-reached; or, if these are cut short as well, by the worker's main process, or by the end of the lease, since the
+Whatever happens between two of these steps, the lock is freed: by the `finally` of `run`; by `conclude`, before `run`
+is reached; or, if these are cut short as well, by the worker's main process, or by the end of the lease, since the
 heartbeat forgets a lease that nobody refers to any more.
 
 `task.map`, `task.starmap` and `task.chunks` make one message, and in it one call for each item: Celery's own tasks of
@@ -18,7 +18,6 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from celery.app.task import Context
@@ -28,7 +27,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import WAITING_POLICIES
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import following, joining, refusal
+from celery_singleton_lock.task import conclude, following, joining
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.ends import End
 from celery_singleton_lock.task.entrance import value_of
@@ -41,7 +40,7 @@ def run_under_lock(execution: Execution, body: Callable[[], Any]) -> Any:
     """Run `body` under the lock, or end as this message must.
 
     Raises:
-        Ignore, Reject, LockConflict: as `on_conflict` says, of this message or of a newer one.
+        Concluded, Reject, LockConflict: as `on_conflict` says, of this message or of a newer one.
         LockUnavailable: with `on_unavailable="raise"`.
         LockLost: the lease was lost and the body was stopped.
     """
@@ -61,23 +60,23 @@ def run_under_lock(execution: Execution, body: Callable[[], Any]) -> Any:
             found = following.end_of_leader(acquisition) or joining.acquire(acquisition)
         if isinstance(found, Lease):
             if not is_plain:
-                refusal.drop_if_expired(execution, found)
-                refusal.reject_if_returned_too_often(execution, found)
+                conclude.with_lease(acquisition, found)
             run = Run(execution, found)
             return run.execute(body if is_plain else begin)
         if _is_known(execution, found):
             following.wake_followers(acquisition)
     except Exception as error:
         if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
-            return refusal.fail(acquisition, error)
-        if (newer := run.superseded) is not None or run.was_lost:
-            end = refusal.fail_lost if newer is None else partial(refusal.end_stopped, why=newer)
-            return end(acquisition, error)
+            return conclude.fail(acquisition, error)
+        if run.superseded is not None:
+            return conclude.stopped(acquisition, error, run.superseded)
+        if run.was_lost:
+            return conclude.lost(acquisition, error)
         raise
     if found is None:
         record_started(execution.task)
         return body()
-    return refusal.end(acquisition, found)
+    return conclude.end(acquisition, found)
 
 
 def call_item(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

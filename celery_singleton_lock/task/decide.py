@@ -1,6 +1,9 @@
-"""What becomes of a message whose body does not run now, decided from what is known of it: without effects.
+"""What becomes of a message, decided from what its process has found: without effects.
 
-`on_conflict` and `redelivery` do what is decided here. Protocol: `docs/protocol.md`, section 8.
+A finding is a lease, a task or a copy of the message that has the lock, a record of the message's end, a newer message,
+the end of the message that it is to end as, or silence. `conclude` does what is decided here.
+
+Protocol: `docs/protocol.md`, section 8.
 """
 
 from __future__ import annotations
@@ -8,17 +11,45 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from celery import states
+from celery.exceptions import TaskRevokedError
 
+from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.options.rules import JOIN, NEWEST_POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options
-from celery_singleton_lock.task.ends import REPLACED, Outcome
-from celery_singleton_lock.task.message import Message
+from celery_singleton_lock.task.ends import REPLACED, End, Kind, Outcome
+from celery_singleton_lock.task.message import Message, Reason
 
 #: Seconds after the end of the body in which its own process may still be sending callbacks and storing the result.
 SETTLING = 10.0
 
 #: Seconds after the end of a lease at which the put-back copy of a running message is due.
 AFTER_LEASE = 1.0
+
+
+class Run(NamedTuple):
+    """The body runs, under a lock unless the lock server is silent."""
+
+
+class Fail(NamedTuple):
+    """The error is raised, and Celery makes of it what it makes of any."""
+
+
+class Finish(NamedTuple):
+    """The message ends without a run: its callers get `error`.
+
+    Attributes:
+        state: Celery's.
+        kind: what the worker's main process is told; None: `error` itself is raised, as that of a task that fails.
+        is_shared: whether another task has this one's id, and so its result: this end is stored under a new id.
+        is_remembered: whether a copy that comes later ends in the same way. A rejected message may be sent again on
+            purpose, by a dead-letter exchange for example.
+    """
+
+    error: Exception
+    state: str
+    kind: Kind | None = None
+    is_shared: bool = False
+    is_remembered: bool = True
 
 
 class Drop(NamedTuple):
@@ -33,13 +64,75 @@ class Drop(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A copy is put back, and comes after `delay` seconds."""
+    """The message is put back.
 
-    delay: float
+    Attributes:
+        reason: why.
+        delay: seconds until it comes; None: longer each time that it was put back for this reason.
+        is_in_line: whether it waits for its lock in a worker's line, and is woken.
+    """
+
+    reason: Reason
+    delay: float | None = None
+    is_in_line: bool = False
+
+
+class Report(NamedTuple):
+    """The message ends as another one has ended: that end is recorded as its own."""
+
+    end: End
 
 
 class Repeat(NamedTuple):
-    """The end that is known is reported again."""
+    """The message's own end, which is recorded, is reported again."""
+
+
+Decision = Run | Fail | Finish | Drop | Wait | Report | Repeat
+
+
+def with_lease(message: Message, returned_too_often: Exception | None) -> Run | Finish:
+    """The message has got its lock.
+
+    Args:
+        returned_too_often: what to end it with if it has cost so many workers that its broker would dead-letter it.
+    """
+    if message.comes_too_late():
+        return Finish(TaskRevokedError("expired"), states.REVOKED, "expired")
+    if returned_too_often is not None:
+        return Finish(returned_too_often, states.FAILURE, "rejected", is_remembered=False)
+    return Run()
+
+
+def refused(policy: ConflictPolicy, conflict: Exception, *, is_in_line: bool, is_shared: bool) -> Finish | Wait:
+    """Another task has the lock; `policy` is what `policy_for` returned."""
+    if policy in WAITING_POLICIES:
+        return Wait("conflict", is_in_line=is_in_line)
+    if policy == "raise":
+        return Finish(conflict, states.FAILURE, is_shared=is_shared)
+    if policy == "reject":
+        return Finish(conflict, states.FAILURE, "rejected", is_shared, is_remembered=False)
+    return Finish(TaskRevokedError(f"skipped: {conflict}"), states.REVOKED, "revoked", is_shared)
+
+
+def superseded(newer: LockSuperseded, task_id: object, *, is_shared: bool = False) -> Finish:
+    """A newer message has come."""
+    return Finish(newer, states.REVOKED, "revoked", is_shared or newer.task_id == task_id)
+
+
+def revoked_before(error: Exception | None, task_id: object) -> Finish:
+    """The message was revoked, with `error` if that was kept: this is stored again."""
+    if isinstance(error, LockSuperseded):
+        return superseded(error, task_id)
+    return Finish(TaskRevokedError("revoked or skipped before"), states.REVOKED, "revoked")
+
+
+def in_silence(policy: str, *, is_eager: bool, is_wrong_server: bool) -> Run | Fail | Wait | None:
+    """The lock server has not answered. None: the message, which cannot be put back, waits where it is."""
+    if policy == "run" and not is_wrong_server:
+        return Run()
+    if policy == "wait":
+        return None
+    return Fail() if policy == "raise" or is_eager else Wait("unavailable")
 
 
 def may_be_refused(message: Message, options: Options, *, acks_late: bool) -> bool:
@@ -74,7 +167,7 @@ def beside_copy(own: tuple[int, int], running: tuple[int, int], *, acks_late: bo
     # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
     if running > own or (running == own and not acks_late):
         return Drop("already running", goes_on=True)
-    return Wait(lease + AFTER_LEASE)
+    return Wait("copy", lease + AFTER_LEASE)
 
 
 def is_over(recorded: Outcome, *, is_awaited: bool) -> bool:
@@ -96,7 +189,7 @@ def after_end(
             why = "retried" if recorded.state == states.RETRY else "replaced"
             return Drop(why, goes_on=not recorded.settled)
         return Drop("already done", goes_on=False)
-    return Wait(SETTLING - age) if age < SETTLING else Repeat()
+    return Wait("copy", SETTLING - age) if age < SETTLING else Repeat()
 
 
 def _has_begun(message: Message, *, acks_late: bool) -> bool:

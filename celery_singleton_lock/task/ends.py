@@ -1,16 +1,17 @@
 """How a message ended, the record of that, and what the result backend has of it.
 
-A copy of the message that finds it ends in the same way (`redelivery`). Protocol: `docs/protocol.md`, section 6.
+A copy of the message that finds it ends in the same way (`conclude`). Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
@@ -18,7 +19,7 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock._celery import keeps_results, may_be_asked
+from celery_singleton_lock._celery import keeps_results, may_be_asked, record_end
 from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.app import Settings
@@ -49,6 +50,29 @@ REPLACED = b"replaced"
 
 #: Takes the place of a state in a notice.
 FOLLOWED = "FOLLOWED"
+
+
+#: What has become of a message: another delivery of it is carried out, or will be; it is recorded as revoked; the same,
+#: since it came too late; the worker has to reject it, without a failure; nothing is left to do.
+Kind = Literal["continues", "revoked", "expired", "rejected", "over"]
+
+
+class Concluded(Ignore):
+    """Ends an execution without a run, once all is recorded. The worker's main process reads `kind`."""
+
+    def __init__(self, why: str, kind: Kind) -> None:
+        super().__init__(why, kind)
+        self.why = why
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return self.why
+
+
+def why_it_continues(text: str) -> str | None:
+    """The reason in the repr of a `Concluded` whose message continues; None for other texts."""
+    found = re.fullmatch(rf"{Concluded.__name__}\('([^'\\]*)', 'continues'\)", text)
+    return found and found[1]
 
 
 class End(NamedTuple):
@@ -210,6 +234,26 @@ def has_ended(task: Any, task_id: str, since: float) -> bool:
     stored: Mapping[str, Any] = task.backend.get_task_meta(task_id, cache=False)
     stored_at = _moment(stored.get("date_done"))
     return stored["status"] in (states.SUCCESS, states.FAILURE) and stored_at is not None and stored_at > since
+
+
+def report(task: TaskLike, error: Exception, state: str, *, task_id: str | None = None) -> None:
+    """Store the end of a message without a run, under its own id or another, and so end the rest of its chain and its
+    part in a chord.
+
+    Celery ends the rest of a chain only if it stores a result for this step, so we store one even if it is ignored.
+    """
+    request = task.request
+    if request.id is None or request.is_eager:
+        return
+    record_end(
+        task.backend,
+        task_id or request.id,
+        error,
+        request,
+        state=state,
+        store_result=bool(request.chain) or not ignores_result(task, request),
+        call_errbacks=state == states.FAILURE,
+    )
 
 
 def ignores_result(task: TaskLike, request: RequestLike) -> bool:

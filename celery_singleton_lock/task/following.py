@@ -45,7 +45,7 @@ def end_of_leader(acquisition: Acquisition) -> End | None:
     """How this message's leader has ended; None if this message has no leader, or is to run.
 
     Raises:
-        GoesOn: the leader has not ended; this message was put back.
+        Concluded: the leader has not ended; this message was put back.
     """
     it = acquisition.execution
     if it.brought is None or (its_leader := _leader_of(it, it.brought)) is None:
@@ -152,7 +152,7 @@ class Following:
         """Look again later.
 
         Raises:
-            GoesOn: this message was put back.
+            Concluded: this message was put back.
         """
         it = self._execution
         if not it.message.put_back_count("follows"):

@@ -121,7 +121,7 @@ class Joining:
         """How the task has ended; None if the lock is to be asked for.
 
         Raises:
-            GoesOn: the task goes on; this copy was put back.
+            Concluded: the task goes on; this copy was put back.
         """
         try:
             found = self.look()
@@ -136,7 +136,7 @@ class Joining:
         """As `before_lock`, for a copy that has the lock now; None if it is to run, as the other copies then can see.
 
         Raises:
-            GoesOn: the end is not known yet; this copy was put back.
+            Concluded: the end is not known yet; this copy was put back.
         """
         try:
             found = self.look()

@@ -13,7 +13,9 @@ from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
+from celery import states
 from celery.exceptions import Reject
+from celery.utils import uuid
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
@@ -22,7 +24,8 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Freeing, Held, Record
-from celery_singleton_lock.task import ends, on_conflict, replacing, requeue
+from celery_singleton_lock.task import ends, replacing
+from celery_singleton_lock.task.ends import Concluded
 from celery_singleton_lock.task.message import Message, TaskLike
 from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_in
 from celery_singleton_lock.task.targets import Joined, name_of_run, token_of
@@ -121,7 +124,7 @@ class Queued:
         """The body is about to run.
 
         Raises:
-            Ignore: another message has replaced this one, and that was recorded.
+            Concluded: another message has replaced this one, and that was recorded.
         """
         if not self.is_own:
             self._turn.queue_lock_ended = True  # Nothing is passed on to its next attempt.
@@ -134,7 +137,9 @@ class Queued:
         freed = self._free()
         self._turn.queue_lock_ended = True  # Only now: an interruption before leaves it to the end.
         if freed in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (why := replacing.started(self._runtime.store, self.lock)):
-            on_conflict.supersede(self._task, why, None)
+            is_shared = why.task_id == self._task.request.id
+            ends.report(self._task, why, states.REVOKED, task_id=uuid() if is_shared else None)
+            raise Concluded(str(why), "over" if is_shared else "revoked")
 
     def _going_on(self, error: Exception | None) -> Hold | None:
         """The lock as the copy or the next attempt has it, if the message goes on."""
@@ -142,7 +147,8 @@ class Queued:
             return self._turn.passes_on
         # Celery gives nothing back that it has acknowledged.
         is_given_back = isinstance(error, Reject) and self._task.acks_late and getattr(error, "requeue", False)
-        return self.lock.confirmed() if is_given_back or isinstance(error, requeue.GoesOn) else None
+        continues = isinstance(error, Concluded) and error.kind == "continues"
+        return self.lock.confirmed() if is_given_back or continues else None
 
     def _keep_early(self) -> None:
         """Have it renewed from now on, if its message will not be delivered again."""

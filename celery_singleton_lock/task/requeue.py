@@ -8,11 +8,9 @@ sent it. Its header says, under `put_back`, how often it was put back, and which
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, clock
@@ -21,6 +19,7 @@ from celery_singleton_lock.options.rules import MAX_TTL
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP
 from celery_singleton_lock.task import delivery, header
+from celery_singleton_lock.task.ends import Concluded
 from celery_singleton_lock.task.message import NOT_BEGUN, Reason, RequestLike, TaskLike, Waits
 from celery_singleton_lock.task.putback import Publisher
 from celery_singleton_lock.task.targets import Joined, Leader
@@ -46,16 +45,6 @@ MAX_DELAY: Mapping[Reason, float] = {
     "copy": 60.0,
     "follows": 60.0,
 }
-
-
-class GoesOn(Ignore):
-    """Ends an execution, but not its message: another copy of the message is carried out, or will be."""
-
-    @classmethod
-    def read(cls, text: str) -> str | None:
-        """The reason in the repr of such an exception; None for other texts."""
-        found = re.fullmatch(rf"{cls.__name__}\('([^'\\]*)'\)", text)
-        return found and found[1]
 
 
 class Carried(NamedTuple):
@@ -90,7 +79,7 @@ def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, carr
         carried: what the copy has to know.
 
     Raises:
-        GoesOn: the message was sent.
+        Concluded: the message was sent.
     """
     failures = 0
     while True:
@@ -120,7 +109,7 @@ def try_to_put_back(
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
-    raise GoesOn(f"put back, {begins}: {WHY[reason]}")
+    raise Concluded(f"put back, {begins}: {WHY[reason]}", "continues")
 
 
 def returned(request: RequestLike) -> int:

@@ -36,7 +36,8 @@ from celery_singleton_lock.heartbeat import SharedFlag
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
 from celery_singleton_lock.stores import check_servers
-from celery_singleton_lock.task import reports, requeue
+from celery_singleton_lock.task import reports
+from celery_singleton_lock.task.ends import why_it_continues
 from celery_singleton_lock.worker.children import Children, RunHold, free
 from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of, worker_of
@@ -251,7 +252,7 @@ def _inherit(app: Any, *descriptors: int) -> None:
 def _prepare_to_run() -> None:
     """Where tasks are to run."""
     observe()
-    reword_ignored(requeue.GoesOn.read)
+    reword_ignored(why_it_continues)
 
 
 def free_left_behind(runtime: Runtime, node: str) -> None:

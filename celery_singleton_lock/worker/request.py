@@ -47,10 +47,9 @@ from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.store import Place
-from celery_singleton_lock.task import delivery, ends, header, reports, requeue
-from celery_singleton_lock.task.ends import Outcome
+from celery_singleton_lock.task import delivery, ends, header, reports
+from celery_singleton_lock.task.ends import Concluded, Kind, Outcome
 from celery_singleton_lock.task.message import Waits, carried_in
-from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
 from celery_singleton_lock.task.queue_lock import QueueLock, lock_in
 from celery_singleton_lock.task.turn import holder_of, message_of
 from celery_singleton_lock.worker.children import Children, RunHold, free
@@ -187,15 +186,8 @@ class SingletonRequest(WorkerRequest):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """It failed, by itself (`return_ok`) or because its child is gone."""
         error = raised(exc_info)
-        if (
-            isinstance(error, (Skipped, RejectedCopy, requeue.GoesOn))
-            and (worker := worker_of.get(self.app)) is not None
-        ):
-            give_token_back(worker.consumer, self.task.name)
-        if isinstance(error, Skipped):
-            self._announce_skipped(expired=isinstance(error, Expired))
-        if isinstance(error, RejectedCopy):
-            self.reject()  # Before Celery acknowledges it, which it does not do twice.
+        if isinstance(error, Concluded):
+            self._conclude(error.kind)
         if self.is_woken and self._has_no_use_for_lock(error):
             self._pass_on()
         if isinstance(error, _LOST) and not return_ok:
@@ -207,6 +199,15 @@ class SingletonRequest(WorkerRequest):
         if self._is_over and (self.hold() is None or isinstance(error, LockUnavailable)):
             self._give_up_kept()
         return result
+
+    def _conclude(self, kind: Kind) -> None:
+        """Its process has ended it without a run."""
+        if (worker := worker_of.get(self.app)) is not None:
+            give_token_back(worker.consumer, self.task.name)
+        if kind in ("revoked", "expired"):
+            self._announce_skipped(expired=kind == "expired")
+        if kind == "rejected":
+            self.reject()  # Before Celery acknowledges it, which it does not do twice.
 
     def _on_lost(self, error: BaseException, exc_info: Any, send_failed_event: bool) -> Any:
         """Its child is gone, or is going."""
@@ -282,7 +283,7 @@ class SingletonRequest(WorkerRequest):
         """Whether its end may have woken nobody: it failed before it asked, or its process is gone."""
         if isinstance(error, Ignore):
             # The server woke the next one as it reported that this is over, maybe before this process saw it begin.
-            return not isinstance(error, requeue.GoesOn)
+            return not _continues(error)
         return isinstance(error, _LOST) or self.hold() is None
 
     def _pass_on(self) -> None:
@@ -336,7 +337,7 @@ class SingletonRequest(WorkerRequest):
         """Whether its process has freed what the message brought, or that goes on. Before the task is called, as in
         `before_start`, or if a soft time limit strikes there, the process does not, and has reported no key.
         """
-        return isinstance(error, (Retry, requeue.GoesOn)) or self.hold() is not None
+        return isinstance(error, Retry) or _continues(error) or self.hold() is not None
 
     def _end_brought(self) -> None:
         brought, self._brought = self._brought, None
@@ -489,6 +490,11 @@ class SingletonRequest(WorkerRequest):
         if lock is None:
             return None
         return Hold(lock.key, owner, ttl=lock.options.ttl, limit=lock.options.limit)
+
+
+def _continues(error: BaseException) -> bool:
+    """Whether the message is carried out elsewhere, or will be."""
+    return isinstance(error, Concluded) and error.kind == "continues"
 
 
 @task_unknown.connect

@@ -9,6 +9,8 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from tests.books import StoreWithBooks
+from tests.contract import inside
+from tests.patience import until
 from tests.redis_server import RedisServer
 
 
@@ -18,6 +20,8 @@ def opened(server: RedisServer, databases: int) -> Iterator[Store]:
     store = open_url(";".join(map(server.url_of, range(databases))), {"restart_delay": False})
     yield store
     store.close()
+    # What is told later would be met by the next test.
+    until(lambda: inside.is_settled(store), "it has told the server everything")
     server.flush()
 
 

@@ -199,8 +199,8 @@ def asking_waiter(store: Store, key: str, ask: Callable[[], Any]) -> Any:
 
 
 def is_settled(store: Store) -> bool:
-    """Whether the store has nothing to tell its server any more."""
-    return not store._outbox  # type: ignore[attr-defined]
+    """Whether the store has nothing to tell its server, or its nodes, any more."""
+    return not any(_outboxes(store))
 
 
 def owe(store: Store, call: Any, *, owner: str = "owed", seconds: float = 60.0) -> None:
@@ -228,12 +228,13 @@ def repeat_nothing(patch: pytest.MonkeyPatch, store: Store) -> None:
     patch.setattr(store._outbox, "send", lambda calls: [False] * len(calls))  # type: ignore[attr-defined]
 
 
+def _outboxes(store: Store) -> list[Any]:
+    return [node._outbox for node in nodes_of(store)] if hasattr(store, "_nodes") else [store._outbox]  # type: ignore[attr-defined]
+
+
 def repeating_threads(store: Store) -> list[threading.Thread]:
     """The threads that tell it."""
-    if hasattr(store, "_nodes"):
-        repeating = [store._nodes, *(node._outbox for node in nodes_of(store))]
-    else:
-        repeating = [store._outbox]  # type: ignore[attr-defined]
+    repeating = [*_outboxes(store), *([store._nodes] if hasattr(store, "_nodes") else [])]
     return [it._job._thread for it in repeating if it._job._thread is not None]
 
 

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +112,14 @@ class TestFailedNodes:
         began = clock.now()
         until(lambda: nodes.holding(RUN) == [], "the nodes that came back have carried out the releases as well")
         assert clock.now() - began < TTL / 2, "by the releases, not by the ttl"
+
+    def test_first_renewal_does_not_wait_for_a_minority(self, nodes: Nodes, store: Store, fail: Callable) -> None:
+        """However long its caller would wait for an answer: meanwhile, the lease ends."""
+        lease = taken_on_all(nodes, store)
+        for server in nodes.servers[:2]:
+            fail(server)
+        with closing(open_url(nodes.url, BELIEVED)) as another:
+            assert another.renew([lease], timeout=LIMIT) == [True]
 
     def test_majority_matters(self, nodes: Nodes, store: Store, fail: Callable) -> None:
         for server in nodes.servers[:3]:

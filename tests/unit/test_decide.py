@@ -9,8 +9,9 @@ import pytest
 from celery import states
 from celery.app.task import Context
 
+from celery_singleton_lock.errors import LockConflict, LockSuperseded
 from celery_singleton_lock.task import decide
-from celery_singleton_lock.task.decide import AFTER_LEASE, SETTLING, Drop, Repeat, Wait
+from celery_singleton_lock.task.decide import AFTER_LEASE, SETTLING, Drop, Fail, Finish, Repeat, Run, Wait
 from celery_singleton_lock.task.ends import REPLACED, Outcome
 from celery_singleton_lock.task.message import HEADER, Message
 
@@ -78,15 +79,106 @@ def _policy(met: Message, policy: Any, *, acks_late: bool = False, is_eager: boo
     return decide.policy_for(met, options, chosen, acks_late=acks_late, is_eager=is_eager)
 
 
+CONFLICT = LockConflict("the key", "the other id")
+
+
+@pytest.mark.parametrize(
+    ("policy", "state", "kind", "is_remembered"),
+    [
+        ("skip", states.REVOKED, "revoked", True),
+        ("raise", states.FAILURE, None, True),
+        # A dead-letter exchange may send it again on purpose.
+        ("reject", states.FAILURE, "rejected", False),
+    ],
+)
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_message_that_is_refused_ends(
+    policy: Any, state: str, kind: str | None, is_remembered: bool, is_shared: bool
+) -> None:
+    decided = decide.refused(policy, CONFLICT, is_in_line=True, is_shared=is_shared)
+    assert isinstance(decided, Finish)
+    assert str(CONFLICT) in str(decided.error)
+    assert decided[1:] == (state, kind, is_shared, is_remembered)
+
+
+@pytest.mark.parametrize("policy", ["retry", "join", "rerun", "replace"])
+@pytest.mark.parametrize("is_in_line", [True, False])
+def test_message_that_is_refused_waits(policy: Any, is_in_line: bool) -> None:
+    decided = decide.refused(policy, CONFLICT, is_in_line=is_in_line, is_shared=False)
+    assert decided == Wait("conflict", is_in_line=is_in_line)
+
+
+RETURNED = RuntimeError("too many workers are gone")
+
+
+@pytest.mark.parametrize(
+    ("met", "returned", "becomes"),
+    [
+        (message(), None, Run()),
+        (message(redelivered=True), None, Run()),
+        (message(), RETURNED, Finish(RETURNED, states.FAILURE, "rejected", is_remembered=False)),
+        # Celery itself ends what has expired, unless it may have begun.
+        (message()._replace(expires="2000-01-01T00:00:00Z"), None, Run()),
+    ],
+)
+def test_message_has_its_lock(met: Message, returned: Exception | None, becomes: object) -> None:
+    assert decide.with_lease(met, returned) == becomes
+
+
+@pytest.mark.parametrize("returned", [None, RETURNED])
+def test_message_that_comes_again_too_late_is_revoked(returned: Exception | None) -> None:
+    late = message(redelivered=True)._replace(expires="2000-01-01T00:00:00Z")
+    decided = decide.with_lease(late, returned)
+    assert decided[1:] == (states.REVOKED, "expired", False, True)
+
+
+@pytest.mark.parametrize(
+    ("newest", "has_lock", "is_shared"),
+    [("the newest id", False, False), ("the newest id", True, True), ("the id", False, True), (None, False, False)],
+)
+def test_newer_message_has_come(newest: str | None, has_lock: bool, is_shared: bool) -> None:
+    """Its result is its own, unless the newest message, or the task that has the lock, has its id, too."""
+    error = LockSuperseded("the key", newest)
+    becomes = Finish(error, states.REVOKED, "revoked", is_shared)
+    assert decide.superseded(error, "the id", is_shared=has_lock) == becomes
+    if not has_lock:
+        assert decide.revoked_before(error, "the id") == becomes
+
+
+def test_message_that_was_skipped_ends_so_again() -> None:
+    assert decide.revoked_before(None, "the id")[1:] == (states.REVOKED, "revoked", False, True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "becomes"),
+    [
+        ("retry", "", Wait("unavailable")),
+        ("retry", "eager", Fail()),
+        ("raise", "", Fail()),
+        ("raise", "eager", Fail()),
+        ("run", "", Run()),
+        ("run", "eager", Run()),
+        # It has answered, but with the locks of somebody else.
+        ("run", "wrong_server", Wait("unavailable")),
+        ("run", "eager wrong_server", Fail()),
+        # An item of a map.
+        ("wait", "eager", None),
+    ],
+)
+def test_lock_server_does_not_answer(policy: str, facts: str, becomes: object) -> None:
+    known = {f"is_{fact}": fact in facts.split() for fact in ("eager", "wrong_server")}
+    assert decide.in_silence(policy, **known) == becomes
+
+
 @pytest.mark.parametrize(
     ("own", "running", "acks_late", "becomes"),
     [
-        (FIRST, FIRST, True, Wait(30.0 + AFTER_LEASE)),
+        (FIRST, FIRST, True, Wait("copy", 30.0 + AFTER_LEASE)),
         (FIRST, FIRST, False, RUNS),
         (FIRST, SECOND, True, RUNS),
         (FIRST, REPLACEMENT, True, RUNS),
-        (SECOND, FIRST, True, Wait(30.0 + AFTER_LEASE)),
-        (SECOND, FIRST, False, Wait(30.0 + AFTER_LEASE)),
+        (SECOND, FIRST, True, Wait("copy", 30.0 + AFTER_LEASE)),
+        (SECOND, FIRST, False, Wait("copy", 30.0 + AFTER_LEASE)),
         (SECOND, REPLACEMENT, False, RUNS),
     ],
 )
@@ -112,9 +204,9 @@ def test_copy_runs(own: tuple[int, int], running: tuple[int, int], acks_late: bo
         (IS_REPLACED._replace(settled=True), 60.0, "awaited", Drop("replaced", goes_on=False)),
         (IGNORED, 0.0, "awaited", DONE),
         # Its own process may be reporting it.
-        (SUCCESS, 4.0, "awaited", Wait(SETTLING - 4.0)),
-        (REVOKED, 0.0, "awaited", Wait(SETTLING)),
-        (SUCCESS, 4.0, "awaited stored part", Wait(SETTLING - 4.0)),
+        (SUCCESS, 4.0, "awaited", Wait("copy", SETTLING - 4.0)),
+        (REVOKED, 0.0, "awaited", Wait("copy", SETTLING)),
+        (SUCCESS, 4.0, "awaited stored part", Wait("copy", SETTLING - 4.0)),
         # Nobody has reported it.
         (SUCCESS, SETTLING, "awaited", Repeat()),
         (FAILURE, 60.0, "awaited", Repeat()),

@@ -27,11 +27,9 @@ LOCK = Waits("singleton:lock:{key}", 1)
 SPECIAL = {
     "following",
     "joining",
-    "on_conflict",
     "queue_lock",
     "queued",
-    "redelivery",
-    "refusal",
+    "conclude",
     "replacing",
     "requeue",
 }

@@ -1,4 +1,4 @@
-"""The journal on a Redis server, or on the nodes of a Redlock, of which each has a part. Keys: `docs/stored.md`."""
+"""The journal on a Redis server, or on the nodes of a Redlock, of which each has a part. Keys: `docs/protocol.md`."""
 
 from __future__ import annotations
 

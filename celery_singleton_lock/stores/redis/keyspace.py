@@ -1,4 +1,4 @@
-"""The key of a lock, and the keys beside it: their names. `docs/stored.md` says what each holds.
+"""The key of a lock, and the keys beside it: their names. `docs/protocol.md` says what each holds.
 
 All keys of one lock, and those of one schedule of beat, are in one hash slot of a cluster.
 """

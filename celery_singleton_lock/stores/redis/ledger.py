@@ -1,4 +1,4 @@
-"""The ledger on one server or on a majority of the nodes of a Redlock: `docs/stored.md` has the keys.
+"""The ledger on one server or on a majority of the nodes of a Redlock: `docs/protocol.md` has the keys.
 
 A last run only ever grows, so the highest of a majority is the true one: what one majority has recorded, any other
 majority knows as well.

@@ -3,7 +3,7 @@
 A request that was not answered may be carried out later, when its owner has long freed what another try has got. So
 who ends such an owner leaves its tombstone: from then on the owner takes nothing.
 
-Each script names its KEYS and ARGV at its top, in the same order as here; `docs/stored.md` has the keys.
+Each script names its KEYS and ARGV at its top, in the same order as here; `docs/protocol.md` has the keys.
 """
 
 from __future__ import annotations

@@ -153,8 +153,10 @@ class Server:
         return _Loan(self, step or self.step)
 
     def open(self, step: float | None = None) -> Connection:
-        """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds."""
-        step = step or self.step
+        """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds, and at
+        most `self.step`: a server that hangs must not hold up those that answer.
+        """
+        step = min(step or self.step, self.step)
         connect = min(step, self._options.get("socket_connect_timeout") or STEP_TIMEOUT)
         return Connection(self.undialed(socket_timeout=step, socket_connect_timeout=connect))
 

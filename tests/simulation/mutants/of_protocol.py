@@ -139,10 +139,10 @@ MUTANTS = (
         old="if found.holder is None or not process_identity.is_dead(found.holder.process):",
         new="if found.holder is None or found.holder.process != '?':",
     ),
-    _acquisition(
+    _decide(
         "no body runs while nobody can tell whether its lock is held",
-        old='if policy == "run" and not isinstance(error, WrongLockServer):',
-        new='if policy != "raise" and not isinstance(error, WrongLockServer):',
+        old='    if policy == "run" and not is_wrong_server:\n',
+        new='    if policy != "raise" and not is_wrong_server:\n',
     ),
     Mutant(
         "a message that the broker does not take back is sent again",
@@ -177,9 +177,9 @@ MUTANTS = (
     ),
     Mutant(
         "a message that is delivered again does not run when it has expired",
-        "task/refusal.py",
-        "    if execution.message.comes_too_late():\n        revoked",
-        "    if False:\n        revoked",
+        "task/decide.py",
+        "    if message.comes_too_late():\n",
+        "    if False:\n",
         kind="sent",
     ),
     Mutant(
@@ -190,9 +190,9 @@ MUTANTS = (
     ),
     Mutant(
         "a refused message has a final state",
-        "task/on_conflict.py",
-        "        _record(task, TaskRevokedError(str(why)), states.REVOKED)\n",
-        "        pass\n",
+        "task/conclude.py",
+        "    ends.report(it.task, error, decision.state, task_id=task_id)\n",
+        "",
     ),
     Mutant(
         "what an earlier delivery may hold never keeps its own message out",

@@ -24,7 +24,7 @@ MUTANTS = (
     ),
     _queued(
         "the queue lock stays while its message is put back",
-        old="if is_given_back or isinstance(error, requeue.GoesOn) else None",
+        old="if is_given_back or continues else None",
         new="if is_given_back else None",
     ),
     _queued(

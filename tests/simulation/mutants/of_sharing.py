@@ -10,7 +10,7 @@ _joining = partial(Mutant, file="task/joining.py", kind="joined")
 _following = partial(Mutant, file="task/following.py", kind="follows")
 _order = partial(Mutant, file="stores/redis/scripts/lock/newest.lua", kind="newest")
 _acquire = partial(Mutant, file="stores/redis/scripts/lock/acquire.lua", kind="newest")
-_newest = partial(Mutant, file="task/refusal.py", kind="newest")
+_newest = partial(Mutant, file="task/decide.py", kind="newest")
 _run = partial(Mutant, file="task/run.py", kind="newest")
 
 MUTANTS = (
@@ -74,8 +74,8 @@ MUTANTS = (
     ),
     _newest(
         "a superseded message has a final state",
-        old="            on_conflict.supersede(it.task, error, met)\n",
-        new="            raise Ignore(str(error))\n",
+        old='    return Finish(newer, states.REVOKED, "revoked", is_shared or newer.task_id == task_id)\n',
+        new='    return Finish(newer, states.REVOKED, "over", True)\n',
     ),
     _order(
         "a newer message stops an older one that runs",
