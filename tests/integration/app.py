@@ -377,6 +377,12 @@ def retrying_when_told(self: Any, job: str, seconds: float, countdown: float) ->
 
 
 @app.task(bind=True, base=Exclusive)
+def replaced_when_told(self: Any, job: str, seconds: float, longer: float) -> None:
+    _work(self, job, seconds)
+    raise self.replace(plain.s("after", longer))
+
+
+@app.task(bind=True, base=Exclusive)
 def exclusive_again(self: Any, job: str, seconds: float = 0.05) -> str:
     """Takes the lock of `job`, but its run counts as another job."""
     _work(self, "again", seconds)

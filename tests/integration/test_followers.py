@@ -9,6 +9,7 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
 
+from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import SCOPES, WHILE_EXECUTING
 from tests.integration.conftest import LONG, Shop, kill_child, quick_first, until
 from tests.integration.queued_tasks import define
@@ -115,6 +116,14 @@ class TestPlaces:
         assert second.state == first.state
         assert runs(shop) == 1
 
+    def test_chunks_take_no_lock_as_they_are_sent(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        job = tasks.until_executed
+        first = job.apply_async(("report",), countdown=300)
+        result = job.chunks([("report",), ("other",)], 1).apply_async()
+        assert value(result) == [["report"], ["other"]]
+        assert not first.ready()
+
 
 class TestLeaderEnds:
     def test_after_a_replacement(self, shop: Shop, tasks: SimpleNamespace) -> None:
@@ -185,3 +194,19 @@ class TestFollower:
         ends_all(shop)
         assert value(result) == [first.id] * 10
         assert runs(shop) == 1
+
+    def test_no_duplicate_is_sent_while_a_follower_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        job = tasks.who["until_executed"]
+        job.delay("report")
+        shop.app.control.purge()
+        result = chain(job.si("report", LONG), tasks.echo.s()).apply_async()
+        start(shop)
+        until_followed(shop)
+        (lock,) = queued(shop)
+        assert lock.startswith(key_of_queue(job.lock_key_of("report")))
+        delete(shop, lock)
+        shop.record.wait_for(starts=1, job="report")
+        assert job.delay("report").id == result.parent.id
+        ends_all(shop)
+        assert value(result) == result.parent.id
+        until_can_be_sent(shop)

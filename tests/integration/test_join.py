@@ -58,6 +58,39 @@ class TestHolderEnds:
         assert len(shop.record.runs("report")) == 1
         assert {copy.state for copy in copies} == {"SUCCESS"}
 
+    def test_after_a_replacement(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop, "replaced_when_told", LONG, 1.0)
+        copies = [join(shop, "replaced_when_told", "report", LONG, 1.0) for _ in range(3)]
+        until_joined(shop, 3)
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["after"] * 4
+        assert len(shop.record.runs("report")) == 1
+        assert len(shop.record.runs("after")) == 1
+
+    def test_while_another_task_takes_the_lock(self, shop: Shop) -> None:
+        """The copies have their end, and do not wait for the other task."""
+        shop.start("one", "two", concurrency=2)
+        first = holder(shop)
+        copies = [join(shop, "exclusive", "report") for _ in range(5)]
+        until_joined(shop, 5)
+        next_one = shop.send("exclusive_again", "report", LONG, singleton_lock={"wait": 300})
+        until(lambda: any(":waiting" in key for key in shop.keys()))  # noqa: SIM118 - no dictionary
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 6
+        shop.record.wait_for(starts=1, job="again")
+        assert not next_one.ready()
+        shop.record.let_end("again")
+        assert next_one.get(timeout=LIMIT) == "report"
+
+    def test_and_its_lock_is_kept_for_a_while(self, shop: Shop) -> None:
+        """`lock_at_least_for`: a copy that comes meanwhile gets the end at once."""
+        shop.start("one", "two")
+        call = {"at_least_for": 300.0, "on_conflict": "join"}
+        assert shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT) == "report"
+        assert shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT) == "report"
+        assert len(shop.record.runs("report")) == 1
+
 
 class TestHolderDies:
     @pytest.mark.parametrize("task", ["exclusive", "rejected_when_lost"])

@@ -82,6 +82,18 @@ class TestManyCome:
         assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
         assert ran(shop)[0] == holder.id
 
+    def test_with_a_wait_in_the_slot(self, shop: Shop) -> None:
+        shop.start("one", "two", concurrency=3)
+        holder = shop.send("rerunning", "report", LONG)
+        shop.record.wait_for(starts=1)
+        older = shop.send("rerunning", "report", singleton_lock={"on_conflict": "rerun", "wait": 60.0})
+        until(lambda: in_line(shop) > 0)
+        newest = waiting(shop)
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(older, newest)
+        assert ran(shop) == [holder.id, newest.id]
+
 
 class TestNothingIsLost:
     def test_holder_is_killed(self, shop: Shop) -> None:
